@@ -17,7 +17,6 @@ neighbours, as the first of each four, or drawn anew, and it learns on for 5 % o
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -29,10 +28,11 @@ import torch
 from attn_models.conversion.heads import METHODS, HeadMap, fewer_heads
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
-from attn_models.sources.store import home_folder
+from attn_schema.home import home_folder
+from attn_schema.training import DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from attn_train.data.load import load_text
+from attn_train.model import configured
 from attn_train.records import StopFlag
-from attn_train.spec import DataSpec, ModelSpec, OptimizerSpec, TrainingSpec
 from attn_train.tasks.base import derived
 from attn_train.tasks.language_modeling import LanguageModelingTask, TextDataset
 from attn_train.trainer import NullReporter, Trainer
@@ -43,7 +43,9 @@ from torch.nn import functional
 SYMBOLS, PLACES, NEAR, FAR = 16, 20, 2, 5
 NAMES, MEANINGS, QUESTIONS_ASKED = 6, 4, 6
 WIDTH, HEADS = 16, (1, 2)
-SHAKESPEARE = ModelSpec(hidden_size=64, num_layers=2, num_heads=8, max_seq_len=64, mechanism="mha", positions="rotary")
+SHAKESPEARE = ModelConfig(
+    hidden_size=64, num_layers=2, num_heads=8, max_seq_len=64, mechanism="mha", positions="rotary"
+)
 PART = 0.05
 """The share of the steps after which a converted decoder should have recovered."""
 SHARED = 2
@@ -99,7 +101,7 @@ def two_lookups(seeds: int, steps: int) -> Iterator[dict[str, Any]]:
             "max_seq_len": task.places,
             "hidden_size": WIDTH,
             "num_layers": 1,
-            "heads": heads,
+            "num_heads": heads,
         }
         model = Decoder(DecoderConfig.from_plain(sizes | {"positions": task.positions, "tie_word_embeddings": False}))
         optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.0)
@@ -126,44 +128,44 @@ def share_right(model: Decoder, task: Task) -> float:
 
 def pooling(seeds: int, steps: int) -> Iterator[dict[str, Any]]:
     """A row for each seed and way: validation losses before, right after, and after a part of the steps."""
-    text = load_text(DataSpec(name="shakespeare"), home_folder(), print)
+    text = load_text(DataConfig(dataset="shakespeare"), home_folder(), print)
     for seed in range(seeds):
-        spec = specification(SHAKESPEARE, seed, steps, 1e-3)
-        model = trained(spec, text)
-        before = loss_of(model, text, spec)
+        config = specification(SHAKESPEARE, seed, steps, 1e-3)
+        model = trained(config, text)
+        before = loss_of(model, text, config)
         after = specification(SHAKESPEARE, seed + 1000, int(PART * steps), 1e-3)
         for method in METHODS:
-            fewer, energy = fewer_heads(model, HeadMap.consecutive(SHAKESPEARE.num_heads, SHARED), method, seed=seed)
+            fewer, energy = fewer_heads(model, HeadMap.consecutive(8, SHARED), method, seed=seed)
             row = {"way": method, "seed": seed, "energy": energy, "before": before}
-            row["converted"] = loss_of(fewer, text, spec)
+            row["converted"] = loss_of(fewer, text, config)
             Trainer(fewer, text, after).run(NullReporter(), StopFlag())
-            yield row | {"recovered": loss_of(fewer, text, spec)}
+            yield row | {"recovered": loss_of(fewer, text, config)}
         Trainer(model, text, after).run(NullReporter(), StopFlag())
-        yield {"way": "8 heads, as long", "seed": seed, "before": before, "recovered": loss_of(model, text, spec)}
-        grouped = dataclasses.replace(SHAKESPEARE, mechanism="gqa", num_kv_heads=SHARED)
+        yield {"way": "8 heads, as long", "seed": seed, "before": before, "recovered": loss_of(model, text, config)}
+        grouped = SHAKESPEARE.replace(mechanism="gqa", num_kv_heads=SHARED)
         fresh = specification(grouped, seed, steps + int(PART * steps), 1e-3)
-        yield {"way": "2 heads from the start", "seed": seed, "recovered": loss_of(trained(fresh, text), text, spec)}
+        yield {"way": "2 heads from the start", "seed": seed, "recovered": loss_of(trained(fresh, text), text, config)}
 
 
-def specification(model: ModelSpec, seed: int, steps: int, rate: float) -> TrainingSpec:
+def specification(model: ModelConfig, seed: int, steps: int, rate: float) -> TrainingConfig:
     """A run of so many steps, whose rate falls to a tenth."""
-    optimizer = OptimizerSpec(
-        steps=steps, batch=12, learning_rate=rate, min_learning_rate=rate / 10, warmup=min(100, steps // 5)
+    optimizer = OptimizerConfig(
+        steps=steps, batch_size=12, learning_rate=rate, min_learning_rate=rate / 10, warmup_steps=min(100, steps // 5)
     )
-    return TrainingSpec(model=model, data=DataSpec(name="shakespeare"), optimizer=optimizer, seed=seed)
+    return TrainingConfig(model=model, data=DataConfig(dataset="shakespeare"), optimizer=optimizer, seed=seed)
 
 
-def trained(spec: TrainingSpec, text: TextDataset) -> Decoder:
+def trained(config: TrainingConfig, text: TextDataset) -> Decoder:
     """A decoder that has learned as the specification says."""
-    torch.manual_seed(derived(spec.seed, "weights"))
-    model = Decoder(DecoderConfig.from_plain(spec.model.values(text.model_fields)))
-    Trainer(model, text, spec).run(NullReporter(), StopFlag())
+    torch.manual_seed(derived(config.seed, "weights"))
+    model = Decoder(configured(config.model, text.model_fields)[1])
+    Trainer(model, text, config).run(NullReporter(), StopFlag())
     return model
 
 
-def loss_of(model: Decoder, text: TextDataset, spec: TrainingSpec) -> float:
+def loss_of(model: Decoder, text: TextDataset, config: TrainingConfig) -> float:
     """Mean loss over the same validation batches every time."""
-    loss = LanguageModelingTask(text, spec).validation_loss(model, BATCHES, lambda: None)
+    loss = LanguageModelingTask(text, config).validation_loss(model, BATCHES, lambda: None)
     return float("nan") if loss is None else loss
 
 

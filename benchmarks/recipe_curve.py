@@ -17,26 +17,26 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from attn_client.recipe import read_recipe
 from attn_schema.home import home_folder
+from attn_schema.training import LogLine, Metrics, TrainingConfig
 from attn_train.attempt import Assignment, Message
+from attn_train.model import resolved
 from attn_train.process import keep_freed_memory
-from attn_train.records import LogLine, MetricsRecord, StopFlag
+from attn_train.records import StopFlag
 from attn_train.settings import Layout
-from attn_train.spec import TrainingSpec
-from attn_train.spec_messages import spec_of
 from attn_train.worker import work
 from report import machine
 
 
-def specification(recipe: str, data: Path | None, steps: int | None, precision: str | None) -> TrainingSpec:
+def specification(recipe: str, data: Path | None, steps: int | None, precision: str | None) -> TrainingConfig:
     """The recipe's, on the pairs in this folder if one is given."""
-    message = read_recipe(recipe)
+    config = read_recipe(recipe)
     if data is not None:
-        message.data.path = str(data.absolute())
-    message.optimizer.steps = steps or message.optimizer.steps
-    message.precision = precision or message.precision
-    return spec_of(message)
+        config = config.replace(data=config.data.replace(dataset=str(data.absolute())))
+    optimizer = config.optimizer.replace(steps=steps or config.optimizer.steps)
+    return resolved(config.replace(optimizer=optimizer, precision=precision or config.precision))
 
 
 class Curve:
@@ -53,7 +53,7 @@ class Curve:
         """Keep and print measurements of validation."""
         if isinstance(message, LogLine):
             print(message.text, flush=True)
-        if not isinstance(message, MetricsRecord) or "validation_loss" not in message.values:
+        if not isinstance(message, Metrics) or "validation_loss" not in message.values:
             return
         seconds = self._before + time.process_time()
         self.rows.append({"step": message.step, "processor_seconds": round(seconds, 1), **message.values})
@@ -76,14 +76,14 @@ def main() -> None:
     args = parser.parse_args()
     keep_freed_memory()
     home, name = home_folder(), args.name or args.recipe
-    spec = specification(args.recipe, args.data, args.steps, args.precision)
+    config = specification(args.recipe, args.data, args.steps, args.precision)
     folder = Layout(home).job(name)
     folder.mkdir(parents=True, exist_ok=True)
     curve = Curve(folder / "curve.jsonl")
-    given = Assignment(job_id=name, attempt=1, spec=spec, home=home, threads=args.threads)
+    given = Assignment(job_id=name, attempt=1, config=config, home=home, threads=args.threads)
     print(work(given, curve.hear, StopFlag()))
     if args.out is not None:
-        report = {"spec": spec.plain(), "machine": machine(), "rows": curve.rows}
+        report = {"config": msgspec.to_builtins(config), "machine": machine(), "rows": curve.rows}
         args.out.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
 
 

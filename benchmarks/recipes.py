@@ -11,7 +11,6 @@ benchmarks/results.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import statistics
 import time
@@ -21,18 +20,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attn_client.commands.changes import ChangeNotifier, changed
-from attn_client.recipe import read_recipe
+from attn_client.recipe import located, recipe_under
+from attn_core.options import parse_options
+from attn_schema.flags import merged_values
 from attn_schema.home import home_folder
+from attn_schema.training import TrainingConfig
 from attn_train.data.load import load_dataset
+from attn_train.model import resolved
 from attn_train.records import StopFlag
-from attn_train.spec import TrainingSpec
-from attn_train.spec_messages import spec_of
 from attn_train.trainer import NullReporter, Trainer
 from attn_train.worker import build_model
 
 RESULTS = Path(__file__).parent / "results"
-FINAL = ("validation_loss", "accuracy", "masked_accuracy", "accuracy", "answer_accuracy", "bleu")
+FINAL = ("validation_loss", "accuracy", "masked_accuracy", "answer_accuracy", "bleu")
 
 
 class Last(NullReporter):
@@ -49,7 +49,7 @@ class Last(NullReporter):
 def arguments() -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("recipe")
-    p.add_argument("--data", default="", help="where the data of the recipe are")
+    p.add_argument("--dataset", default="", help="where the data of the recipe are")
     p.add_argument("--seeds", type=int, default=3)
     p.add_argument("--steps", type=int)
     p.add_argument("--threads", type=int, default=1)
@@ -59,16 +59,22 @@ def arguments() -> argparse.Namespace:
     return p.parse_args()
 
 
-def specification(args: argparse.Namespace, seed: int, **changes: Any) -> TrainingSpec:
-    given = ChangeNotifier(data=args.data, steps=args.steps, **changes)
-    return dataclasses.replace(spec_of(changed(read_recipe(args.recipe), given)), seed=seed)
+def specification(args: argparse.Namespace, seed: int, **changes: Any) -> TrainingConfig:
+    given = {"recipe": args.recipe, "dataset": located(args.dataset)}
+    given |= {"steps": args.steps, "mechanism": changes.get("mechanism")}
+    over: dict[str, Any] = {"seed": seed, "data": {}, "optimizer": {}, "model": changes}
+    if args.dataset:
+        over["data"]["dataset"] = given["dataset"]
+    if args.steps is not None:
+        over["optimizer"]["steps"] = args.steps
+    return resolved(TrainingConfig.from_mapping(merged_values(recipe_under(given), over)))
 
 
-def run(spec: TrainingSpec) -> dict[str, float]:
+def run(config: TrainingConfig) -> dict[str, float]:
     """Train to the end; the final values and how long it took."""
-    dataset = load_dataset(spec, home_folder(), print)
+    dataset = load_dataset(config, home_folder(), print)
     last, began = Last(), time.perf_counter()
-    trainer = Trainer(build_model(spec, dataset), dataset, spec)
+    trainer = Trainer(build_model(config, dataset), dataset, config)
     trainer.run(last, StopFlag())
     found = {name: last.values[name] for name in FINAL if name in last.values}
     return found | {"steps": last.values["step"], "training_s": trainer.elapsed, "s": time.perf_counter() - began}
@@ -83,8 +89,8 @@ def spread(values: list[float], digits: int) -> str:
 def main() -> None:
     args = arguments()
     torch.set_num_threads(args.threads)
-    chosen: list[tuple[str, dict[str, Any]]] = [(name, {"attention": name}) for name in args.mechanism]
-    chosen += [(field, {"fields": [field]}) for field in args.field]
+    chosen: list[tuple[str, dict[str, Any]]] = [(name, {"mechanism": name}) for name in args.mechanism]
+    chosen += [(field, dict(parse_options([field]))) for field in args.field]
     results: dict[str, list[dict[str, float]]] = {}
     for label, changes in chosen or [("as it is", {})]:
         runs = [run(specification(args, seed, **changes)) for seed in range(args.seeds)]

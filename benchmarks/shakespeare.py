@@ -21,16 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attn.v1 import common_pb2
-from attn.v1 import training_pb2 as pb
 from attn_core import Capability, installed
 from attn_core.errors import AttnError
-from attn_models.sources.store import home_folder
+from attn_schema.home import home_folder
+from attn_schema.training import DataConfig, EvaluationConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from attn_train.data.load import load_text
+from attn_train.model import resolved
 from attn_train.process import keep_freed_memory
 from attn_train.records import StopFlag
-from attn_train.spec import DataSpec, TrainingSpec
-from attn_train.spec_messages import spec_of
 from attn_train.tasks.language_modeling import TextDataset
 from attn_train.trainer import NullReporter, Trainer, TrainingDiverged
 from attn_train.worker import build_model
@@ -49,21 +47,21 @@ def fitting() -> list[str]:
     return [m.name for m in installed().mechanisms if m.can(Capability.CAUSAL) and not m.can(Capability.CROSS)]
 
 
-def specification(mechanism: str, seed: int, steps: int) -> TrainingSpec:
+def specification(mechanism: str, seed: int, steps: int) -> TrainingConfig:
     """The same for all but the mechanism, and positions that it takes."""
-    return spec_of(
-        pb.TrainingSpec(
-            model=pb.ModelConfig(
-                width=64,
-                layers=2,
-                heads=4,
-                kv_heads=FEWER_HEADS.get(mechanism, 0),
-                context_length=128,
-                mechanism=common_pb2.MechanismRef(name=mechanism),
+    return resolved(
+        TrainingConfig(
+            model=ModelConfig(
+                hidden_size=64,
+                num_layers=2,
+                num_heads=4,
+                num_kv_heads=FEWER_HEADS.get(mechanism),
+                max_seq_len=128,
+                mechanism=mechanism,
             ),
-            data=pb.DataSource(name="shakespeare"),
-            optimizer=pb.OptimizerConfig(steps=steps, batch_size=8, learning_rate=3e-3, warmup_steps=steps // 10),
-            checkpoint=pb.CheckpointPolicy(evaluation_interval_steps=max(1, steps // 5), evaluation_batches=MEASURED),
+            data=DataConfig(dataset="shakespeare"),
+            optimizer=OptimizerConfig(steps=steps, batch_size=8, learning_rate=3e-3, warmup_steps=steps // 10),
+            evaluation=EvaluationConfig(eval_steps=max(1, steps // 5), eval_batches=MEASURED),
             seed=seed,
         )
     )
@@ -86,11 +84,11 @@ def run(mechanism: str, seed: int, steps: int, text: TextDataset) -> dict[str, A
     row: dict[str, Any] = {"mechanism": mechanism, "seed": seed}
     began, losses = time.process_time(), Losses()
     try:
-        spec = specification(mechanism, seed, steps)
-        model = build_model(spec, text)
-        row["positions"] = spec.model.values({})["positions"]
+        config = specification(mechanism, seed, steps)
+        model = build_model(config, text)
+        row["positions"] = config.model.positions
         row["parameters"] = sum(parameter.numel() for parameter in model.parameters())
-        Trainer(model, text, spec).run(losses, StopFlag())
+        Trainer(model, text, config).run(losses, StopFlag())
     except (AttnError, TrainingDiverged, RuntimeError) as error:
         row["failed"] = f"{type(error).__name__}: {error}"
     return row | {"losses": losses.by_step, "processor_seconds": round(time.process_time() - began, 1)}
@@ -98,7 +96,7 @@ def run(mechanism: str, seed: int, steps: int, text: TextDataset) -> dict[str, A
 
 def rows(mechanisms: Iterable[str], seeds: int, steps: int) -> Iterator[dict[str, Any]]:
     """A row for each mechanism and seed."""
-    text = load_text(DataSpec(name="shakespeare"), home_folder(), print)
+    text = load_text(DataConfig(dataset="shakespeare"), home_folder(), print)
     for mechanism in mechanisms:
         for seed in range(seeds):
             yield run(mechanism, seed, steps, text)

@@ -25,17 +25,17 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from attn_models.sources import pull_shakespeare
 from attn_schema.home import home_folder
+from attn_schema.training import DataConfig, EvaluationConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from attn_train.process import keep_freed_memory, spin_briefly
 from attn_train.records import Stop, StopFlag
-from attn_train.spec import CheckpointSpec, DataSpec, ModelSpec, OptimizerSpec, TrainingSpec
 from attn_train.tasks.base import derived
 from attn_train.tasks.language_modeling import TextDataset, read_text, tokenize
 from attn_train.trainer import NullReporter, Trainer
@@ -66,9 +66,9 @@ def arguments() -> argparse.Namespace:
     return p.parse_args()
 
 
-def recipe(args: argparse.Namespace) -> TrainingSpec:
-    return TrainingSpec(
-        model=ModelSpec(
+def recipe(args: argparse.Namespace) -> TrainingConfig:
+    return TrainingConfig(
+        model=ModelConfig(
             hidden_size=WIDTH,
             num_layers=LAYERS,
             num_heads=HEADS,
@@ -77,11 +77,15 @@ def recipe(args: argparse.Namespace) -> TrainingSpec:
             mechanism=args.mechanism,
             positions=args.positions,
         ),
-        data=DataSpec(name="shakespeare"),
-        optimizer=OptimizerSpec(
-            steps=args.steps, batch=BATCH, learning_rate=1e-3, min_learning_rate=1e-4, warmup=min(100, args.steps)
+        data=DataConfig(dataset="shakespeare"),
+        optimizer=OptimizerConfig(
+            steps=args.steps,
+            batch_size=BATCH,
+            learning_rate=1e-3,
+            min_learning_rate=1e-4,
+            warmup_steps=min(100, args.steps),
         ),
-        checkpoint=CheckpointSpec(evaluation_interval=250, evaluation_batches=20),
+        evaluation=EvaluationConfig(eval_steps=250, eval_batches=20),
         seed=args.seed,
     )
 
@@ -95,9 +99,9 @@ class Progress(NullReporter):
             print(f"  step {step}: validation loss {values['validation_loss']:.4f}", flush=True)
 
 
-def measure_quality(spec: TrainingSpec, text: TextDataset, batches: list[int]) -> dict[str, Any]:
-    model = build_model(spec, text)
-    trainer = Trainer(model, text, spec)
+def measure_quality(config: TrainingConfig, text: TextDataset, batches: list[int]) -> dict[str, Any]:
+    model = build_model(config, text)
+    trainer = Trainer(model, text, config)
     began = time.perf_counter()
     trainer.run(Progress(), StopFlag())
     seconds = time.perf_counter() - began
@@ -107,7 +111,7 @@ def measure_quality(spec: TrainingSpec, text: TextDataset, batches: list[int]) -
         "validation_loss_by_batches": losses,
         "seconds_of_training": trainer.elapsed,
         "seconds_with_evaluation": seconds,
-        "tokens_per_second": spec.optimizer.steps * BATCH * CONTEXT / trainer.elapsed,
+        "tokens_per_second": config.optimizer.steps * BATCH * CONTEXT / trainer.elapsed,
     }
 
 
@@ -122,10 +126,10 @@ class UntilMetrics(NullReporter):
         self.flag.set(Stop.DISCARD)
 
 
-def our_turns(spec: TrainingSpec, text: TextDataset, steps: int) -> Turn:
+def our_turns(config: TrainingConfig, text: TextDataset, steps: int) -> Turn:
     """Our loop, a stretch of `steps` at a time, without evaluation."""
-    checkpoint = replace(spec.checkpoint, evaluation_interval=10**9, metrics_interval=steps)
-    trainer = Trainer(build_model(spec, text), text, replace(spec, checkpoint=checkpoint))
+    evaluation = config.evaluation.replace(eval_steps=10**9, logging_steps=steps)
+    trainer = Trainer(build_model(config, text), text, config.replace(evaluation=evaluation))
 
     def turn() -> float:
         before, report = trainer.elapsed, UntilMetrics()
@@ -196,9 +200,9 @@ def nanogpt_peer(folder: Path, text: TextDataset, steps: int) -> Turn:
     return peer_turns(lambda tokens: model(tokens, tokens)[0], model, text.training, steps)
 
 
-def measure_speed(args: argparse.Namespace, spec: TrainingSpec, text: TextDataset) -> dict[str, Any]:
+def measure_speed(args: argparse.Namespace, config: TrainingConfig, text: TextDataset) -> dict[str, Any]:
     steps = args.turn_steps
-    turns = {"attn": our_turns(spec, text, steps), "transformers": transformers_peer(text, steps)}
+    turns = {"attn": our_turns(config, text, steps), "transformers": transformers_peer(text, steps)}
     if args.nanogpt:
         turns["nanogpt"] = nanogpt_peer(args.nanogpt, text, steps)
     for turn in turns.values():
@@ -230,22 +234,22 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     # As our worker does. In the part about speed the peers profit, too, and from the brief spins.
     keep_freed_memory()
-    spec = recipe(args)
-    text = tokenize(read_text(pull_shakespeare(home_folder())), validation=spec.data.validation)
+    config = recipe(args)
+    text = tokenize(read_text(pull_shakespeare(home_folder())), validation=config.data.validation_fraction)
     result: dict[str, Any] = {
         "benchmark": "train_cpu",
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"cpu": platform.processor(), "threads": args.threads, "torch": torch.__version__},
-        "spec": spec.plain(),
-        "text": {"training_tokens": len(text.training), "vocabulary": text.tokenizer.vocab_size},
+        "config": msgspec.to_builtins(config),
+        "text": {"training_tokens": len(text.training), "vocab_size": text.tokenizer.vocab_size},
         "load_before": os.getloadavg(),
     }
     if args.part in ("both", "speed"):
         torch.manual_seed(derived(args.seed, "peers"))
-        result["speed"] = measure_speed(args, spec, text)
+        result["speed"] = measure_speed(args, config, text)
         print(json.dumps(result["speed"], indent=2))
     if args.part in ("both", "quality"):
-        result["quality"] = measure_quality(spec, text, args.evaluation_batches)
+        result["quality"] = measure_quality(config, text, args.evaluation_batches)
         print(json.dumps(result["quality"], indent=2))
     result["load_after"] = os.getloadavg()
     out = args.out or RESULTS / f"train_cpu-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"

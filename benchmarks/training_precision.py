@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,11 @@ from typing import Any
 import torch
 from attn_client.recipe import read_recipe
 from attn_schema.home import home_folder
+from attn_schema.training import DataConfig, EvaluationConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from attn_train.data.load import load_dataset
 from attn_train.optimizer import PRECISIONS
 from attn_train.process import keep_freed_memory
 from attn_train.records import Stop, StopFlag
-from attn_train.spec import CheckpointSpec, DataSpec, ModelSpec, OptimizerSpec, TrainingSpec
-from attn_train.spec_messages import spec_of
 from attn_train.tasks.base import Dataset, TrainingTask
 from attn_train.trainer import NullReporter, Trainer
 from attn_train.worker import build_model
@@ -35,27 +33,24 @@ RECIPES = ("multi30k", "multi30k-rnnsearch")
 WIDTHS = (128, 384)
 """Of decoders with 4 blocks."""
 UPDATES, TURNS = 4, 3
-SELDOM = CheckpointSpec(metrics_interval=UPDATES, evaluation_interval=10**9)
+SELDOM = EvaluationConfig(logging_steps=UPDATES, eval_steps=10**9)
 
 
-def specifications(folder: Path) -> Iterator[tuple[str, TrainingSpec]]:
+def specifications(folder: Path) -> Iterator[tuple[str, TrainingConfig]]:
     """What is trained, by name."""
     for name in RECIPES:
-        message = read_recipe(name)
-        message.data.path = str(folder.absolute())
-        message.data.most_pairs = 6000
-        yield name, spec_of(message)
-    optimizer = OptimizerSpec(steps=1000, batch=12, learning_rate=1e-3, min_learning_rate=1e-4)
+        config = read_recipe(name)
+        yield name, config.replace(data=config.data.replace(dataset=str(folder.absolute()), max_pairs=6000))
+    optimizer = OptimizerConfig(steps=1000, batch_size=12, learning_rate=1e-3, min_learning_rate=1e-4)
     for width in WIDTHS:
-        model = ModelSpec(
-            hidden_size=width, num_layers=4, num_heads=4, max_seq_len=128, mechanism="mha", positions="rotary"
-        )
-        spec = TrainingSpec(model=model, data=DataSpec(name="shakespeare"), optimizer=optimizer)
-        yield f"shakespeare, width {width}", spec
+        model = ModelConfig(hidden_size=width, num_layers=4, num_heads=4, max_seq_len=128, positions="rotary")
+        model = model.with_defaults()
+        config = TrainingConfig(model=model, data=DataConfig(dataset="shakespeare"), optimizer=optimizer)
+        yield f"shakespeare, width {width}", config
 
 
 class Repeated:
-    """Lessons whose first batches come again and again, as new shapes cost the time of compiling for them."""
+    """A task whose first batches come again and again, as new shapes cost the time of compiling for them."""
 
     def __init__(self, task: TrainingTask) -> None:
         self._batches = cycle([task.next_batch() for _ in range(UPDATES)])
@@ -71,15 +66,15 @@ class Repeated:
 
 
 class FewBatches:
-    """Material of which only some batches are learned."""
+    """A dataset of which only some batches are learned."""
 
     def __init__(self, dataset: Dataset) -> None:
-        self._material = dataset
-        self.tokenizer, self.sizes = dataset.tokenizer, dataset.sizes
+        self._dataset = dataset
+        self.model_fields, self.summary, self.save = dataset.model_fields, dataset.summary, dataset.save
 
-    def task(self, spec: TrainingSpec) -> Repeated:
+    def task(self, config: TrainingConfig) -> Repeated:
         """The same for the same seed."""
-        return Repeated(self._material.task(spec))
+        return Repeated(self._dataset.task(config))
 
 
 class UntilMetrics(NullReporter):
@@ -93,16 +88,16 @@ class UntilMetrics(NullReporter):
         self.flag.set(Stop.DISCARD)
 
 
-def rates(spec: TrainingSpec, dataset: Dataset) -> dict[str, float]:
+def rates(config: TrainingConfig, dataset: Dataset) -> dict[str, float]:
     """Target tokens a second of processor, by precision."""
-    chosen = {precision: replace(spec, precision=precision, checkpoint=SELDOM) for precision in PRECISIONS}
+    chosen = {precision: config.replace(precision=precision, evaluation=SELDOM) for precision in PRECISIONS}
     text = FewBatches(dataset)
     trainers = {name: Trainer(build_model(each, text), text, each) for name, each in chosen.items()}
     seconds: dict[str, list[float]] = {name: [] for name in trainers}
     for _ in range(1 + TURNS):
         for name, trainer in trainers.items():
             seconds[name].append(updates(trainer))
-    tokens = text.task(spec).tokens
+    tokens = text.task(config).tokens
     return {name: round(tokens / min(turns[1:])) for name, turns in seconds.items()}
 
 
@@ -115,9 +110,9 @@ def updates(trainer: Trainer) -> float:
 
 def rows(folder: Path) -> Iterator[dict[str, Any]]:
     """A row for each specification."""
-    for name, spec in specifications(folder):
-        text = load_dataset(spec, home_folder(), print)
-        found = rates(spec, text)
+    for name, config in specifications(folder):
+        text = load_dataset(config, home_folder(), print)
+        found = rates(config, text)
         yield {"trained": name, "tokens_per_second": found, "ratio": round(found["bfloat16"] / found["float32"], 2)}
 
 

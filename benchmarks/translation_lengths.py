@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attn_core import installed
+from attn_schema.training import DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from attn_train.data.synthetic import synthetic_pairs
+from attn_train.model import configured
 from attn_train.records import StopFlag
-from attn_train.spec import DataSpec, OptimizerSpec, SourceModelSpec, TrainingSpec
 from attn_train.tasks.base import derived
 from attn_train.tasks.seq2seq import bleu, tokenize_pairs, translate
 from attn_train.trainer import NullReporter, Trainer
@@ -37,18 +37,18 @@ SIZES = {"max_seq_len": LONGEST, "max_encoder_len": LONGEST, "embedding": 32}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "LSTM, source forwards": ("bottleneck", SIZES | {"hidden_size": 96, "reverse_source": False}),
     "LSTM, source backwards": ("bottleneck", SIZES | {"hidden_size": 96, "reverse_source": True}),
-    "RNNsearch": ("rnnsearch", SIZES | {"hidden_size": 48, "maxout": 32, "options": {"hidden": 32}}),
+    "RNNsearch": ("rnnsearch", SIZES | {"hidden_size": 48, "maxout": 32, "options": {"intermediate_size": 32}}),
 }
 
 
-def specification(name: str, seed: int, steps: int) -> TrainingSpec:
+def specification(name: str, seed: int, steps: int) -> TrainingConfig:
     """The job of one model and seed."""
     family, fields = MODELS[name]
-    optimizer = OptimizerSpec(
-        steps=steps, batch=32, learning_rate=5e-3, min_learning_rate=2e-4, warmup=50, weight_decay=0.0, beta2=0.99
+    optimizer = OptimizerConfig(
+        steps=steps, batch_size=32, learning_rate=5e-3, min_learning_rate=2e-4, warmup_steps=50, weight_decay=0.0
     )
-    model = SourceModelSpec(family=family, fields=fields)
-    return TrainingSpec(model=model, data=DataSpec(name="pairs of the task"), optimizer=optimizer, seed=seed)
+    model = ModelConfig.of(family, fields)
+    return TrainingConfig(model=model, data=DataConfig(dataset="pairs of the task"), optimizer=optimizer, seed=seed)
 
 
 class Told(NullReporter):
@@ -74,12 +74,12 @@ def run(name: str, seed: int, task: str, steps: int, sentences: int) -> dict[str
     """Train one model and measure it at every length."""
     examples = synthetic_pairs(task, 20_000, seed, longest=TRAINED)
     pairs = tokenize_pairs(examples, [], tokenizer="word", longest=(LONGEST, LONGEST))
-    spec = specification(name, seed, steps)
-    family = installed().models.get(spec.model.family)
+    config = specification(name, seed, steps)
+    family, made = configured(config.model, pairs.model_fields)
     torch.manual_seed(derived(seed, "weights"))
-    model = family.build(family.configure(spec.model.values(pairs.model_fields)))
+    model = family.build(made)
     began = time.perf_counter()
-    Trainer(model, pairs, spec).run(Told(), StopFlag())
+    Trainer(model, pairs, config).run(Told(), StopFlag())
     seconds, right, all_written, all_wanted = time.perf_counter() - began, {}, [], []
     for length in LENGTHS:
         tests = synthetic_pairs(task, sentences, 10_000 + length, shortest=length, longest=length)

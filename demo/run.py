@@ -47,7 +47,7 @@ def main() -> None:
         ask_for_paris(address)
         trained = "shakespeare-gqa"
         heading(3, "train a character-level GPT on Shakespeare over gRPC")
-        train(address, trained, "gqa", "--kv-heads", "2", steps=ANCHOR_STEPS)
+        train(address, trained, "gqa", "--num-kv-heads", "2", steps=ANCHOR_STEPS)
         heading(4, "serve what was trained, beside SmolLM2, without a restart")
         let_write(address, trained)
     heading(5, "install a plugin, then train and serve with its mechanism by name")
@@ -72,13 +72,24 @@ def ask_for_paris(address: str) -> None:
 
 def train(address: str, name: str, attention: str, *options: str, steps: int) -> None:
     """Train nanoGPT's CPU recipe with another attention, and say how it went."""
-    size = ("--layers", "4", "--heads", "4", "--width", "128", "--context", str(CONTEXT), "--batch", str(BATCH))
-    rate = ("--learning-rate", "1e-3", "--min-learning-rate", "1e-4", "--warmup", "100", "--steps", str(steps))
+    size = ("--num-layers", "4", "--num-heads", "4", "--hidden-size", "128", "--max-seq-len", str(CONTEXT))
+    rate = (
+        "--learning-rate",
+        "1e-3",
+        "--min-learning-rate",
+        "1e-4",
+        "--warmup-steps",
+        "100",
+        "--batch-size",
+        str(BATCH),
+        "--steps",
+        str(steps),
+    )
     run(
         "train",
-        "--data",
+        "--dataset",
         "shakespeare",
-        "--attention",
+        "--mechanism",
         attention,
         *options,
         *size,
@@ -94,7 +105,7 @@ def train(address: str, name: str, attention: str, *options: str, steps: int) ->
     job = json.loads(shown.stdout)
     if job["state"].lower() != "succeeded":
         raise DemoError(f"the job ended as {job['state']}")
-    metrics = job["metrics"]
+    metrics = job["last_metrics"]
     speed = steps * BATCH * CONTEXT / metrics["elapsed_seconds"]
     anchor = f" (nanoGPT's own model: {ANCHOR_LOSS})" if steps == ANCHOR_STEPS else ""
     print(f"  validation loss {metrics['validation_loss']:.3f} after {steps} steps{anchor}, {speed:,.0f} tokens/s")

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 from attn_core import installed
 
-KERNELS = sorted(kernel.name for kernel in installed().kernels)
+EVERY = {kernel.name: kernel for kernel in (*installed().kernels, *installed().linears, *installed().blocks)}
+KERNELS = sorted(EVERY)
 
 
 def other_than(default):
@@ -21,7 +22,7 @@ def other_than(default):
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_fields_that_are_not_mentioned_must_hold_their_defaults(name):
-    kernel = installed().kernels.get(name)
+    kernel = EVERY[name]
     plain = kernel.problem()
     silent = set(plain.defaults()) - kernel.accepts.keys() - kernel.problem.priced
     for field in silent:
@@ -32,8 +33,8 @@ def test_fields_that_are_not_mentioned_must_hold_their_defaults(name):
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_problems_of_other_operations_are_refused(name):
-    kernel = installed().kernels.get(name)
-    others = {other.problem for other in installed().kernels} - {kernel.problem}
+    kernel = EVERY[name]
+    others = {other.problem for other in EVERY.values()} - {kernel.problem}
     assert others
     for other in others:
         assert [reason.partition(":")[0] for reason in kernel.refusals(other())] == ["operation"]
@@ -41,7 +42,7 @@ def test_problems_of_other_operations_are_refused(name):
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_prices_alone_refuse_nothing_that_is_not_mentioned(name):
-    kernel = installed().kernels.get(name)
+    kernel = EVERY[name]
     plain = kernel.problem()
     for field in kernel.problem.priced - kernel.accepts.keys():
         changed = dataclasses.replace(plain, **{field: plain.defaults()[field] + 1})

@@ -18,8 +18,10 @@ from attn.v1.model_pb2_grpc import ModelServiceServicer, add_ModelServiceService
 from attn.v1.training_pb2_grpc import TrainingServiceServicer, add_TrainingServiceServicer_to_server
 from attn_client import Client, ClientSettings
 from attn_core import errors
-from attn_gateway import GatewaySettings, page_of, serving, status_of
+from attn_gateway import GatewaySettings, page_of, serving
 from attn_gateway.catalog import CatalogGrpc
+from attn_schema.codec import to_message
+from attn_schema.training import JobError
 
 
 def tokens_of(prompt: common_pb2.Prompt) -> list[str]:
@@ -155,7 +157,7 @@ class JobBook(TrainingServiceServicer):
     names = ("attn.v1.TrainingService",)
 
     def __init__(self) -> None:
-        self.spec: training_pb2.TrainingSpec | None = None
+        self.config: training_pb2.TrainingConfig | None = None
         self.watches: list[int] = []
         self.cut_after: list[int] = []
         self.state = training_pb2.JOB_STATE_SUCCEEDED
@@ -169,14 +171,14 @@ class JobBook(TrainingServiceServicer):
     async def stop(self, shutdown_timeout: float) -> None: ...
 
     def job(self) -> training_pb2.TrainingJob:
-        job = training_pb2.TrainingJob(id="job-1", state=self.state, step=self.steps, spec=self.spec, attempt=1)
+        job = training_pb2.TrainingJob(id="job-1", state=self.state, step=self.steps, config=self.config, attempt=1)
         job.last_metrics["loss"] = 1.5
         if self.state == training_pb2.JOB_STATE_FAILED:
-            job.error.CopyFrom(status_of(errors.OutOfCapacity("the disk is full")))
+            job.error.CopyFrom(to_message(JobError.of(errors.OutOfCapacity("the disk is full"))))
         return job
 
     async def SubmitTrainingJob(self, request: Any, context: Any) -> training_pb2.SubmitTrainingJobResponse:
-        self.spec = request.spec
+        self.config = request.config
         return training_pb2.SubmitTrainingJobResponse(job=self.job())
 
     async def GetTrainingJob(self, request: Any, context: Any) -> training_pb2.GetTrainingJobResponse:
@@ -202,7 +204,7 @@ class JobBook(TrainingServiceServicer):
             if sent == cut:
                 raise errors.Unavailable("the server is shutting down")
             yield training_pb2.WatchTrainingJobResponse(heartbeat=training_pb2.Heartbeat(last_event_id=event))
-            message = training_pb2.JobEvent(event_id=event, attempt=1)
+            message = training_pb2.JobEvent(id=event, attempt=1)
             message.metrics.step = event
             message.metrics.values["loss"] = 1 / event
             yield training_pb2.WatchTrainingJobResponse(event=message)

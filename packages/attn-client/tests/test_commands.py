@@ -16,7 +16,10 @@ import typer
 from attn.v1 import training_pb2
 from attn_client.commands.follow import describe
 from attn_client.plugin import attn_commands
+from attn_client.recipe import read_recipe
 from attn_core.errors import AttnError, UserError
+from attn_schema.codec import from_message
+from attn_schema.training import OptimizerConfig, TrainingConfig
 from typer.testing import CliRunner
 
 START = """
@@ -171,74 +174,85 @@ def test_ctrl_c_cancels_on_the_server(shell: Shell, server: Any) -> None:
 
 def test_train_submits_what_was_asked_and_follows(shell: Shell, server: Any) -> None:
     (shell.folder / "text.txt").write_text("to be")
-    options = ["--attention", "gqa", "-o", "window=8", "-o", "name=x", "--kv-heads", "2", "--min-learning-rate", "0"]
-    code, out, _ = shell.run("train", "--data", "text.txt", "--steps", "12", *options)
+    options = [
+        "--mechanism",
+        "gqa",
+        "-o",
+        "window=8",
+        "-o",
+        "name=x",
+        "--num-kv-heads",
+        "2",
+        "--min-learning-rate",
+        "0",
+    ]
+    code, out, _ = shell.run("train", "--dataset", "text.txt", "--steps", "12", *options)
     assert code == 0
-    spec = server.book.spec
-    assert spec.data.path == str(shell.folder / "text.txt")
-    assert (spec.model.mechanism.name, dict(spec.model.mechanism.options)) == ("gqa", {"window": 8, "name": "x"})
-    assert (spec.model.kv_heads, spec.optimizer.steps) == (2, 12)
-    assert spec.optimizer.HasField("min_learning_rate")
-    assert not spec.optimizer.HasField("weight_decay")
+    config = from_message(TrainingConfig, server.book.config)
+    assert config.data.dataset == str(shell.folder / "text.txt")
+    assert (config.model.mechanism, config.model.options) == ("gqa", {"window": 8, "name": "x"})
+    assert (config.model.num_kv_heads, config.optimizer.steps, config.optimizer.min_learning_rate) == (2, 12, 0)
+    assert config.optimizer.weight_decay == OptimizerConfig().weight_decay
     assert out.splitlines()[0] == "job-1: succeeded, step 12/12"
     assert "step 4/12  loss 0.2500" in out
     assert "job-1 succeeded: loss 1.5000" in out
 
 
-def test_options_of_training_change_a_recipe_and_those_of_decoders_are_refused(shell: Shell, server: Any) -> None:
-    given = [
-        "--batch",
-        "3",
-        "--lr",
-        "0.5",
-        "--warmup",
-        "0",
-        "--weight-decay",
-        "0",
-        "--evaluate-every",
-        "7",
-        "--steps",
-        "0",
-    ]
-    assert shell.run("train", "--recipe", "bert", "--data", "shakespeare", "--detach", *given)[0] == 0
-    optimizer, checkpoint = server.book.spec.optimizer, server.book.spec.checkpoint
-    assert (optimizer.batch_size, optimizer.learning_rate, optimizer.steps) == (3, 0.5, 0)
-    assert (optimizer.warmup_steps, optimizer.weight_decay, optimizer.HasField("weight_decay")) == (0, 0, True)
-    assert checkpoint.evaluation_interval_steps == 7
-    for option in ("--width", "--attention-dropout"):
-        code, _, message = shell.run("train", "--recipe", "bert", "--data", "shakespeare", option, "0")
-        assert (code, message.startswith(f"attn: {option}: 0"), "--model-option" in message) == (2, True, True)
+def test_options_of_training_change_a_recipe(shell: Shell, server: Any) -> None:
+    given = ["--batch-size", "3", "--lr", "0.5", "--warmup-steps", "0", "--weight-decay", "0", "--eval-steps", "7"]
+    code, *_ = shell.run("train", "--recipe", "bert", "--hidden-size", "64", "--detach", *given)
+    assert code == 0
+    config = from_message(TrainingConfig, server.book.config)
+    assert (config.optimizer.batch_size, config.optimizer.learning_rate, config.optimizer.steps) == (3, 0.5, 2000)
+    assert (config.optimizer.warmup_steps, config.optimizer.weight_decay, config.evaluation.eval_steps) == (0, 0, 7)
+    assert (config.model.family, config.model.hidden_size, config.model.num_layers) == ("masked_lm", 64, 4)
 
 
-def test_train_passes_lenders_and_fields_by_name_on(shell: Shell, server: Any) -> None:
-    given = [
-        "--lenders",
-        "cla:2",
-        "--attention-dropout",
-        "0.25",
-        "--model-option",
-        "prediction_depth=1",
-        "--model-option",
-        'pattern=["linear", "mha"]',
-    ]
-    assert shell.run("train", "--data", "shakespeare", "--detach", *given)[0] == 0
-    fields = server.book.spec.model.family_options
-    assert (fields["lenders"], fields["attention_dropout"]) == ("cla:2", 0.25)
-    assert (fields["prediction_depth"], list(fields["pattern"])) == (1, ["linear", "mha"])
+def test_options_of_a_mechanism_are_added_to_those_of_the_recipe(shell: Shell, server: Any) -> None:
+    assert shell.run("train", "--recipe", "longformer", "-o", "window=4", "--detach")[0] == 0
+    options = from_message(TrainingConfig, server.book.config).model.options
+    assert options == read_recipe("longformer").model.options | {"window": 4}
 
 
-@pytest.mark.parametrize("option", ["--option", "--model-option"])
-@pytest.mark.parametrize("pair", ["prediction_depth", "=1", ""])
+def test_the_command_line_wins_over_the_file_and_the_file_over_the_recipe(shell: Shell, server: Any) -> None:
+    (shell.folder / "mine.toml").write_text("seed = 3\n[optimizer]\nsteps = 9\nwarmup_steps = 1\nbatch_size = 5\n")
+    line = ["--recipe", "bert", "--config", "mine.toml", "--batch-size", "6", "--detach"]
+    assert shell.run("train", *line)[0] == 0
+    config = from_message(TrainingConfig, server.book.config)
+    assert (config.seed, config.optimizer.steps, config.optimizer.batch_size) == (3, 9, 6)
+    assert config.optimizer.learning_rate == read_recipe("bert").optimizer.learning_rate
+
+
+@pytest.mark.parametrize(("option", "value"), [("--steps", "0"), ("--dropout", "1"), ("--norm", "batch")])
+def test_a_value_out_of_its_range_is_refused_with_its_name(shell: Shell, option: str, value: str) -> None:
+    code, out, said = shell.run("train", "--dataset", "shakespeare", option, value)
+    assert (code, out) == (2, "")
+    assert option.removeprefix("--") in said
+    assert "allowed" in said
+
+
+def test_train_passes_fields_by_name_on(shell: Shell, server: Any) -> None:
+    further = ["num_nextn_predict_layers=1", 'pattern=["linear", "mha"]']
+    given = ["--kv-sharing", "cla:2", "--attention-dropout", "0.25"]
+    given += [part for pair in further for part in ("--model-options", pair)]
+    assert shell.run("train", "--dataset", "shakespeare", "--detach", *given)[0] == 0
+    model = from_message(TrainingConfig, server.book.config).model
+    assert (model.kv_sharing, model.attention_dropout) == ("cla:2", 0.25)
+    assert model.model_options == {"num_nextn_predict_layers": 1, "pattern": ["linear", "mha"]}
+
+
+@pytest.mark.parametrize("option", ["--options", "--model-options"])
+@pytest.mark.parametrize("pair", ["num_nextn_predict_layers", "=1", ""])
 def test_a_malformed_pair_is_refused_under_the_option_it_was_given_to(shell: Shell, option: str, pair: str) -> None:
-    status, out, said = shell.run("train", "--data", "shakespeare", option, pair)
+    status, out, said = shell.run("train", "--dataset", "shakespeare", option, pair)
     assert (status, out) == (2, "")
     assert f" {option}: " in f" {said}"
     assert "NAME=VALUE" in said
 
 
 def test_train_detached_prints_the_job_and_takes_data_by_name(shell: Shell, server: Any) -> None:
-    assert shell.run("train", "--data", "shakespeare", "--detach") == (0, "job-1\n", "")
-    assert server.book.spec.data.name == "shakespeare"
+    assert shell.run("train", "--dataset", "shakespeare", "--detach") == (0, "job-1\n", "")
+    assert server.book.config.data.dataset == "shakespeare"
 
 
 def test_a_failed_job_fails_the_command_with_its_reason(shell: Shell, server: Any) -> None:
@@ -248,12 +262,12 @@ def test_a_failed_job_fails_the_command_with_its_reason(shell: Shell, server: An
 
 
 def test_jobs_can_be_read_by_programs(shell: Shell) -> None:
-    assert json.loads(shell.run("jobs", "list", "--json")[1])["metrics"] == {"loss": 1.5}
+    assert json.loads(shell.run("jobs", "list", "--json")[1])["last_metrics"] == {"loss": 1.5}
     assert json.loads(shell.run("jobs", "show", "job-1")[1])["state"] == "succeeded"
     events = [
         json.loads(line) for line in shell.run("jobs", "watch", "job-1", "--after", "10", "--json")[1].splitlines()
     ]
-    assert [event.get("event") for event in events] == [None, 11, 12]
+    assert [event["id"] for event in events] == ["job-1", 11, 12]
     assert shell.run("jobs", "cancel", "job-1")[1] == "job-1 is cancelled\n"
     assert "job-1" in shell.run("jobs", "list")[1]
 

@@ -7,24 +7,26 @@ from typing import Any
 
 import pytest
 from attn.v1 import training_pb2
-from attn_client import AsyncClient, Client, ClientSettings, Job, JobEvent, JobState, Metrics
+from attn_client import AsyncClient, Client, ClientSettings
 from attn_core import errors
 from attn_gateway import GatewaySettings
+from attn_schema.codec import from_message
+from attn_schema.training import JobEvent, JobState, Metrics, OptimizerConfig, TrainingConfig, TrainingJob
 
 
-def spec(steps: int = 12) -> training_pb2.TrainingSpec:
-    return training_pb2.TrainingSpec(optimizer=training_pb2.OptimizerConfig(steps=steps))
+def config(steps: int = 12) -> TrainingConfig:
+    return TrainingConfig(optimizer=OptimizerConfig(steps=steps))
 
 
-def ids(updates: list[Job | JobEvent]) -> list[int]:
+def ids(updates: list[TrainingJob | JobEvent]) -> list[int]:
     return [update.id for update in updates if isinstance(update, JobEvent)]
 
 
 def test_a_watch_begins_with_the_job_and_brings_every_event(client: Client) -> None:
-    job = client.jobs.submit(spec())
+    job = client.jobs.submit(config())
     updates = list(client.jobs.watch(job.id))
-    assert isinstance(updates[0], Job)
-    assert (updates[0].state, updates[0].steps) == (JobState.SUCCEEDED, 12)
+    assert isinstance(updates[0], TrainingJob)
+    assert (updates[0].state, updates[0].config.optimizer.steps) == (JobState.SUCCEEDED, 12)
     assert ids(updates) == list(range(1, 13))
     assert isinstance(updates[1].payload, Metrics)
     assert updates[4].payload == Metrics(step=4, values={"loss": 0.25})
@@ -38,7 +40,7 @@ def test_a_broken_watch_goes_on_behind_the_last_event(client: Client, server: An
     server.book.cut_after = [3, 0, 5]
     updates = list(client.jobs.watch("job-1"))
     assert ids(updates) == list(range(1, 13))
-    assert sum(isinstance(update, Job) for update in updates) == 1
+    assert sum(isinstance(update, TrainingJob) for update in updates) == 1
     assert server.book.watches == [0, 3, 3, 8]
 
 
@@ -70,7 +72,8 @@ def test_a_failed_job_carries_its_error(client: Client, server: Any) -> None:
     server.book.state = training_pb2.JOB_STATE_FAILED
     job = client.jobs.get("job-1")
     assert job.state.final
-    assert isinstance(job.error, errors.OutOfCapacity)
+    assert job.error is not None
+    assert isinstance(job.error.error(), errors.OutOfCapacity)
     assert job.error.message == "the disk is full"
 
 
@@ -83,4 +86,5 @@ async def test_the_asyncio_watch_goes_on_too(server: Any) -> None:
 
 
 def test_a_state_from_the_future_is_unknown() -> None:
-    assert JobState.of(99) is JobState.UNKNOWN  # type: ignore[arg-type]
+    message = training_pb2.TrainingJob(state=99)  # type: ignore[arg-type]
+    assert from_message(TrainingJob, message).state is JobState.UNKNOWN

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from attn_core.kernels.linear import LinearShape
+from attn_core.kernels.linear import LinearProblem
 from attn_kernels_cpu.compiling import why_not
 from attn_kernels_cpu.linears import AmxBfloat16
+
+PROBLEM = LinearProblem(weights="bfloat16", inputs=32, outputs=32, dtype="bfloat16")
 
 
 @pytest.fixture
@@ -19,5 +21,5 @@ def _kernels():
 def _tiles(_kernels):
     """Skip where the chip, the system or the compiler has no tile registers."""
     kernel = AmxBfloat16()
-    if reason := kernel.available() or kernel.refuses(LinearShape(inputs=32, outputs=32, dtype="bfloat16")):
+    if reason := kernel.available() or "; ".join(kernel.refusals(PROBLEM)):
         pytest.skip(reason)

@@ -9,7 +9,7 @@ import sys
 import pytest
 from attn_core import installed
 from attn_core.errors import KernelRefused, Unavailable
-from attn_core.kernels.linear import LinearShape, choose_linear
+from attn_core.kernels.linear import LinearProblem, choose_linear
 from attn_kernels_cpu import chip, compiling, library
 
 
@@ -18,10 +18,10 @@ def test_a_machine_without_a_compiler_is_told_so_and_served_by_torch(monkeypatch
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(chip, "lacking", lambda _flags: None)
     assert "no C++ compiler is found" in (compiling.why_not() or "")
-    shape = LinearShape(inputs=64, outputs=64)
-    assert choose_linear(installed().linears, "int8", shape).name == "torch_int8"
+    problem = LinearProblem(weights="int8", inputs=64, outputs=64)
+    assert choose_linear(installed().linears, problem).name == "torch_int8"
     with pytest.raises(KernelRefused, match=r"cpu_int8 \(no C\+\+ compiler is found"):
-        choose_linear(installed().linears, "int8", shape, "cpu_int8")
+        choose_linear(installed().linears, problem, "cpu_int8")
 
 
 @pytest.mark.usefixtures("_kernels")
@@ -48,10 +48,10 @@ def test_a_compiler_that_fails_is_quoted_and_torch_serves(monkeypatch, tmp_path)
     monkeypatch.setattr(library, "library", fails)
     library.trouble.cache_clear()
     try:
-        shape = LinearShape(inputs=64, outputs=64)
-        assert choose_linear(installed().linears, "int8", shape).name == "torch_int8"
+        problem = LinearProblem(weights="int8", inputs=64, outputs=64)
+        assert choose_linear(installed().linears, problem).name == "torch_int8"
         with pytest.raises(KernelRefused, match="no space left"):
-            choose_linear(installed().linears, "int8", shape, "cpu_int8")
+            choose_linear(installed().linears, problem, "cpu_int8")
     finally:
         library.trouble.cache_clear()
 

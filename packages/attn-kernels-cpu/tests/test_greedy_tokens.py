@@ -1,4 +1,6 @@
-"""Varlen models find likeliest tokens without logits, and engines make of them what logits would have made."""
+"""Models with packed weights find likeliest tokens without logits, and engines make of them what logits would have
+made.
+"""
 
 from __future__ import annotations
 

@@ -33,6 +33,7 @@ from attn_schema import (
 )
 from attn_schema.codec import UNKNOWN, enum_prefix, from_message, message_class, to_message, wire_fields
 from attn_schema.schema import FieldInfo, element_of, is_enum, is_noun
+from attn_schema.training import TRAINING_NOUNS
 from google.protobuf.descriptor import FieldDescriptor
 
 WITHOUT_MESSAGE = {"Checked", "Completion", "ConnectionOptions", "Schema", "ScoringParams", "ServerConfig"}
@@ -42,6 +43,7 @@ NOUNS = [
     for name in sorted(attn_schema.__all__)
     if isinstance(noun := getattr(attn_schema, name), type) and issubclass(noun, Schema) and name not in WITHOUT_MESSAGE
 ]
+NOUNS += [noun for noun in TRAINING_NOUNS if noun not in NOUNS]
 
 TYPES: dict[Any, tuple[int, ...]] = {
     bool: (FieldDescriptor.CPPTYPE_BOOL,),

@@ -96,3 +96,22 @@ def test_unknown_keys_of_a_file_are_refused_by_name(ask: Ask, tmp_path: Path) ->
     (tmp_path / "e.json").write_text("{}")
     with pytest.raises(InvalidValue, match=r"\.toml"):
         ask("m", "--config", str(tmp_path / "e.json"))
+
+
+def test_a_noun_may_have_the_top_level_of_the_file_and_defaults_below_it(tmp_path: Path) -> None:
+    app, seen = typer.Typer(), {}
+
+    @app.command()
+    @with_flags(top="sampling", defaults=lambda given: {"temperature": 0.25, "top_k": int(given["base"])})
+    def generate(*, sampling: SamplingParams, base: Annotated[str, typer.Option()] = "1") -> None:
+        """Generate."""
+        seen.update(sampling=sampling, base=base)
+
+    file = tmp_path / "mine.toml"
+    file.write_text("top_k = 5\n")
+    line = ["--base", "4", "--config", str(file), "--logit-bias", "7=2"]
+    result = CliRunner().invoke(app, line)
+    assert result.exception is None
+    assert seen["sampling"] == SamplingParams(temperature=0.25, top_k=5, logit_bias={7: 2.0})
+    assert CliRunner().invoke(app, ["--base", "4"]).exception is None
+    assert seen["sampling"] == SamplingParams(temperature=0.25, top_k=4)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from attn_train.spec import CheckpointSpec, DataSpec, ModelSpec, OptimizerSpec, TrainingSpec
+from attn_schema.training import (
+    CheckpointConfig,
+    DataConfig,
+    EvaluationConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainingConfig,
+)
 from attn_train.tasks.language_modeling import TextDataset, tokenize
 from torch import Tensor, nn
 
@@ -59,32 +65,31 @@ def bigram(text: TextDataset) -> Callable[[], nn.Module]:
 
 
 @pytest.fixture
-def spec() -> TrainingSpec:
-    return TrainingSpec(
-        model=ModelSpec(hidden_size=16, num_layers=1, num_heads=2, max_seq_len=CONTEXT, mechanism="mha"),
-        data=DataSpec(path="/nowhere"),
-        optimizer=OptimizerSpec(steps=30, batch=4, learning_rate=1e-2, min_learning_rate=1e-3, warmup=5),
-        checkpoint=CheckpointSpec(
-            interval=10, keep=2, evaluation_interval=15, evaluation_batches=2, metrics_interval=1
-        ),
+def config() -> TrainingConfig:
+    return TrainingConfig(
+        model=ModelConfig(hidden_size=16, num_layers=1, num_heads=2, max_seq_len=CONTEXT, mechanism="mha"),
+        data=DataConfig(dataset="/nowhere"),
+        optimizer=OptimizerConfig(steps=30, batch_size=4, learning_rate=1e-2, min_learning_rate=1e-3, warmup_steps=5),
+        checkpoint=CheckpointConfig(save_steps=10, save_total_limit=2),
+        evaluation=EvaluationConfig(eval_steps=15, eval_batches=2, logging_steps=1),
         seed=11,
     )
 
 
-def changed(spec: TrainingSpec, **changes: Any) -> TrainingSpec:
-    """`spec` with `optimizer__steps=5` and the like."""
+def changed(config: TrainingConfig, **changes: Any) -> TrainingConfig:
+    """`config` with `optimizer__steps=5` and the like."""
     parts: dict[str, Any] = {}
     for name, value in changes.items():
         part, _, field = name.partition("__")
         if field:
-            parts[part] = dataclasses.replace(parts.get(part, getattr(spec, part)), **{field: value})
+            parts[part] = parts.get(part, getattr(config, part)).replace(**{field: value})
         else:
             parts[part] = value
-    return dataclasses.replace(spec, **parts)
+    return config.replace(**parts)
 
 
 @pytest.fixture(name="changed")
-def changed_fixture() -> Callable[..., TrainingSpec]:
+def changed_fixture() -> Callable[..., TrainingConfig]:
     return changed
 
 

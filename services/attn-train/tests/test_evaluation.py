@@ -11,10 +11,10 @@ import torch
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
 from attn_models.evaluation import text_loss
 from attn_models.loading.encoders import save_encoder
+from attn_schema.training import DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from attn_train.data.load import load_dataset
 from attn_train.evaluation import evaluate
 from attn_train.plugin import evaluate_command
-from attn_train.spec import DataSpec, FamilyModelSpec, ModelSpec, OptimizerSpec, SourceModelSpec, TrainingSpec
 from attn_train.worker import build_model
 
 BLOCKS = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 16}
@@ -32,17 +32,17 @@ def files(tmp_path, words):
 
 def left(files, model, **data):
     """The folder of an untrained model of this data."""
-    data = DataSpec(**{"validation": 0.5} | data)
-    optimizer = OptimizerSpec(steps=1, batch=2, learning_rate=1e-3, min_learning_rate=0)
-    spec = TrainingSpec(model=model, data=data, optimizer=optimizer)
-    dataset = load_dataset(spec, files, lambda _: None)
-    trained = build_model(spec, dataset)
-    return dataset.save(files / "model", trained), dataset, trained, spec
+    data = DataConfig(**{"validation_fraction": 0.5} | data)
+    optimizer = OptimizerConfig(steps=1, batch_size=2, learning_rate=1e-3, min_learning_rate=0)
+    config = TrainingConfig(model=model, data=data, optimizer=optimizer)
+    dataset = load_dataset(config, files, lambda _: None)
+    trained = build_model(config, dataset)
+    return dataset.save(files / "model", trained), dataset, trained, config
 
 
 def test_images_are_named_as_when_training_was_over(files):
-    model = FamilyModelSpec(family="vit", fields=BLOCKS | {"patch": 4})
-    folder, dataset, trained, _ = left(files, model, path=str(files / "x.npz"), validation=0.0)
+    model = ModelConfig.of("vit", BLOCKS | {"patch": 4})
+    folder, dataset, trained, _ = left(files, model, dataset=str(files / "x.npz"), validation_fraction=0.0)
     found = evaluate(folder, str(files / "x.npz"), files)
     with torch.inference_mode():
         images = dataset.training.images.float() / 127.5 - 1
@@ -55,10 +55,10 @@ def test_images_are_named_as_when_training_was_over(files):
 
 @pytest.mark.parametrize("positions", ["every", "depth"])
 def test_words_are_tagged_as_when_training_was_over(files, positions):
-    model = FamilyModelSpec(family="tagger", fields=BLOCKS | {"max_seq_len": 8, "positions": positions})
-    folder, dataset, trained, spec = left(files, model, path=str(files / "x.conllu"), tokenizer="word")
+    model = ModelConfig.of("tagger", BLOCKS | {"max_seq_len": 8, "positions": positions})
+    folder, dataset, trained, config = left(files, model, dataset=str(files / "x.conllu"), tokenizer="word")
     found = evaluate(folder, str(files / "x.conllu"), files)
-    expected = dataset.task(spec).final_metrics(trained, lambda: None)
+    expected = dataset.task(config).final_metrics(trained, lambda: None)
     assert found == {"sentences": 20, "accuracy": pytest.approx(expected["accuracy"])}
     (files / "none.conllu").write_text("1\ta\t_\tZ\t_\t_\t0\t_\t_\t_\n")
     with pytest.raises(InvalidValue, match="with tags"):
@@ -66,21 +66,21 @@ def test_words_are_tagged_as_when_training_was_over(files, positions):
 
 
 def test_masked_tokens_are_guessed_and_the_command_says_how_well(files, capsys):
-    model = FamilyModelSpec(family="masked_lm", fields=BLOCKS | {"max_seq_len": 8})
-    folder, *_ = left(files, model, path=str(files / "words.txt"))
+    model = ModelConfig.of("masked_lm", BLOCKS | {"max_seq_len": 8})
+    folder, *_ = left(files, model, dataset=str(files / "words.txt"))
     evaluate_command(str(folder), str(files / "words.txt"), json=True)
     found = json.loads(capsys.readouterr().out)
     assert found["tokens"] == len((files / "words.txt").read_text())
     assert 0 <= found["masked_accuracy"] <= 1
     assert found == evaluate(folder, str(files / "words.txt"), files)
     (files / "short.txt").write_text("key")
-    with pytest.raises(InvalidValue, match="max_seq_len"):
+    with pytest.raises(InvalidValue, match="context"):
         evaluate(folder, str(files / "short.txt"), files)
 
 
 def test_every_token_of_a_text_is_foreseen_from_those_before_it_in_its_window(files, capsys):
-    model = ModelSpec(hidden_size=16, num_layers=1, num_heads=2, max_seq_len=8, mechanism="mha")
-    folder, dataset, trained, _ = left(files, model, path=str(files / "words.txt"))
+    model = ModelConfig(hidden_size=16, num_layers=1, num_heads=2, max_seq_len=8, mechanism="mha")
+    folder, dataset, trained, _ = left(files, model, dataset=str(files / "words.txt"))
     text = (files / "words.txt").read_text()[: 8 * 600 + 4]
     (files / "some.txt").write_text(text)
     evaluate_command(str(folder), str(files / "some.txt"), json=True)
@@ -124,14 +124,12 @@ def test_windows_side_by_side_lose_no_token(tokens, monkeypatch):
 def test_other_models_and_folders_that_are_none_are_refused(files):
     pairs = "\n".join(f"{word}\t{word} {word}" for word in ("one", "two", "three")) + "\n"
     (files / "pairs.tsv").write_text(pairs)
-    model = SourceModelSpec(
-        family="luong", fields={"hidden_size": 8, "embedding": 8, "max_encoder_len": 8, "max_seq_len": 8}
-    )
-    folder, *_ = left(files, model, path=str(files / "pairs.tsv"), tokenizer="word")
+    model = ModelConfig.of("luong", {"hidden_size": 8, "embedding": 8, "max_encoder_len": 8, "max_seq_len": 8})
+    folder, *_ = left(files, model, dataset=str(files / "pairs.tsv"), tokenizer="word")
     with pytest.raises(Incompatible, match="attn translate"):
         evaluate(folder, str(files / "words.txt"), files)
-    encoder = FamilyModelSpec(family="masked_lm", fields=BLOCKS | {"max_seq_len": 8})
-    folder, _, trained, _ = left(files, encoder, path=str(files / "words.txt"))
+    encoder = ModelConfig.of("masked_lm", BLOCKS | {"max_seq_len": 8})
+    folder, _, trained, _ = left(files, encoder, dataset=str(files / "words.txt"))
     save_encoder(files / "bare", trained.encoder)
     with pytest.raises(Incompatible, match="neither"):
         evaluate(files / "bare", str(files / "words.txt"), files)

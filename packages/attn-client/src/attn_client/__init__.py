@@ -18,13 +18,6 @@ from attn_schema import (
 if TYPE_CHECKING:
     from attn_client.async_client import AsyncClient as AsyncClient
     from attn_client.client import Client as Client
-    from attn_client.results.jobs import Checkpoint as Checkpoint
-    from attn_client.results.jobs import Job as Job
-    from attn_client.results.jobs import JobEvent as JobEvent
-    from attn_client.results.jobs import JobState as JobState
-    from attn_client.results.jobs import LogLine as LogLine
-    from attn_client.results.jobs import Metrics as Metrics
-    from attn_client.results.jobs import StateChange as StateChange
     from attn_client.settings import ClientSettings as ClientSettings
 
 __all__ = [
@@ -41,7 +34,6 @@ __all__ = [
 _HOMES = {
     "async_client": ("AsyncClient",),
     "client": ("Client",),
-    "results.jobs": ("Checkpoint", "Job", "JobEvent", "JobState", "LogLine", "Metrics", "StateChange"),
     "settings": ("ClientSettings",),
 }
 

@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from types import TracebackType
 
-from attn.v1.training_pb2 import TrainingSpec
 from attn_core.errors import AttnError
 from attn_schema import (
     AttentionMap,
@@ -24,10 +23,10 @@ from attn_schema import (
     SequenceScore,
     Tokenization,
 )
+from attn_schema.training import JobEvent, TrainingConfig, TrainingJob
 
 from attn_client.async_connection import AsyncConnection
 from attn_client.operations import inference, jobs, models
-from attn_client.results.jobs import Job, JobEvent
 from attn_client.resuming import WatchState
 from attn_client.settings import ClientSettings
 
@@ -165,22 +164,22 @@ class AsyncJobs:
         self._connection = connection
 
     async def submit(
-        self, spec: TrainingSpec, *, job_id: str = "", validate_only: bool = False, timeout: float | None = None
-    ) -> Job:
-        """Start a job; with the same `job_id` and specification again, that job is returned."""
-        return await self._connection.unary(jobs.submit(spec, job_id, validate_only=validate_only), timeout)
+        self, config: TrainingConfig, *, job_id: str = "", validate_only: bool = False, timeout: float | None = None
+    ) -> TrainingJob:
+        """Start a job; with the same `job_id` and configuration again, that job is returned."""
+        return await self._connection.unary(jobs.submit(config, job_id, validate_only=validate_only), timeout)
 
-    async def get(self, job_id: str, *, timeout: float | None = None) -> Job:
+    async def get(self, job_id: str, *, timeout: float | None = None) -> TrainingJob:
         """One job."""
         return await self._connection.unary(jobs.get(job_id), timeout)
 
-    async def list(self, *, timeout: float | None = None) -> list[Job]:
+    async def list(self, *, timeout: float | None = None) -> list[TrainingJob]:
         """All jobs, newest first."""
         return await self._connection.pages(jobs.list_jobs, timeout)
 
     async def watch(
         self, job_id: str, *, after: int = 0, patience: float = 60.0
-    ) -> AsyncGenerator[Job | JobEvent, None]:
+    ) -> AsyncGenerator[TrainingJob | JobEvent, None]:
         """The job as it is, then each event with an id above `after`, until the job is in a final state.
 
         A connection that breaks is made again, for up to `patience` seconds, and no event is lost or doubled.
@@ -197,10 +196,10 @@ class AsyncJobs:
             except AttnError as error:
                 await asyncio.sleep(state.wait_after(error))
 
-    async def cancel(self, job_id: str, *, discard: bool = False, timeout: float | None = None) -> Job:
+    async def cancel(self, job_id: str, *, discard: bool = False, timeout: float | None = None) -> TrainingJob:
         """Ask a job to stop; it writes a last checkpoint first unless `discard`."""
         return await self._connection.unary(jobs.cancel(job_id, discard=discard), timeout)
 
-    async def resume(self, job_id: str, *, timeout: float | None = None) -> Job:
+    async def resume(self, job_id: str, *, timeout: float | None = None) -> TrainingJob:
         """Start a failed or cancelled job again from its newest checkpoint."""
         return await self._connection.unary(jobs.resume(job_id), timeout)

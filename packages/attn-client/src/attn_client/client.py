@@ -7,7 +7,6 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from types import TracebackType
 
-from attn.v1.training_pb2 import TrainingSpec
 from attn_core.errors import AttnError
 from attn_schema import (
     AttentionMap,
@@ -21,10 +20,10 @@ from attn_schema import (
     SequenceScore,
     Tokenization,
 )
+from attn_schema.training import JobEvent, TrainingConfig, TrainingJob
 
 from attn_client.connection import Connection
 from attn_client.operations import inference, jobs, models
-from attn_client.results.jobs import Job, JobEvent
 from attn_client.resuming import WatchState
 from attn_client.settings import ClientSettings
 from attn_client.writer import Writer
@@ -139,20 +138,22 @@ class Jobs:
         self._connection = connection
 
     def submit(
-        self, spec: TrainingSpec, *, job_id: str = "", validate_only: bool = False, timeout: float | None = None
-    ) -> Job:
-        """Start a job; with the same `job_id` and specification again, that job is returned."""
-        return self._connection.unary(jobs.submit(spec, job_id, validate_only=validate_only), timeout)
+        self, config: TrainingConfig, *, job_id: str = "", validate_only: bool = False, timeout: float | None = None
+    ) -> TrainingJob:
+        """Start a job; with the same `job_id` and configuration again, that job is returned."""
+        return self._connection.unary(jobs.submit(config, job_id, validate_only=validate_only), timeout)
 
-    def get(self, job_id: str, *, timeout: float | None = None) -> Job:
+    def get(self, job_id: str, *, timeout: float | None = None) -> TrainingJob:
         """One job."""
         return self._connection.unary(jobs.get(job_id), timeout)
 
-    def list(self, *, timeout: float | None = None) -> list[Job]:
+    def list(self, *, timeout: float | None = None) -> list[TrainingJob]:
         """All jobs, newest first."""
         return self._connection.pages(jobs.list_jobs, timeout)
 
-    def watch(self, job_id: str, *, after: int = 0, patience: float = 60.0) -> Generator[Job | JobEvent, None, None]:
+    def watch(
+        self, job_id: str, *, after: int = 0, patience: float = 60.0
+    ) -> Generator[TrainingJob | JobEvent, None, None]:
         """The job as it is, then each event with an id above `after`, until the job is in a final state.
 
         A connection that breaks is made again, for up to `patience` seconds, and no event is lost or doubled.
@@ -169,10 +170,10 @@ class Jobs:
             except AttnError as error:
                 time.sleep(state.wait_after(error))
 
-    def cancel(self, job_id: str, *, discard: bool = False, timeout: float | None = None) -> Job:
+    def cancel(self, job_id: str, *, discard: bool = False, timeout: float | None = None) -> TrainingJob:
         """Ask a job to stop; it writes a last checkpoint first unless `discard`."""
         return self._connection.unary(jobs.cancel(job_id, discard=discard), timeout)
 
-    def resume(self, job_id: str, *, timeout: float | None = None) -> Job:
+    def resume(self, job_id: str, *, timeout: float | None = None) -> TrainingJob:
         """Start a failed or cancelled job again from its newest checkpoint."""
         return self._connection.unary(jobs.resume(job_id), timeout)

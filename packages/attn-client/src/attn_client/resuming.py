@@ -6,8 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from attn_core.errors import AttnError, Unavailable
-
-from attn_client.results.jobs import Job, JobEvent
+from attn_schema.training import JobEvent, TrainingJob
 
 FIRST_WAIT = 0.2
 LONGEST_WAIT = 5.0
@@ -24,9 +23,9 @@ class WatchState:
     _failing_since: float | None = None
     _wait: float = field(default=FIRST_WAIT)
 
-    def accept(self, update: Job | JobEvent | None) -> Job | JobEvent | None:
+    def accept(self, update: TrainingJob | JobEvent | None) -> TrainingJob | JobEvent | None:
         """Note an update; returns what the caller has not seen yet, or None."""
-        if isinstance(update, Job):
+        if isinstance(update, TrainingJob):
             # Every stream begins with the job; only the first is news, and none is progress.
             fresh, self.connected = not self.connected, True
             return update if fresh else None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from attn_core import AttentionSpec, Window
-from attn_core.kernels.block import BlockKernel, BlockParts, BlockStep, StackStep
+from attn_core.kernels.attend import BAND
+from attn_core.kernels.base import Anything, AtMost, Condition, MultipleOf, OneOf
+from attn_core.kernels.block import BlockKernel, BlockParts, BlockProblem, BlockStep, StackStep
 
 from attn_kernels_cpu.compiling import why_not
 
@@ -15,28 +17,44 @@ VECTOR = 16
 LARGEST_HEAD = 512
 
 
+@dataclass(frozen=True)
+class HeadSize:
+    """A number of elements of a head that vectors divide, up to the largest that buffers hold."""
+
+    def refuses(self, value: Any) -> str | None:
+        """Why the size is refused, or None if it is accepted."""
+        return MultipleOf(VECTOR).refuses(value) or AtMost(LARGEST_HEAD).refuses(value)
+
+
 class CpuBlock(BlockKernel):
     """Norms, projections, rotary positions, attention to rows where they lie, and a gated feed-forward."""
 
     name = "cpu_block"
     summary = "a whole pre-norm block with causal or windowed attention and SwiGLU, in C++"
 
+    accepts: ClassVar[Mapping[str, Condition]] = {
+        "linears": OneOf("attn_kernels_cpu.packed.PackedLinear"),
+        "mask": OneOf(BAND),
+        "key_size": HeadSize(),
+        "value_size": Anything(),
+        "query_heads": Anything(),
+        "key_value_heads": Anything(),
+        "intermediate_size": MultipleOf(VECTOR),
+    }
+
     def available(self) -> str | None:
         """Why the kernels cannot run here, or None."""
         return why_not()
 
-    def refuses(self, parts: BlockParts) -> str | None:
-        """Why this is not a block as Llama's, with the weights of this package's linear layers; None if it is."""
-        from attn_kernels_cpu.packed import PackedLinear
+    def further_refusals(self, problem: BlockProblem) -> list[str]:
+        """Keys and values are of one size."""
+        if problem.key_size == problem.value_size:
+            return []
+        return [f"value_size: {problem.value_size} is not the key_size {problem.key_size}"]
 
-        attention, gated = parts.attention, parts.feed_forward
-        if not all(
-            isinstance(m, PackedLinear) for m in (attention.projections, attention.output, gated.both, gated.down)
-        ):
-            return "its weights are packed by another package"
-        if gated.down.inputs % VECTOR:
-            return f"the feed-forward's inner width {gated.down.inputs} is not a multiple of {VECTOR}"
-        return refused_spec(attention.spec)
+    def cost(self, problem: BlockProblem) -> float:  # noqa: ARG002 -- the same for every size
+        """An estimate: as fast as the linear kernels of this package, without what torch adds to each operation."""
+        return 0.5
 
     def build(self, parts: BlockParts) -> BlockStep:
         """A `CpuBlockStep`."""
@@ -49,28 +67,3 @@ class CpuBlock(BlockKernel):
         from attn_kernels_cpu.block_step import CpuStackStep
 
         return CpuStackStep(steps)
-
-
-def refused_spec(spec: AttentionSpec) -> str | None:
-    """Why this is not scaled dots, softmax and causal or windowed over heads of one size; None if it is."""
-    heads = spec.heads
-    said = {
-        "score": spec.score.kind == "scaled_dot",
-        "modifiers": not spec.modifiers,
-        "distribution": spec.distribution.kind == "softmax",
-        "norm of queries and keys": spec.norm is None,
-        "source": not spec.cross,
-        "mask": _plain_mask(spec),
-        "unequal groups of heads": heads.per_group is not None,
-        "sizes of heads": heads.key_size == heads.value_size and heads.key_size % VECTOR == 0,
-        "size of heads": heads.key_size <= LARGEST_HEAD,
-    }
-    refused = [name for name, accepted in said.items() if not accepted]
-    return f"its attention has another {refused[0]}" if refused else None
-
-
-def _plain_mask(spec: AttentionSpec) -> bool:
-    mask = spec.mask
-    if isinstance(mask, Window):
-        return mask.right == 0 and mask.dilation == 1
-    return mask.kind == "causal"

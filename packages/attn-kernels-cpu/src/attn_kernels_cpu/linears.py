@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_core.errors import KernelRefused
-from attn_core.kernels.linear import LinearKernel, LinearShape
+from attn_core.kernels.base import Anything, Condition, MultipleOf
+from attn_core.kernels.linear import LinearKernel, LinearProblem
 
 from attn_kernels_cpu import chip
 from attn_kernels_cpu.compiling import why_not
@@ -29,13 +31,14 @@ class CpuLinear(LinearKernel):
         """Why the kernels cannot run here, or None."""
         return why_not()
 
-    def refuses(self, shape: LinearShape) -> str | None:  # noqa: ARG002 -- any shape
-        """Why the kernels could not be compiled, which is tried here; None where they are."""
+    def further_refusals(self, problem: LinearProblem) -> list[str]:  # noqa: ARG002 -- any shape
+        """Why the kernels could not be compiled, which is tried here."""
         from attn_kernels_cpu.library import trouble
 
-        return trouble()
+        reason = trouble()
+        return [] if reason is None else [reason]
 
-    def cost(self) -> float:
+    def cost(self, problem: LinearProblem) -> float:  # noqa: ARG002 -- the same for every size
         """See `LinearKernel.cost`."""
         return self.price
 
@@ -75,11 +78,13 @@ class AmxLinear(CpuLinear):
         """Why the kernels, or products of tiles, cannot run here, or None."""
         return super().available() or chip.without(chip.TILES, chip.flags())
 
-    def refuses(self, shape: LinearShape) -> str | None:
+    def further_refusals(self, problem: LinearProblem) -> list[str]:
         """Why the system keeps the tile registers to itself, where it does."""
         from attn_kernels_cpu.library import without_tiles
 
-        return super().refuses(shape) or without_tiles()
+        reasons = super().further_refusals(problem)
+        reason = None if reasons else without_tiles()
+        return reasons if reason is None else [reason]
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> Any:
         """A `PackedLinear`; raises `KernelRefused` where its instructions would end the process."""
@@ -127,11 +132,8 @@ class AmxInt8(AmxLinear):
 class QuantizedCpuLinear(CpuLinear):
     """Rows become int8 with a step for every 32 inputs."""
 
-    def refuses(self, shape: LinearShape) -> str | None:
-        """Inputs come in groups of 32."""
-        return (
-            f"{shape.inputs} inputs are not a multiple of {GROUP}" if shape.inputs % GROUP else super().refuses(shape)
-        )
+    # Inputs come in groups of 32.
+    sizes: ClassVar[Mapping[str, Condition]] = {"inputs": MultipleOf(GROUP), "outputs": Anything()}
 
 
 class CpuInt8(QuantizedCpuLinear):

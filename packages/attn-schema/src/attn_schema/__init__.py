@@ -36,6 +36,17 @@ from attn_schema.inference import (
 from attn_schema.sampling import EarlyStopping, SamplingParams, ScoringParams, StructuredOutput
 from attn_schema.schema import Checked, FieldInfo, Schema, fields_of
 from attn_schema.settings import ConnectionOptions, ServerConfig
+from attn_schema.training import (
+    CheckpointConfig,
+    DataConfig,
+    EvaluationConfig,
+    JobEvent,
+    JobState,
+    ModelConfig,
+    OptimizerConfig,
+    TrainingConfig,
+    TrainingJob,
+)
 
 __all__ = [
     "AttentionMap",
@@ -43,8 +54,10 @@ __all__ = [
     "BrokenPlugin",
     "ChatMessage",
     "Checked",
+    "CheckpointConfig",
     "Completion",
     "ConnectionOptions",
+    "DataConfig",
     "EarlyStopping",
     "ElementType",
     "EmbedRequest",
@@ -52,13 +65,18 @@ __all__ = [
     "EncoderPrompt",
     "EngineConfig",
     "EngineStats",
+    "EvaluationConfig",
     "FieldInfo",
     "FinishReason",
     "GenerateRequest",
+    "JobEvent",
+    "JobState",
     "Mechanism",
     "MechanismOption",
+    "ModelConfig",
     "ModelInfo",
     "ModelState",
+    "OptimizerConfig",
     "OutputDelta",
     "Paper",
     "Prompt",
@@ -76,6 +94,8 @@ __all__ = [
     "Tokenization",
     "TokenizeRequest",
     "TopLogprob",
+    "TrainingConfig",
+    "TrainingJob",
     "Usage",
     "fields_of",
 ]

@@ -5,6 +5,11 @@
 
 A parameter whose type is a noun becomes one option for each field: `--max-new-tokens`, with the field's description and
 default as help. `--config FILE` reads the same fields from a table named as the parameter; flags win over the file.
+
+    @with_flags(top="training", defaults=recipe_values)
+
+puts the fields of `training` at the top level of the file; `defaults(options)` gives values that hold where neither
+the file nor a flag does.
 """
 
 from __future__ import annotations
@@ -14,10 +19,11 @@ import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
 
 import typer
 from attn_core.errors import InvalidValue
+from attn_core.options import parse_options
 
 from attn_schema.config_file import read_config, require_known
 from attn_schema.schema import FieldInfo, Schema, fields_of, is_enum, is_noun
@@ -25,19 +31,31 @@ from attn_schema.schema import FieldInfo, Schema, fields_of, is_enum, is_noun
 CONFIG = "config"
 CONFIG_HELP = "TOML or YAML file with options: tables {tables}. Options on the command line win."
 
+Defaults: TypeAlias = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
-def with_flags(function: Callable[..., Any]) -> Callable[..., Any]:
+
+def with_flags(
+    function: Callable[..., Any] | None = None, *, top: str = "", defaults: Defaults | None = None
+) -> Callable[..., Any]:
     """The function as a typer command whose noun parameters are options; see the module."""
+    if function is None:
+        return functools.partial(with_flags, top=top, defaults=defaults)
     hints = typing.get_type_hints(function, include_extras=True)
     parameters = inspect.signature(function).parameters
     nouns: dict[str, type[Schema]] = {name: hints[name] for name in parameters if is_noun(hints[name])}
     own = [parameter.replace(annotation=hints[name]) for name, parameter in parameters.items() if name not in nouns]
-    config = Annotated[Path | None, typer.Option(help=CONFIG_HELP.format(tables=", ".join(nouns)), metavar="FILE")]
+    tables = [name for name in nouns if name != top]
+    for info in fields_of(nouns[top]) if top else ():
+        tables += [info.name] if is_noun(info.kind) else []
+    config = Annotated[Path | None, typer.Option(help=CONFIG_HELP.format(tables=", ".join(tables)), metavar="FILE")]
 
     @functools.wraps(function)
     def command(**given: Any) -> Any:
         path = given.pop(CONFIG)
         file = read_config(path) if path else {}
+        if top:
+            inner = {name: file.pop(name) for name in nouns if name in file}
+            file = {**inner, top: merged_values(defaults(given) if defaults else {}, file)}
         require_known(file, nouns, f"table of {path}")
         made = {name: _noun(noun, name, given, file.get(name, {})) for name, noun in nouns.items()}
         return function(**{item.name: given[item.name] for item in own}, **made)
@@ -71,7 +89,8 @@ def flag_fields(noun: type[Schema]) -> Iterator[FieldInfo]:
 
 def _parameter(info: FieldInfo) -> inspect.Parameter:
     flag = info.name.replace("_", "-")
-    names = [f"--{flag}"] if info.kind is not bool else [f"--{flag}/--no-{flag}" if info.default else f"--{flag}"]
+    can_be_off = info.kind is bool and (info.default or info.optional)
+    names = [f"--{flag}/--no-{flag}" if can_be_off else f"--{flag}"]
     if short := info.extra.get("short"):
         names.append(short)
     option = typer.Option(
@@ -137,6 +156,17 @@ def _merged(noun: type[Schema], given: dict[str, Any], file: Mapping[str, Any]) 
                 values[info.name] = inner
         elif (value := given.get(info.name)) is not None and value != []:
             values[info.name] = _parsed(info, value)
+            if get_origin(info.kind) is dict:
+                values[info.name] = {**(file.get(info.name) or {}), **values[info.name]}
+    return values
+
+
+def merged_values(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, where mappings are merged and of other values those `over` win."""
+    values = dict(base)
+    for name, value in over.items():
+        old = values.get(name)
+        values[name] = merged_values(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
     return values
 
 
@@ -149,6 +179,9 @@ def _parsed(info: FieldInfo, value: Any) -> Any:
 
 
 def _pair(info: FieldInfo, text: str) -> tuple[Any, Any]:
+    """Key and value; a value of any type is JSON where it can be, else text."""
+    if get_args(info.kind)[1] is Any:
+        return next(iter(parse_options([text], f"--{info.name.replace('_', '-')}").items()))
     key, _, value = text.partition("=")
     kinds = [_scalar(kind) for kind in get_args(info.kind)]
     try:

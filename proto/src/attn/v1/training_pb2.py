@@ -22,13 +22,11 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from attn.v1 import common_pb2 as attn_dot_v1_dot_common__pb2
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
-from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x61ttn/v1/training.proto\x12\x07\x61ttn.v1\x1a\x14\x61ttn/v1/common.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\"\xda\x03\n\x0bModelConfig\x12\r\n\x05width\x18\x01 \x01(\x05\x12\x0e\n\x06layers\x18\x02 \x01(\x05\x12\r\n\x05heads\x18\x03 \x01(\x05\x12\x10\n\x08kv_heads\x18\x04 \x01(\x05\x12\x11\n\thead_size\x18\x05 \x01(\x05\x12\x16\n\x0e\x63ontext_length\x18\x06 \x01(\x05\x12(\n\tmechanism\x18\x07 \x01(\x0b\x32\x15.attn.v1.MechanismRef\x12\x0c\n\x04norm\x18\x08 \x01(\t\x12\x16\n\x0enorm_placement\x18\t \x01(\t\x12\x12\n\nactivation\x18\n \x01(\t\x12\x19\n\x11\x66\x65\x65\x64_forward_size\x18\x0b \x01(\x05\x12\x11\n\tpositions\x18\x0c \x01(\t\x12\x0f\n\x07\x64ropout\x18\r \x01(\x02\x12\x1b\n\x0etie_embeddings\x18\x0e \x01(\x08H\x00\x88\x01\x01\x12\x0e\n\x06\x66\x61mily\x18\x0f \x01(\t\x12/\n\x0e\x66\x61mily_options\x18\x10 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x0f\n\x07\x65xperts\x18\x11 \x01(\x05\x12\x19\n\x11\x65xperts_per_token\x18\x12 \x01(\x05\x12\x0f\n\x07routing\x18\x13 \x01(\t\x12\x0f\n\x07\x62\x61lance\x18\x14 \x01(\x01\x42\x11\n\x0f_tie_embeddings\"\xa8\x01\n\nDataSource\x12\x0e\n\x04name\x18\x01 \x01(\tH\x00\x12\x0e\n\x04path\x18\x02 \x01(\tH\x00\x12\x11\n\ttokenizer\x18\x03 \x01(\t\x12 \n\x13validation_fraction\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x11\n\tlanguages\x18\x05 \x01(\t\x12\x12\n\nmost_pairs\x18\x06 \x01(\x05\x42\x06\n\x04kindB\x16\n\x14_validation_fraction\"\xdc\x02\n\x0fOptimizerConfig\x12\r\n\x05steps\x18\x01 \x01(\x03\x12\x12\n\nbatch_size\x18\x02 \x01(\x05\x12\x15\n\rlearning_rate\x18\x03 \x01(\x01\x12\x1e\n\x11min_learning_rate\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x19\n\x0cwarmup_steps\x18\x05 \x01(\x03H\x01\x88\x01\x01\x12\x19\n\x0cweight_decay\x18\x06 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05\x62\x65ta1\x18\x07 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05\x62\x65ta2\x18\x08 \x01(\x01H\x04\x88\x01\x01\x12\x1a\n\rgradient_clip\x18\t \x01(\x01H\x05\x88\x01\x01\x12\x17\n\x0flabel_smoothing\x18\n \x01(\x01\x42\x14\n\x12_min_learning_rateB\x0f\n\r_warmup_stepsB\x0f\n\r_weight_decayB\x08\n\x06_beta1B\x08\n\x06_beta2B\x10\n\x0e_gradient_clip\"\x8f\x01\n\x10\x43heckpointPolicy\x12\x16\n\x0einterval_steps\x18\x01 \x01(\x03\x12\x0c\n\x04keep\x18\x02 \x01(\x05\x12!\n\x19\x65valuation_interval_steps\x18\x03 \x01(\x03\x12\x1a\n\x12\x65valuation_batches\x18\x04 \x01(\x05\x12\x16\n\x0e\x62leu_sentences\x18\x05 \x01(\x05\"\x90\x02\n\x0cTrainingSpec\x12#\n\x05model\x18\x01 \x01(\x0b\x32\x14.attn.v1.ModelConfig\x12!\n\x04\x64\x61ta\x18\x02 \x01(\x0b\x32\x13.attn.v1.DataSource\x12+\n\toptimizer\x18\x03 \x01(\x0b\x32\x18.attn.v1.OptimizerConfig\x12-\n\ncheckpoint\x18\x04 \x01(\x0b\x32\x19.attn.v1.CheckpointPolicy\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x19\n\x0cmax_failures\x18\x06 \x01(\x05H\x00\x88\x01\x01\x12\x0f\n\x07workers\x18\x07 \x01(\x05\x12\x11\n\tprecision\x18\x08 \x01(\tB\x0f\n\r_max_failures\"\xfd\x03\n\x0bTrainingJob\x12\n\n\x02id\x18\x01 \x01(\t\x12#\n\x04spec\x18\x02 \x01(\x0b\x32\x15.attn.v1.TrainingSpec\x12 \n\x05state\x18\x03 \x01(\x0e\x32\x11.attn.v1.JobState\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x05\x12\x0c\n\x04step\x18\x05 \x01(\x03\x12;\n\x0clast_metrics\x18\x06 \x03(\x0b\x32%.attn.v1.TrainingJob.LastMetricsEntry\x12.\n\x11latest_checkpoint\x18\x07 \x01(\x0b\x32\x13.attn.v1.Checkpoint\x12!\n\x05\x65rror\x18\x08 \x01(\x0b\x32\x12.google.rpc.Status\x12/\n\x0b\x63reate_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nstart_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rlast_event_id\x18\x0c \x01(\x03\x12\x12\n\nmodel_path\x18\r \x01(\t\x1a\x32\n\x10LastMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x81\x02\n\x08JobEvent\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\x03\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x05\x12,\n\x0cstate_change\x18\x04 \x01(\x0b\x32\x14.attn.v1.StateChangeH\x00\x12#\n\x07metrics\x18\x05 \x01(\x0b\x32\x10.attn.v1.MetricsH\x00\x12)\n\ncheckpoint\x18\x06 \x01(\x0b\x32\x13.attn.v1.CheckpointH\x00\x12\x1f\n\x03log\x18\x07 \x01(\x0b\x32\x10.attn.v1.LogLineH\x00\x42\t\n\x07payload\"y\n\x0bStateChange\x12#\n\x08previous\x18\x01 \x01(\x0e\x32\x11.attn.v1.JobState\x12\"\n\x07\x63urrent\x18\x02 \x01(\x0e\x32\x11.attn.v1.JobState\x12!\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.Status\"t\n\x07Metrics\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12,\n\x06values\x18\x02 \x03(\x0b\x32\x1c.attn.v1.Metrics.ValuesEntry\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x17\n\x07LogLine\x12\x0c\n\x04text\x18\x01 \x01(\t\"m\n\nCheckpoint\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"f\n\x18SubmitTrainingJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12#\n\x04spec\x18\x02 \x01(\x0b\x32\x15.attn.v1.TrainingSpec\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\">\n\x19SubmitTrainingJobResponse\x12!\n\x03job\x18\x01 \x01(\x0b\x32\x14.attn.v1.TrainingJob\"#\n\x15GetTrainingJobRequest\x12\n\n\x02id\x18\x01 \x01(\t\";\n\x16GetTrainingJobResponse\x12!\n\x03job\x18\x01 \x01(\x0b\x32\x14.attn.v1.TrainingJob\"@\n\x17ListTrainingJobsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"W\n\x18ListTrainingJobsResponse\x12\"\n\x04jobs\x18\x01 \x03(\x0b\x32\x14.attn.v1.TrainingJob\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"=\n\x17WatchTrainingJobRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_event_id\x18\x02 \x01(\x03\"\x94\x01\n\x18WatchTrainingJobResponse\x12#\n\x03job\x18\x01 \x01(\x0b\x32\x14.attn.v1.TrainingJobH\x00\x12\"\n\x05\x65vent\x18\x02 \x01(\x0b\x32\x11.attn.v1.JobEventH\x00\x12\'\n\theartbeat\x18\x03 \x01(\x0b\x32\x12.attn.v1.HeartbeatH\x00\x42\x06\n\x04kind\"\"\n\tHeartbeat\x12\x15\n\rlast_event_id\x18\x01 \x01(\x03\"7\n\x18\x43\x61ncelTrainingJobRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x64iscard\x18\x02 \x01(\x08\">\n\x19\x43\x61ncelTrainingJobResponse\x12!\n\x03job\x18\x01 \x01(\x0b\x32\x14.attn.v1.TrainingJob\"&\n\x18ResumeTrainingJobRequest\x12\n\n\x02id\x18\x01 \x01(\t\">\n\x19ResumeTrainingJobResponse\x12!\n\x03job\x18\x01 \x01(\x0b\x32\x14.attn.v1.TrainingJob*\xe6\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10JOB_STATE_QUEUED\x10\x01\x12\x16\n\x12JOB_STATE_STARTING\x10\x02\x12\x15\n\x11JOB_STATE_RUNNING\x10\x03\x12\x18\n\x14JOB_STATE_RECOVERING\x10\x04\x12\x18\n\x14JOB_STATE_CANCELLING\x10\x05\x12\x17\n\x13JOB_STATE_SUCCEEDED\x10\x06\x12\x14\n\x10JOB_STATE_FAILED\x10\x07\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x08\x32\xac\x04\n\x0fTrainingService\x12Z\n\x11SubmitTrainingJob\x12!.attn.v1.SubmitTrainingJobRequest\x1a\".attn.v1.SubmitTrainingJobResponse\x12Q\n\x0eGetTrainingJob\x12\x1e.attn.v1.GetTrainingJobRequest\x1a\x1f.attn.v1.GetTrainingJobResponse\x12W\n\x10ListTrainingJobs\x12 .attn.v1.ListTrainingJobsRequest\x1a!.attn.v1.ListTrainingJobsResponse\x12Y\n\x10WatchTrainingJob\x12 .attn.v1.WatchTrainingJobRequest\x1a!.attn.v1.WatchTrainingJobResponse0\x01\x12Z\n\x11\x43\x61ncelTrainingJob\x12!.attn.v1.CancelTrainingJobRequest\x1a\".attn.v1.CancelTrainingJobResponse\x12Z\n\x11ResumeTrainingJob\x12!.attn.v1.ResumeTrainingJobRequest\x1a\".attn.v1.ResumeTrainingJobResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x61ttn/v1/training.proto\x12\x07\x61ttn.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe5\x02\n\x0eTrainingConfig\x12#\n\x05model\x18\x01 \x01(\x0b\x32\x14.attn.v1.ModelConfig\x12!\n\x04\x64\x61ta\x18\x02 \x01(\x0b\x32\x13.attn.v1.DataConfig\x12+\n\toptimizer\x18\x03 \x01(\x0b\x32\x18.attn.v1.OptimizerConfig\x12-\n\ncheckpoint\x18\x04 \x01(\x0b\x32\x19.attn.v1.CheckpointConfig\x12-\n\nevaluation\x18\x05 \x01(\x0b\x32\x19.attn.v1.EvaluationConfig\x12\x16\n\tprecision\x18\x06 \x01(\tH\x00\x88\x01\x01\x12\x0c\n\x04seed\x18\x07 \x01(\x04\x12\x19\n\x0cmax_failures\x18\x08 \x01(\x05H\x01\x88\x01\x01\x12\x14\n\x07workers\x18\t \x01(\x05H\x02\x88\x01\x01\x42\x0c\n\n_precisionB\x0f\n\r_max_failuresB\n\n\x08_workers\"\x8d\x08\n\x0bModelConfig\x12\x13\n\x06\x66\x61mily\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x16\n\tmechanism\x18\x02 \x01(\tH\x01\x88\x01\x01\x12(\n\x07options\x18\x03 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x18\n\x0bhidden_size\x18\x04 \x01(\x05H\x02\x88\x01\x01\x12\x17\n\nnum_layers\x18\x05 \x01(\x05H\x03\x88\x01\x01\x12\x16\n\tnum_heads\x18\x06 \x01(\x05H\x04\x88\x01\x01\x12\x19\n\x0cnum_kv_heads\x18\x07 \x01(\x05H\x05\x88\x01\x01\x12\x15\n\x08head_dim\x18\x08 \x01(\x05H\x06\x88\x01\x01\x12\x1e\n\x11intermediate_size\x18\t \x01(\x05H\x07\x88\x01\x01\x12\x18\n\x0bmax_seq_len\x18\n \x01(\x05H\x08\x88\x01\x01\x12\x1c\n\x0fmax_encoder_len\x18\x0b \x01(\x05H\t\x88\x01\x01\x12\x11\n\x04norm\x18\x0c \x01(\tH\n\x88\x01\x01\x12\x17\n\nnorm_place\x18\r \x01(\tH\x0b\x88\x01\x01\x12\x19\n\x0c\x66\x65\x65\x64_forward\x18\x0e \x01(\tH\x0c\x88\x01\x01\x12\x16\n\tpositions\x18\x0f \x01(\tH\r\x88\x01\x01\x12\x14\n\x07\x64ropout\x18\x10 \x01(\x01H\x0e\x88\x01\x01\x12\x1e\n\x11\x61ttention_dropout\x18\x11 \x01(\x01H\x0f\x88\x01\x01\x12 \n\x13tie_word_embeddings\x18\x12 \x01(\x08H\x10\x88\x01\x01\x12\x14\n\x07\x65xperts\x18\x13 \x01(\x05H\x11\x88\x01\x01\x12\x1e\n\x11\x65xperts_per_token\x18\x14 \x01(\x05H\x12\x88\x01\x01\x12\x14\n\x07routing\x18\x15 \x01(\tH\x13\x88\x01\x01\x12!\n\x14router_aux_loss_coef\x18\x16 \x01(\x01H\x14\x88\x01\x01\x12\x17\n\nkv_sharing\x18\x17 \x01(\tH\x15\x88\x01\x01\x12.\n\rmodel_options\x18\x18 \x01(\x0b\x32\x17.google.protobuf.StructB\t\n\x07_familyB\x0c\n\n_mechanismB\x0e\n\x0c_hidden_sizeB\r\n\x0b_num_layersB\x0c\n\n_num_headsB\x0f\n\r_num_kv_headsB\x0b\n\t_head_dimB\x14\n\x12_intermediate_sizeB\x0e\n\x0c_max_seq_lenB\x12\n\x10_max_encoder_lenB\x07\n\x05_normB\r\n\x0b_norm_placeB\x0f\n\r_feed_forwardB\x0c\n\n_positionsB\n\n\x08_dropoutB\x14\n\x12_attention_dropoutB\x16\n\x14_tie_word_embeddingsB\n\n\x08_expertsB\x14\n\x12_experts_per_tokenB\n\n\x08_routingB\x17\n\x15_router_aux_loss_coefB\r\n\x0b_kv_sharing\"\xa3\x01\n\nDataConfig\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x16\n\ttokenizer\x18\x02 \x01(\tH\x00\x88\x01\x01\x12 \n\x13validation_fraction\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x11\n\tlanguages\x18\x04 \x01(\t\x12\x11\n\tmax_pairs\x18\x05 \x01(\x05\x42\x0c\n\n_tokenizerB\x16\n\x14_validation_fraction\"\x80\x03\n\x0fOptimizerConfig\x12\x12\n\x05steps\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x17\n\nbatch_size\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x1a\n\rlearning_rate\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x1e\n\x11min_learning_rate\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x14\n\x0cwarmup_steps\x18\x05 \x01(\x03\x12\x19\n\x0cweight_decay\x18\x06 \x01(\x01H\x04\x88\x01\x01\x12\x12\n\x05\x62\x65ta1\x18\x07 \x01(\x01H\x05\x88\x01\x01\x12\x12\n\x05\x62\x65ta2\x18\x08 \x01(\x01H\x06\x88\x01\x01\x12\x1a\n\rmax_grad_norm\x18\t \x01(\x01H\x07\x88\x01\x01\x12\x17\n\x0flabel_smoothing\x18\n \x01(\x01\x42\x08\n\x06_stepsB\r\n\x0b_batch_sizeB\x10\n\x0e_learning_rateB\x14\n\x12_min_learning_rateB\x0f\n\r_weight_decayB\x08\n\x06_beta1B\x08\n\x06_beta2B\x10\n\x0e_max_grad_norm\"n\n\x10\x43heckpointConfig\x12\x17\n\nsave_steps\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x1d\n\x10save_total_limit\x18\x02 \x01(\x05H\x01\x88\x01\x01\x42\r\n\x0b_save_stepsB\x13\n\x11_save_total_limit\"\xac\x01\n\x10\x45valuationConfig\x12\x1a\n\rlogging_steps\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x17\n\neval_steps\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x19\n\x0c\x65val_batches\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x16\n\x0e\x62leu_sentences\x18\x04 \x01(\x05\x42\x10\n\x0e_logging_stepsB\r\n\x0b_eval_stepsB\x0f\n\r_eval_batches\"\x80\x04\n\x0bTrainingJob\x12\n\n\x02id\x18\x01 \x01(\t\x12\'\n\x06\x63onfig\x18\x02 \x01(\x0b\x32\x17.attn.v1.TrainingConfig\x12 \n\x05state\x18\x03 \x01(\x0e\x32\x11.attn.v1.JobState\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x05\x12\x0c\n\x04step\x18\x05 \x01(\x03\x12;\n\x0clast_metrics\x18\x06 \x03(\x0b\x32%.attn.v1.TrainingJob.LastMetricsEntry\x12.\n\x11latest_checkpoint\x18\x07 \x01(\x0b\x32\x13.attn.v1.Checkpoint\x12 \n\x05\x65rror\x18\x08 \x01(\x0b\x32\x11.attn.v1.JobError\x12/\n\x0b\x63reate_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nstart_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rlast_event_id\x18\x0c \x01(\x03\x12\x12\n\nmodel_path\x18\r \x01(\t\x1a\x32\n\x10LastMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xfb\x01\n\x08JobEvent\x12\n\n\x02id\x18\x01 \x01(\x03\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x05\x12,\n\x0cstate_change\x18\x04 \x01(\x0b\x32\x14.attn.v1.StateChangeH\x00\x12#\n\x07metrics\x18\x05 \x01(\x0b\x32\x10.attn.v1.MetricsH\x00\x12)\n\ncheckpoint\x18\x06 \x01(\x0b\x32\x13.attn.v1.CheckpointH\x00\x12\x1f\n\x03log\x18\x07 \x01(\x0b\x32\x10.attn.v1.LogLineH\x00\x42\t\n\x07payload\"x\n\x0bStateChange\x12#\n\x08previous\x18\x01 \x01(\x0e\x32\x11.attn.v1.JobState\x12\"\n\x07\x63urrent\x18\x02 \x01(\x0e\x32\x11.attn.v1.JobState\x12 \n\x05\x65rror\x18\x03 \x01(\x0b\x32\x11.attn.v1.JobError\"t\n\x07Metrics\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12,\n\x06values\x18\x02 \x03(\x0b\x32\x1c.attn.v1.Metrics.ValuesEntry\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"m\n\nCheckpoint\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x17\n\x07LogLine\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x8f\x01\n\x08JobError\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x31\n\x08metadata\x18\x03 \x03(\x0b\x32\x1f.attn.v1.JobError.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"j\n\x18SubmitTrainingJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\'\n\x06\x63onfig\x18\x02 \x01(\x0b\x32\x17.attn.v1.TrainingConfig\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\">\n\x19SubmitTrainingJobResponse\x12!\n\x03job\x18\x01 \x01(\x0b\x32\x14.attn.v1.TrainingJob\"#\n\x15GetTrainingJobRequest\x12\n\n\x02id\x18\x01 \x01(\t\";\n\x16GetTrainingJobResponse\x12!\n\x03job\x18\x01 \x01(\x0b\x32\x14.attn.v1.TrainingJob\"@\n\x17ListTrainingJobsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"W\n\x18ListTrainingJobsResponse\x12\"\n\x04jobs\x18\x01 \x03(\x0b\x32\x14.attn.v1.TrainingJob\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"=\n\x17WatchTrainingJobRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_event_id\x18\x02 \x01(\x03\"\x94\x01\n\x18WatchTrainingJobResponse\x12#\n\x03job\x18\x01 \x01(\x0b\x32\x14.attn.v1.TrainingJobH\x00\x12\"\n\x05\x65vent\x18\x02 \x01(\x0b\x32\x11.attn.v1.JobEventH\x00\x12\'\n\theartbeat\x18\x03 \x01(\x0b\x32\x12.attn.v1.HeartbeatH\x00\x42\x06\n\x04kind\"\"\n\tHeartbeat\x12\x15\n\rlast_event_id\x18\x01 \x01(\x03\"7\n\x18\x43\x61ncelTrainingJobRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x64iscard\x18\x02 \x01(\x08\">\n\x19\x43\x61ncelTrainingJobResponse\x12!\n\x03job\x18\x01 \x01(\x0b\x32\x14.attn.v1.TrainingJob\"&\n\x18ResumeTrainingJobRequest\x12\n\n\x02id\x18\x01 \x01(\t\">\n\x19ResumeTrainingJobResponse\x12!\n\x03job\x18\x01 \x01(\x0b\x32\x14.attn.v1.TrainingJob*\xe6\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10JOB_STATE_QUEUED\x10\x01\x12\x16\n\x12JOB_STATE_STARTING\x10\x02\x12\x15\n\x11JOB_STATE_RUNNING\x10\x03\x12\x18\n\x14JOB_STATE_RECOVERING\x10\x04\x12\x18\n\x14JOB_STATE_CANCELLING\x10\x05\x12\x17\n\x13JOB_STATE_SUCCEEDED\x10\x06\x12\x14\n\x10JOB_STATE_FAILED\x10\x07\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x08\x32\xac\x04\n\x0fTrainingService\x12Z\n\x11SubmitTrainingJob\x12!.attn.v1.SubmitTrainingJobRequest\x1a\".attn.v1.SubmitTrainingJobResponse\x12Q\n\x0eGetTrainingJob\x12\x1e.attn.v1.GetTrainingJobRequest\x1a\x1f.attn.v1.GetTrainingJobResponse\x12W\n\x10ListTrainingJobs\x12 .attn.v1.ListTrainingJobsRequest\x1a!.attn.v1.ListTrainingJobsResponse\x12Y\n\x10WatchTrainingJob\x12 .attn.v1.WatchTrainingJobRequest\x1a!.attn.v1.WatchTrainingJobResponse0\x01\x12Z\n\x11\x43\x61ncelTrainingJob\x12!.attn.v1.CancelTrainingJobRequest\x1a\".attn.v1.CancelTrainingJobResponse\x12Z\n\x11ResumeTrainingJob\x12!.attn.v1.ResumeTrainingJobRequest\x1a\".attn.v1.ResumeTrainingJobResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,60 +37,68 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRAININGJOB_LASTMETRICSENTRY']._serialized_options = b'8\001'
   _globals['_METRICS_VALUESENTRY']._loaded_options = None
   _globals['_METRICS_VALUESENTRY']._serialized_options = b'8\001'
-  _globals['_JOBSTATE']._serialized_start=3611
-  _globals['_JOBSTATE']._serialized_end=3841
-  _globals['_MODELCONFIG']._serialized_start=146
-  _globals['_MODELCONFIG']._serialized_end=620
-  _globals['_DATASOURCE']._serialized_start=623
-  _globals['_DATASOURCE']._serialized_end=791
-  _globals['_OPTIMIZERCONFIG']._serialized_start=794
-  _globals['_OPTIMIZERCONFIG']._serialized_end=1142
-  _globals['_CHECKPOINTPOLICY']._serialized_start=1145
-  _globals['_CHECKPOINTPOLICY']._serialized_end=1288
-  _globals['_TRAININGSPEC']._serialized_start=1291
-  _globals['_TRAININGSPEC']._serialized_end=1563
-  _globals['_TRAININGJOB']._serialized_start=1566
-  _globals['_TRAININGJOB']._serialized_end=2075
-  _globals['_TRAININGJOB_LASTMETRICSENTRY']._serialized_start=2025
-  _globals['_TRAININGJOB_LASTMETRICSENTRY']._serialized_end=2075
-  _globals['_JOBEVENT']._serialized_start=2078
-  _globals['_JOBEVENT']._serialized_end=2335
-  _globals['_STATECHANGE']._serialized_start=2337
-  _globals['_STATECHANGE']._serialized_end=2458
-  _globals['_METRICS']._serialized_start=2460
-  _globals['_METRICS']._serialized_end=2576
-  _globals['_METRICS_VALUESENTRY']._serialized_start=2531
-  _globals['_METRICS_VALUESENTRY']._serialized_end=2576
-  _globals['_LOGLINE']._serialized_start=2578
-  _globals['_LOGLINE']._serialized_end=2601
-  _globals['_CHECKPOINT']._serialized_start=2603
-  _globals['_CHECKPOINT']._serialized_end=2712
-  _globals['_SUBMITTRAININGJOBREQUEST']._serialized_start=2714
-  _globals['_SUBMITTRAININGJOBREQUEST']._serialized_end=2816
-  _globals['_SUBMITTRAININGJOBRESPONSE']._serialized_start=2818
-  _globals['_SUBMITTRAININGJOBRESPONSE']._serialized_end=2880
-  _globals['_GETTRAININGJOBREQUEST']._serialized_start=2882
-  _globals['_GETTRAININGJOBREQUEST']._serialized_end=2917
-  _globals['_GETTRAININGJOBRESPONSE']._serialized_start=2919
-  _globals['_GETTRAININGJOBRESPONSE']._serialized_end=2978
-  _globals['_LISTTRAININGJOBSREQUEST']._serialized_start=2980
-  _globals['_LISTTRAININGJOBSREQUEST']._serialized_end=3044
-  _globals['_LISTTRAININGJOBSRESPONSE']._serialized_start=3046
-  _globals['_LISTTRAININGJOBSRESPONSE']._serialized_end=3133
-  _globals['_WATCHTRAININGJOBREQUEST']._serialized_start=3135
-  _globals['_WATCHTRAININGJOBREQUEST']._serialized_end=3196
-  _globals['_WATCHTRAININGJOBRESPONSE']._serialized_start=3199
-  _globals['_WATCHTRAININGJOBRESPONSE']._serialized_end=3347
-  _globals['_HEARTBEAT']._serialized_start=3349
-  _globals['_HEARTBEAT']._serialized_end=3383
-  _globals['_CANCELTRAININGJOBREQUEST']._serialized_start=3385
-  _globals['_CANCELTRAININGJOBREQUEST']._serialized_end=3440
-  _globals['_CANCELTRAININGJOBRESPONSE']._serialized_start=3442
-  _globals['_CANCELTRAININGJOBRESPONSE']._serialized_end=3504
-  _globals['_RESUMETRAININGJOBREQUEST']._serialized_start=3506
-  _globals['_RESUMETRAININGJOBREQUEST']._serialized_end=3544
-  _globals['_RESUMETRAININGJOBRESPONSE']._serialized_start=3546
-  _globals['_RESUMETRAININGJOBRESPONSE']._serialized_end=3608
-  _globals['_TRAININGSERVICE']._serialized_start=3844
-  _globals['_TRAININGSERVICE']._serialized_end=4400
+  _globals['_JOBERROR_METADATAENTRY']._loaded_options = None
+  _globals['_JOBERROR_METADATAENTRY']._serialized_options = b'8\001'
+  _globals['_JOBSTATE']._serialized_start=4530
+  _globals['_JOBSTATE']._serialized_end=4760
+  _globals['_TRAININGCONFIG']._serialized_start=99
+  _globals['_TRAININGCONFIG']._serialized_end=456
+  _globals['_MODELCONFIG']._serialized_start=459
+  _globals['_MODELCONFIG']._serialized_end=1496
+  _globals['_DATACONFIG']._serialized_start=1499
+  _globals['_DATACONFIG']._serialized_end=1662
+  _globals['_OPTIMIZERCONFIG']._serialized_start=1665
+  _globals['_OPTIMIZERCONFIG']._serialized_end=2049
+  _globals['_CHECKPOINTCONFIG']._serialized_start=2051
+  _globals['_CHECKPOINTCONFIG']._serialized_end=2161
+  _globals['_EVALUATIONCONFIG']._serialized_start=2164
+  _globals['_EVALUATIONCONFIG']._serialized_end=2336
+  _globals['_TRAININGJOB']._serialized_start=2339
+  _globals['_TRAININGJOB']._serialized_end=2851
+  _globals['_TRAININGJOB_LASTMETRICSENTRY']._serialized_start=2801
+  _globals['_TRAININGJOB_LASTMETRICSENTRY']._serialized_end=2851
+  _globals['_JOBEVENT']._serialized_start=2854
+  _globals['_JOBEVENT']._serialized_end=3105
+  _globals['_STATECHANGE']._serialized_start=3107
+  _globals['_STATECHANGE']._serialized_end=3227
+  _globals['_METRICS']._serialized_start=3229
+  _globals['_METRICS']._serialized_end=3345
+  _globals['_METRICS_VALUESENTRY']._serialized_start=3300
+  _globals['_METRICS_VALUESENTRY']._serialized_end=3345
+  _globals['_CHECKPOINT']._serialized_start=3347
+  _globals['_CHECKPOINT']._serialized_end=3456
+  _globals['_LOGLINE']._serialized_start=3458
+  _globals['_LOGLINE']._serialized_end=3481
+  _globals['_JOBERROR']._serialized_start=3484
+  _globals['_JOBERROR']._serialized_end=3627
+  _globals['_JOBERROR_METADATAENTRY']._serialized_start=3580
+  _globals['_JOBERROR_METADATAENTRY']._serialized_end=3627
+  _globals['_SUBMITTRAININGJOBREQUEST']._serialized_start=3629
+  _globals['_SUBMITTRAININGJOBREQUEST']._serialized_end=3735
+  _globals['_SUBMITTRAININGJOBRESPONSE']._serialized_start=3737
+  _globals['_SUBMITTRAININGJOBRESPONSE']._serialized_end=3799
+  _globals['_GETTRAININGJOBREQUEST']._serialized_start=3801
+  _globals['_GETTRAININGJOBREQUEST']._serialized_end=3836
+  _globals['_GETTRAININGJOBRESPONSE']._serialized_start=3838
+  _globals['_GETTRAININGJOBRESPONSE']._serialized_end=3897
+  _globals['_LISTTRAININGJOBSREQUEST']._serialized_start=3899
+  _globals['_LISTTRAININGJOBSREQUEST']._serialized_end=3963
+  _globals['_LISTTRAININGJOBSRESPONSE']._serialized_start=3965
+  _globals['_LISTTRAININGJOBSRESPONSE']._serialized_end=4052
+  _globals['_WATCHTRAININGJOBREQUEST']._serialized_start=4054
+  _globals['_WATCHTRAININGJOBREQUEST']._serialized_end=4115
+  _globals['_WATCHTRAININGJOBRESPONSE']._serialized_start=4118
+  _globals['_WATCHTRAININGJOBRESPONSE']._serialized_end=4266
+  _globals['_HEARTBEAT']._serialized_start=4268
+  _globals['_HEARTBEAT']._serialized_end=4302
+  _globals['_CANCELTRAININGJOBREQUEST']._serialized_start=4304
+  _globals['_CANCELTRAININGJOBREQUEST']._serialized_end=4359
+  _globals['_CANCELTRAININGJOBRESPONSE']._serialized_start=4361
+  _globals['_CANCELTRAININGJOBRESPONSE']._serialized_end=4423
+  _globals['_RESUMETRAININGJOBREQUEST']._serialized_start=4425
+  _globals['_RESUMETRAININGJOBREQUEST']._serialized_end=4463
+  _globals['_RESUMETRAININGJOBRESPONSE']._serialized_start=4465
+  _globals['_RESUMETRAININGJOBRESPONSE']._serialized_end=4527
+  _globals['_TRAININGSERVICE']._serialized_start=4763
+  _globals['_TRAININGSERVICE']._serialized_end=5319
 # @@protoc_insertion_point(module_scope)

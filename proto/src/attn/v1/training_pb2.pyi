@@ -3,7 +3,6 @@
 isort:skip_file
 """
 
-from attn.v1 import common_pb2 as _common_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -11,7 +10,6 @@ from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
-from google.rpc import status_pb2 as _status_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -72,171 +70,342 @@ JOB_STATE_CANCELLED: JobState.ValueType  # 8
 Global___JobState: _TypeAlias = JobState  # noqa: Y015
 
 @_typing.final
-class ModelConfig(_message.Message):
-    """The shape of a model to train."""
+class TrainingConfig(_message.Message):
+    """A training job: equal configurations give equal losses, bit for bit, on equal machines."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    WIDTH_FIELD_NUMBER: _builtins.int
-    LAYERS_FIELD_NUMBER: _builtins.int
-    HEADS_FIELD_NUMBER: _builtins.int
-    KV_HEADS_FIELD_NUMBER: _builtins.int
-    HEAD_SIZE_FIELD_NUMBER: _builtins.int
-    CONTEXT_LENGTH_FIELD_NUMBER: _builtins.int
-    MECHANISM_FIELD_NUMBER: _builtins.int
-    NORM_FIELD_NUMBER: _builtins.int
-    NORM_PLACEMENT_FIELD_NUMBER: _builtins.int
-    ACTIVATION_FIELD_NUMBER: _builtins.int
-    FEED_FORWARD_SIZE_FIELD_NUMBER: _builtins.int
-    POSITIONS_FIELD_NUMBER: _builtins.int
-    DROPOUT_FIELD_NUMBER: _builtins.int
-    TIE_EMBEDDINGS_FIELD_NUMBER: _builtins.int
-    FAMILY_FIELD_NUMBER: _builtins.int
-    FAMILY_OPTIONS_FIELD_NUMBER: _builtins.int
-    EXPERTS_FIELD_NUMBER: _builtins.int
-    EXPERTS_PER_TOKEN_FIELD_NUMBER: _builtins.int
-    ROUTING_FIELD_NUMBER: _builtins.int
-    BALANCE_FIELD_NUMBER: _builtins.int
-    width: _builtins.int
-    """The size of the residual stream; a multiple of `heads` unless `head_size` is given."""
-    layers: _builtins.int
-    """The number of blocks."""
-    heads: _builtins.int
-    """Query heads in each layer."""
-    kv_heads: _builtins.int
-    """Key and value heads in each layer, a divisor of `heads`; 0 means `heads`."""
-    head_size: _builtins.int
-    """The size of a head; 0 means `width` divided by `heads`."""
-    context_length: _builtins.int
-    """The most tokens the model sees at once."""
-    norm: _builtins.str
-    """The normalisation: "layernorm" or "rmsnorm"; empty means the server's default."""
-    norm_placement: _builtins.str
-    """Where it stands: "pre", "post" or "both", as in Gemma 2; empty means "pre"."""
-    activation: _builtins.str
-    """The feed-forward activation: "gelu", "gelu_tanh", "relu", "swiglu", "geglu" or "geglu_tanh"; empty means "gelu"."""
-    feed_forward_size: _builtins.int
-    """The size of the feed-forward layer; 0 means the server's default for the activation."""
-    positions: _builtins.str
-    """The positions: "learned", "rotary", "sinusoidal" or "none"; empty means the server's default."""
-    dropout: _builtins.float
-    """The probability with which activations are dropped in training, in [0, 1)."""
-    tie_embeddings: _builtins.bool
-    """Whether the output layer shares the token embedding; absent means yes."""
-    family: _builtins.str
-    """The family of the model; empty means "decoder". Of others only `family_options` says the shape, and all above is empty."""
-    experts: _builtins.int
-    """Feed-forward layers in each block, of which a token uses `experts_per_token`; 0 means one for all tokens."""
-    experts_per_token: _builtins.int
-    """The experts a token uses, at most `experts`; 0 without experts."""
-    routing: _builtins.str
-    """What weighs the chosen experts: "mixtral", a softmax over them, "switch" or "deepseek_v2", their part of one over all,
-    or "deepseek_v3", sigmoids; empty means "mixtral".
-    """
-    balance: _builtins.float
-    """The weight of the loss that spreads tokens over the experts, at least 0; it is part of the training loss."""
+    MODEL_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    OPTIMIZER_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    EVALUATION_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    MAX_FAILURES_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    precision: _builtins.str
+    """Element type of the products of linear layers in updates."""
+    seed: _builtins.int
+    """Seed of initial weights, data order and dropout."""
+    max_failures: _builtins.int
+    """Lost workers that are replaced before the job fails."""
+    workers: _builtins.int
+    """Workers that share each batch."""
     @_builtins.property
-    def mechanism(self) -> _common_pb2.MechanismRef:
-        """The mechanism of every attention layer; it must be able to be causal."""
+    def model(self) -> Global___ModelConfig:
+        """The model."""
 
     @_builtins.property
-    def family_options(self) -> _struct_pb2.Struct:
-        """The fields of the family's config by name, without `vocabulary`. For a decoder those for which there is no field here,
-        such as `lenders`, `pattern`, `n_shared_experts` or `prediction_depth`.
-        """
+    def data(self) -> Global___DataConfig:
+        """The data."""
+
+    @_builtins.property
+    def optimizer(self) -> Global___OptimizerConfig:
+        """The optimizer."""
+
+    @_builtins.property
+    def checkpoint(self) -> Global___CheckpointConfig:
+        """Checkpoints."""
+
+    @_builtins.property
+    def evaluation(self) -> Global___EvaluationConfig:
+        """Metrics."""
 
     def __init__(
         self,
         *,
-        width: _builtins.int = ...,
-        layers: _builtins.int = ...,
-        heads: _builtins.int = ...,
-        kv_heads: _builtins.int = ...,
-        head_size: _builtins.int = ...,
-        context_length: _builtins.int = ...,
-        mechanism: _common_pb2.MechanismRef | None = ...,
-        norm: _builtins.str = ...,
-        norm_placement: _builtins.str = ...,
-        activation: _builtins.str = ...,
-        feed_forward_size: _builtins.int = ...,
-        positions: _builtins.str = ...,
-        dropout: _builtins.float = ...,
-        tie_embeddings: _builtins.bool | None = ...,
-        family: _builtins.str = ...,
-        family_options: _struct_pb2.Struct | None = ...,
-        experts: _builtins.int = ...,
-        experts_per_token: _builtins.int = ...,
-        routing: _builtins.str = ...,
-        balance: _builtins.float = ...,
+        model: Global___ModelConfig | None = ...,
+        data: Global___DataConfig | None = ...,
+        optimizer: Global___OptimizerConfig | None = ...,
+        checkpoint: Global___CheckpointConfig | None = ...,
+        evaluation: Global___EvaluationConfig | None = ...,
+        precision: _builtins.str | None = ...,
+        seed: _builtins.int = ...,
+        max_failures: _builtins.int | None = ...,
+        workers: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_tie_embeddings", b"_tie_embeddings", "family_options", b"family_options", "mechanism", b"mechanism", "tie_embeddings", b"tie_embeddings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_failures", b"_max_failures", "_precision", b"_precision", "_workers", b"_workers", "checkpoint", b"checkpoint", "data", b"data", "evaluation", b"evaluation", "max_failures", b"max_failures", "model", b"model", "optimizer", b"optimizer", "precision", b"precision", "workers", b"workers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tie_embeddings", b"_tie_embeddings", "activation", b"activation", "balance", b"balance", "context_length", b"context_length", "dropout", b"dropout", "experts", b"experts", "experts_per_token", b"experts_per_token", "family", b"family", "family_options", b"family_options", "feed_forward_size", b"feed_forward_size", "head_size", b"head_size", "heads", b"heads", "kv_heads", b"kv_heads", "layers", b"layers", "mechanism", b"mechanism", "norm", b"norm", "norm_placement", b"norm_placement", "positions", b"positions", "routing", b"routing", "tie_embeddings", b"tie_embeddings", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_failures", b"_max_failures", "_precision", b"_precision", "_workers", b"_workers", "checkpoint", b"checkpoint", "data", b"data", "evaluation", b"evaluation", "max_failures", b"max_failures", "model", b"model", "optimizer", b"optimizer", "precision", b"precision", "seed", b"seed", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__tie_embeddings: _TypeAlias = _typing.Literal["tie_embeddings"]  # noqa: Y015
-    _WhichOneofArgType__tie_embeddings: _TypeAlias = _typing.Literal["_tie_embeddings", b"_tie_embeddings"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__tie_embeddings) -> _WhichOneofReturnType__tie_embeddings | None: ...
+    _WhichOneofReturnType__max_failures: _TypeAlias = _typing.Literal["max_failures"]  # noqa: Y015
+    _WhichOneofArgType__max_failures: _TypeAlias = _typing.Literal["_max_failures", b"_max_failures"]  # noqa: Y015
+    _WhichOneofReturnType__precision: _TypeAlias = _typing.Literal["precision"]  # noqa: Y015
+    _WhichOneofArgType__precision: _TypeAlias = _typing.Literal["_precision", b"_precision"]  # noqa: Y015
+    _WhichOneofReturnType__workers: _TypeAlias = _typing.Literal["workers"]  # noqa: Y015
+    _WhichOneofArgType__workers: _TypeAlias = _typing.Literal["_workers", b"_workers"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_failures) -> _WhichOneofReturnType__max_failures | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__precision) -> _WhichOneofReturnType__precision | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__workers) -> _WhichOneofReturnType__workers | None: ...
+
+Global___TrainingConfig: _TypeAlias = TrainingConfig  # noqa: Y015
+
+@_typing.final
+class ModelConfig(_message.Message):
+    """The model to train. A field that is not given has the default of the family's config, which has the same name."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FAMILY_FIELD_NUMBER: _builtins.int
+    MECHANISM_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    HIDDEN_SIZE_FIELD_NUMBER: _builtins.int
+    NUM_LAYERS_FIELD_NUMBER: _builtins.int
+    NUM_HEADS_FIELD_NUMBER: _builtins.int
+    NUM_KV_HEADS_FIELD_NUMBER: _builtins.int
+    HEAD_DIM_FIELD_NUMBER: _builtins.int
+    INTERMEDIATE_SIZE_FIELD_NUMBER: _builtins.int
+    MAX_SEQ_LEN_FIELD_NUMBER: _builtins.int
+    MAX_ENCODER_LEN_FIELD_NUMBER: _builtins.int
+    NORM_FIELD_NUMBER: _builtins.int
+    NORM_PLACE_FIELD_NUMBER: _builtins.int
+    FEED_FORWARD_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
+    DROPOUT_FIELD_NUMBER: _builtins.int
+    ATTENTION_DROPOUT_FIELD_NUMBER: _builtins.int
+    TIE_WORD_EMBEDDINGS_FIELD_NUMBER: _builtins.int
+    EXPERTS_FIELD_NUMBER: _builtins.int
+    EXPERTS_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    ROUTING_FIELD_NUMBER: _builtins.int
+    ROUTER_AUX_LOSS_COEF_FIELD_NUMBER: _builtins.int
+    KV_SHARING_FIELD_NUMBER: _builtins.int
+    MODEL_OPTIONS_FIELD_NUMBER: _builtins.int
+    family: _builtins.str
+    """Model family, such as decoder or transformer."""
+    mechanism: _builtins.str
+    """Attention mechanism; see `attn list mechanisms`. mha for a decoder if not given."""
+    hidden_size: _builtins.int
+    """Size of the residual stream; 128 for a decoder if not given."""
+    num_layers: _builtins.int
+    """Number of blocks; 4 for a decoder if not given."""
+    num_heads: _builtins.int
+    """Query heads of a layer; 4 for a decoder if not given."""
+    num_kv_heads: _builtins.int
+    """Key/value heads of a layer, a divisor of num_heads, the default."""
+    head_dim: _builtins.int
+    """Size of a head; hidden_size / num_heads if not given."""
+    intermediate_size: _builtins.int
+    """Inner size of the feed-forward layers; 4 hidden_size, or 8/3 of it with gates."""
+    max_seq_len: _builtins.int
+    """Maximum sequence length, in tokens; 64 for a decoder if not given."""
+    max_encoder_len: _builtins.int
+    """Maximum length of the encoder input, in tokens; only of encoder-decoders."""
+    norm: _builtins.str
+    """Normalization; layer if not given."""
+    norm_place: _builtins.str
+    """Normalize before a sublayer (pre), after it (post) or both."""
+    feed_forward: _builtins.str
+    """Activation of the feed-forward layers; gelu if not given."""
+    positions: _builtins.str
+    """Positions: learned, rotary, sinusoidal or none; if not given, rotary where a decoder's mechanism and head_dim
+    allow it, else learned.
+    """
+    dropout: _builtins.float
+    """Probability of dropping activations."""
+    attention_dropout: _builtins.float
+    """Probability of dropping attention weights."""
+    tie_word_embeddings: _builtins.bool
+    """Whether the output layer shares the token embedding."""
+    experts: _builtins.int
+    """Experts of each feed-forward layer; none if not given."""
+    experts_per_token: _builtins.int
+    """Experts that a token uses."""
+    routing: _builtins.str
+    """Weights of the chosen experts: mixtral (softmax over them), switch or deepseek_v2 (softmax over all), deepseek_v3
+    (sigmoids).
+    """
+    router_aux_loss_coef: _builtins.float
+    """Weight of the load-balancing loss of experts."""
+    kv_sharing: _builtins.str
+    """Layers that share keys and values: cla:N (N neighbours) or yoco (the upper half)."""
+    @_builtins.property
+    def options(self) -> _struct_pb2.Struct:
+        """Options of the mechanism."""
+
+    @_builtins.property
+    def model_options(self) -> _struct_pb2.Struct:
+        """Other fields of the family's config, such as pattern."""
+
+    def __init__(
+        self,
+        *,
+        family: _builtins.str | None = ...,
+        mechanism: _builtins.str | None = ...,
+        options: _struct_pb2.Struct | None = ...,
+        hidden_size: _builtins.int | None = ...,
+        num_layers: _builtins.int | None = ...,
+        num_heads: _builtins.int | None = ...,
+        num_kv_heads: _builtins.int | None = ...,
+        head_dim: _builtins.int | None = ...,
+        intermediate_size: _builtins.int | None = ...,
+        max_seq_len: _builtins.int | None = ...,
+        max_encoder_len: _builtins.int | None = ...,
+        norm: _builtins.str | None = ...,
+        norm_place: _builtins.str | None = ...,
+        feed_forward: _builtins.str | None = ...,
+        positions: _builtins.str | None = ...,
+        dropout: _builtins.float | None = ...,
+        attention_dropout: _builtins.float | None = ...,
+        tie_word_embeddings: _builtins.bool | None = ...,
+        experts: _builtins.int | None = ...,
+        experts_per_token: _builtins.int | None = ...,
+        routing: _builtins.str | None = ...,
+        router_aux_loss_coef: _builtins.float | None = ...,
+        kv_sharing: _builtins.str | None = ...,
+        model_options: _struct_pb2.Struct | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_attention_dropout", b"_attention_dropout", "_dropout", b"_dropout", "_experts", b"_experts", "_experts_per_token", b"_experts_per_token", "_family", b"_family", "_feed_forward", b"_feed_forward", "_head_dim", b"_head_dim", "_hidden_size", b"_hidden_size", "_intermediate_size", b"_intermediate_size", "_kv_sharing", b"_kv_sharing", "_max_encoder_len", b"_max_encoder_len", "_max_seq_len", b"_max_seq_len", "_mechanism", b"_mechanism", "_norm", b"_norm", "_norm_place", b"_norm_place", "_num_heads", b"_num_heads", "_num_kv_heads", b"_num_kv_heads", "_num_layers", b"_num_layers", "_positions", b"_positions", "_router_aux_loss_coef", b"_router_aux_loss_coef", "_routing", b"_routing", "_tie_word_embeddings", b"_tie_word_embeddings", "attention_dropout", b"attention_dropout", "dropout", b"dropout", "experts", b"experts", "experts_per_token", b"experts_per_token", "family", b"family", "feed_forward", b"feed_forward", "head_dim", b"head_dim", "hidden_size", b"hidden_size", "intermediate_size", b"intermediate_size", "kv_sharing", b"kv_sharing", "max_encoder_len", b"max_encoder_len", "max_seq_len", b"max_seq_len", "mechanism", b"mechanism", "model_options", b"model_options", "norm", b"norm", "norm_place", b"norm_place", "num_heads", b"num_heads", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "options", b"options", "positions", b"positions", "router_aux_loss_coef", b"router_aux_loss_coef", "routing", b"routing", "tie_word_embeddings", b"tie_word_embeddings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attention_dropout", b"_attention_dropout", "_dropout", b"_dropout", "_experts", b"_experts", "_experts_per_token", b"_experts_per_token", "_family", b"_family", "_feed_forward", b"_feed_forward", "_head_dim", b"_head_dim", "_hidden_size", b"_hidden_size", "_intermediate_size", b"_intermediate_size", "_kv_sharing", b"_kv_sharing", "_max_encoder_len", b"_max_encoder_len", "_max_seq_len", b"_max_seq_len", "_mechanism", b"_mechanism", "_norm", b"_norm", "_norm_place", b"_norm_place", "_num_heads", b"_num_heads", "_num_kv_heads", b"_num_kv_heads", "_num_layers", b"_num_layers", "_positions", b"_positions", "_router_aux_loss_coef", b"_router_aux_loss_coef", "_routing", b"_routing", "_tie_word_embeddings", b"_tie_word_embeddings", "attention_dropout", b"attention_dropout", "dropout", b"dropout", "experts", b"experts", "experts_per_token", b"experts_per_token", "family", b"family", "feed_forward", b"feed_forward", "head_dim", b"head_dim", "hidden_size", b"hidden_size", "intermediate_size", b"intermediate_size", "kv_sharing", b"kv_sharing", "max_encoder_len", b"max_encoder_len", "max_seq_len", b"max_seq_len", "mechanism", b"mechanism", "model_options", b"model_options", "norm", b"norm", "norm_place", b"norm_place", "num_heads", b"num_heads", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "options", b"options", "positions", b"positions", "router_aux_loss_coef", b"router_aux_loss_coef", "routing", b"routing", "tie_word_embeddings", b"tie_word_embeddings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__attention_dropout: _TypeAlias = _typing.Literal["attention_dropout"]  # noqa: Y015
+    _WhichOneofArgType__attention_dropout: _TypeAlias = _typing.Literal["_attention_dropout", b"_attention_dropout"]  # noqa: Y015
+    _WhichOneofReturnType__dropout: _TypeAlias = _typing.Literal["dropout"]  # noqa: Y015
+    _WhichOneofArgType__dropout: _TypeAlias = _typing.Literal["_dropout", b"_dropout"]  # noqa: Y015
+    _WhichOneofReturnType__experts: _TypeAlias = _typing.Literal["experts"]  # noqa: Y015
+    _WhichOneofArgType__experts: _TypeAlias = _typing.Literal["_experts", b"_experts"]  # noqa: Y015
+    _WhichOneofReturnType__experts_per_token: _TypeAlias = _typing.Literal["experts_per_token"]  # noqa: Y015
+    _WhichOneofArgType__experts_per_token: _TypeAlias = _typing.Literal["_experts_per_token", b"_experts_per_token"]  # noqa: Y015
+    _WhichOneofReturnType__family: _TypeAlias = _typing.Literal["family"]  # noqa: Y015
+    _WhichOneofArgType__family: _TypeAlias = _typing.Literal["_family", b"_family"]  # noqa: Y015
+    _WhichOneofReturnType__feed_forward: _TypeAlias = _typing.Literal["feed_forward"]  # noqa: Y015
+    _WhichOneofArgType__feed_forward: _TypeAlias = _typing.Literal["_feed_forward", b"_feed_forward"]  # noqa: Y015
+    _WhichOneofReturnType__head_dim: _TypeAlias = _typing.Literal["head_dim"]  # noqa: Y015
+    _WhichOneofArgType__head_dim: _TypeAlias = _typing.Literal["_head_dim", b"_head_dim"]  # noqa: Y015
+    _WhichOneofReturnType__hidden_size: _TypeAlias = _typing.Literal["hidden_size"]  # noqa: Y015
+    _WhichOneofArgType__hidden_size: _TypeAlias = _typing.Literal["_hidden_size", b"_hidden_size"]  # noqa: Y015
+    _WhichOneofReturnType__intermediate_size: _TypeAlias = _typing.Literal["intermediate_size"]  # noqa: Y015
+    _WhichOneofArgType__intermediate_size: _TypeAlias = _typing.Literal["_intermediate_size", b"_intermediate_size"]  # noqa: Y015
+    _WhichOneofReturnType__kv_sharing: _TypeAlias = _typing.Literal["kv_sharing"]  # noqa: Y015
+    _WhichOneofArgType__kv_sharing: _TypeAlias = _typing.Literal["_kv_sharing", b"_kv_sharing"]  # noqa: Y015
+    _WhichOneofReturnType__max_encoder_len: _TypeAlias = _typing.Literal["max_encoder_len"]  # noqa: Y015
+    _WhichOneofArgType__max_encoder_len: _TypeAlias = _typing.Literal["_max_encoder_len", b"_max_encoder_len"]  # noqa: Y015
+    _WhichOneofReturnType__max_seq_len: _TypeAlias = _typing.Literal["max_seq_len"]  # noqa: Y015
+    _WhichOneofArgType__max_seq_len: _TypeAlias = _typing.Literal["_max_seq_len", b"_max_seq_len"]  # noqa: Y015
+    _WhichOneofReturnType__mechanism: _TypeAlias = _typing.Literal["mechanism"]  # noqa: Y015
+    _WhichOneofArgType__mechanism: _TypeAlias = _typing.Literal["_mechanism", b"_mechanism"]  # noqa: Y015
+    _WhichOneofReturnType__norm: _TypeAlias = _typing.Literal["norm"]  # noqa: Y015
+    _WhichOneofArgType__norm: _TypeAlias = _typing.Literal["_norm", b"_norm"]  # noqa: Y015
+    _WhichOneofReturnType__norm_place: _TypeAlias = _typing.Literal["norm_place"]  # noqa: Y015
+    _WhichOneofArgType__norm_place: _TypeAlias = _typing.Literal["_norm_place", b"_norm_place"]  # noqa: Y015
+    _WhichOneofReturnType__num_heads: _TypeAlias = _typing.Literal["num_heads"]  # noqa: Y015
+    _WhichOneofArgType__num_heads: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads"]  # noqa: Y015
+    _WhichOneofReturnType__num_kv_heads: _TypeAlias = _typing.Literal["num_kv_heads"]  # noqa: Y015
+    _WhichOneofArgType__num_kv_heads: _TypeAlias = _typing.Literal["_num_kv_heads", b"_num_kv_heads"]  # noqa: Y015
+    _WhichOneofReturnType__num_layers: _TypeAlias = _typing.Literal["num_layers"]  # noqa: Y015
+    _WhichOneofArgType__num_layers: _TypeAlias = _typing.Literal["_num_layers", b"_num_layers"]  # noqa: Y015
+    _WhichOneofReturnType__positions: _TypeAlias = _typing.Literal["positions"]  # noqa: Y015
+    _WhichOneofArgType__positions: _TypeAlias = _typing.Literal["_positions", b"_positions"]  # noqa: Y015
+    _WhichOneofReturnType__router_aux_loss_coef: _TypeAlias = _typing.Literal["router_aux_loss_coef"]  # noqa: Y015
+    _WhichOneofArgType__router_aux_loss_coef: _TypeAlias = _typing.Literal["_router_aux_loss_coef", b"_router_aux_loss_coef"]  # noqa: Y015
+    _WhichOneofReturnType__routing: _TypeAlias = _typing.Literal["routing"]  # noqa: Y015
+    _WhichOneofArgType__routing: _TypeAlias = _typing.Literal["_routing", b"_routing"]  # noqa: Y015
+    _WhichOneofReturnType__tie_word_embeddings: _TypeAlias = _typing.Literal["tie_word_embeddings"]  # noqa: Y015
+    _WhichOneofArgType__tie_word_embeddings: _TypeAlias = _typing.Literal["_tie_word_embeddings", b"_tie_word_embeddings"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__attention_dropout) -> _WhichOneofReturnType__attention_dropout | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dropout) -> _WhichOneofReturnType__dropout | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__experts) -> _WhichOneofReturnType__experts | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__experts_per_token) -> _WhichOneofReturnType__experts_per_token | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__family) -> _WhichOneofReturnType__family | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__feed_forward) -> _WhichOneofReturnType__feed_forward | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__head_dim) -> _WhichOneofReturnType__head_dim | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__hidden_size) -> _WhichOneofReturnType__hidden_size | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__intermediate_size) -> _WhichOneofReturnType__intermediate_size | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kv_sharing) -> _WhichOneofReturnType__kv_sharing | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_encoder_len) -> _WhichOneofReturnType__max_encoder_len | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_seq_len) -> _WhichOneofReturnType__max_seq_len | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__mechanism) -> _WhichOneofReturnType__mechanism | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__norm) -> _WhichOneofReturnType__norm | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__norm_place) -> _WhichOneofReturnType__norm_place | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_heads) -> _WhichOneofReturnType__num_heads | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_kv_heads) -> _WhichOneofReturnType__num_kv_heads | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_layers) -> _WhichOneofReturnType__num_layers | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__positions) -> _WhichOneofReturnType__positions | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__router_aux_loss_coef) -> _WhichOneofReturnType__router_aux_loss_coef | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__routing) -> _WhichOneofReturnType__routing | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tie_word_embeddings) -> _WhichOneofReturnType__tie_word_embeddings | None: ...
 
 Global___ModelConfig: _TypeAlias = ModelConfig  # noqa: Y015
 
 @_typing.final
-class DataSource(_message.Message):
-    """What to train on: text, pairs of source and target, tagged sentences or images, as the family of the model learns them."""
+class DataConfig(_message.Message):
+    """What to train on: text, pairs, tagged sentences or images, as the model family needs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    NAME_FIELD_NUMBER: _builtins.int
-    PATH_FIELD_NUMBER: _builtins.int
+    DATASET_FIELD_NUMBER: _builtins.int
     TOKENIZER_FIELD_NUMBER: _builtins.int
     VALIDATION_FRACTION_FIELD_NUMBER: _builtins.int
     LANGUAGES_FIELD_NUMBER: _builtins.int
-    MOST_PAIRS_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
-    """A data set the server knows by name."""
-    path: _builtins.str
-    """A text file, or a folder of text files read in sorted order, on the server. Of pairs: a file with source TAB target
-    in each line, or a folder with train.LANGUAGE and val.LANGUAGE, line by line; either may be compressed (.gz). Of
-    tagged sentences: a .conllu file, or a folder with *train*.conllu and *dev*.conllu. Of images: a .npz file, or a
-    folder KIND/PICTURE.
+    MAX_PAIRS_FIELD_NUMBER: _builtins.int
+    dataset: _builtins.str
+    """Dataset by name, or the path of a file or folder on the server (it has a slash): UTF-8 text; for pairs a file
+    SOURCE<tab>TARGET or a folder with train.LANGUAGE and val.LANGUAGE; for tags a .conllu file or a folder of them;
+    for images a .npz file or a folder CLASS/IMAGE.
     """
     tokenizer: _builtins.str
-    """How text becomes tokens: "character", "byte_pairs:N", or the name or folder of a tokenizer on the server; empty means
-    "character", or byte pairs where there are pairs or tags.
+    """character, word, byte_pairs:N (trained on the data), or the name or folder of a tokenizer on the server. Where
+    there are pairs or tags, character means word or byte_pairs.
     """
     validation_fraction: _builtins.float
-    """The fraction at the end that is kept for validation, in [0, 1); absent means 0.1."""
+    """Fraction at the end that is kept for validation."""
     languages: _builtins.str
-    """The languages of a folder of pairs, such as "en-de": from, to. A file's first column is the source."""
-    most_pairs: _builtins.int
-    """The most pairs to read; 0 means all."""
+    """Languages of a folder of pairs as FROM-TO, such as en-de."""
+    max_pairs: _builtins.int
+    """Maximum number of pairs to read; 0 reads all."""
     def __init__(
         self,
         *,
-        name: _builtins.str = ...,
-        path: _builtins.str = ...,
-        tokenizer: _builtins.str = ...,
+        dataset: _builtins.str = ...,
+        tokenizer: _builtins.str | None = ...,
         validation_fraction: _builtins.float | None = ...,
         languages: _builtins.str = ...,
-        most_pairs: _builtins.int = ...,
+        max_pairs: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_validation_fraction", b"_validation_fraction", "kind", b"kind", "name", b"name", "path", b"path", "validation_fraction", b"validation_fraction"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_tokenizer", b"_tokenizer", "_validation_fraction", b"_validation_fraction", "tokenizer", b"tokenizer", "validation_fraction", b"validation_fraction"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_validation_fraction", b"_validation_fraction", "kind", b"kind", "languages", b"languages", "most_pairs", b"most_pairs", "name", b"name", "path", b"path", "tokenizer", b"tokenizer", "validation_fraction", b"validation_fraction"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tokenizer", b"_tokenizer", "_validation_fraction", b"_validation_fraction", "dataset", b"dataset", "languages", b"languages", "max_pairs", b"max_pairs", "tokenizer", b"tokenizer", "validation_fraction", b"validation_fraction"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__tokenizer: _TypeAlias = _typing.Literal["tokenizer"]  # noqa: Y015
+    _WhichOneofArgType__tokenizer: _TypeAlias = _typing.Literal["_tokenizer", b"_tokenizer"]  # noqa: Y015
     _WhichOneofReturnType__validation_fraction: _TypeAlias = _typing.Literal["validation_fraction"]  # noqa: Y015
     _WhichOneofArgType__validation_fraction: _TypeAlias = _typing.Literal["_validation_fraction", b"_validation_fraction"]  # noqa: Y015
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["name", "path"]  # noqa: Y015
-    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tokenizer) -> _WhichOneofReturnType__tokenizer | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__validation_fraction) -> _WhichOneofReturnType__validation_fraction | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
-Global___DataSource: _TypeAlias = DataSource  # noqa: Y015
+Global___DataConfig: _TypeAlias = DataConfig  # noqa: Y015
 
 @_typing.final
 class OptimizerConfig(_message.Message):
-    """AdamW with linear warm-up and cosine decay."""
+    """AdamW (arXiv 1711.05101) with linear warm-up and cosine decay of the learning rate (arXiv 1608.03983)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -248,172 +417,158 @@ class OptimizerConfig(_message.Message):
     WEIGHT_DECAY_FIELD_NUMBER: _builtins.int
     BETA1_FIELD_NUMBER: _builtins.int
     BETA2_FIELD_NUMBER: _builtins.int
-    GRADIENT_CLIP_FIELD_NUMBER: _builtins.int
+    MAX_GRAD_NORM_FIELD_NUMBER: _builtins.int
     LABEL_SMOOTHING_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
-    """The number of optimiser steps, at least 1."""
+    """Number of optimizer steps."""
     batch_size: _builtins.int
-    """Sequences in each step, each as long as the context; at least 1."""
+    """Sequences, pairs or images in a step."""
     learning_rate: _builtins.float
-    """The highest learning rate, more than 0."""
+    """Peak learning rate."""
     min_learning_rate: _builtins.float
-    """The learning rate of the last step; absent means a tenth of `learning_rate`."""
+    """Learning rate of the last step; a tenth of learning_rate if not given."""
     warmup_steps: _builtins.int
-    """The steps over which the learning rate rises from 0; absent means 0."""
+    """Steps in which the learning rate rises from 0."""
     weight_decay: _builtins.float
-    """Decoupled weight decay of matrices; absent means 0.1."""
+    """Decoupled weight decay of matrices."""
     beta1: _builtins.float
-    """The decay of the mean of gradients, in [0, 1); absent means 0.9."""
+    """Decay of the mean of gradients."""
     beta2: _builtins.float
-    """The decay of the mean of squared gradients, in [0, 1); absent means 0.99."""
-    gradient_clip: _builtins.float
-    """The largest norm of the whole gradient, 0 for no limit; absent means 1."""
+    """Decay of the mean of squared gradients."""
+    max_grad_norm: _builtins.float
+    """Maximum norm of the whole gradient; 0 does not clip."""
     label_smoothing: _builtins.float
-    """The probability that targets give to all tokens alike, in [0, 1); only for models with a source."""
+    """Probability that targets spread over the vocabulary; only of encoder-decoders."""
     def __init__(
         self,
         *,
-        steps: _builtins.int = ...,
-        batch_size: _builtins.int = ...,
-        learning_rate: _builtins.float = ...,
+        steps: _builtins.int | None = ...,
+        batch_size: _builtins.int | None = ...,
+        learning_rate: _builtins.float | None = ...,
         min_learning_rate: _builtins.float | None = ...,
-        warmup_steps: _builtins.int | None = ...,
+        warmup_steps: _builtins.int = ...,
         weight_decay: _builtins.float | None = ...,
         beta1: _builtins.float | None = ...,
         beta2: _builtins.float | None = ...,
-        gradient_clip: _builtins.float | None = ...,
+        max_grad_norm: _builtins.float | None = ...,
         label_smoothing: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_beta1", b"_beta1", "_beta2", b"_beta2", "_gradient_clip", b"_gradient_clip", "_min_learning_rate", b"_min_learning_rate", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "beta1", b"beta1", "beta2", b"beta2", "gradient_clip", b"gradient_clip", "min_learning_rate", b"min_learning_rate", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_beta1", b"_beta1", "_beta2", b"_beta2", "_learning_rate", b"_learning_rate", "_max_grad_norm", b"_max_grad_norm", "_min_learning_rate", b"_min_learning_rate", "_steps", b"_steps", "_weight_decay", b"_weight_decay", "batch_size", b"batch_size", "beta1", b"beta1", "beta2", b"beta2", "learning_rate", b"learning_rate", "max_grad_norm", b"max_grad_norm", "min_learning_rate", b"min_learning_rate", "steps", b"steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beta1", b"_beta1", "_beta2", b"_beta2", "_gradient_clip", b"_gradient_clip", "_min_learning_rate", b"_min_learning_rate", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "batch_size", b"batch_size", "beta1", b"beta1", "beta2", b"beta2", "gradient_clip", b"gradient_clip", "label_smoothing", b"label_smoothing", "learning_rate", b"learning_rate", "min_learning_rate", b"min_learning_rate", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_beta1", b"_beta1", "_beta2", b"_beta2", "_learning_rate", b"_learning_rate", "_max_grad_norm", b"_max_grad_norm", "_min_learning_rate", b"_min_learning_rate", "_steps", b"_steps", "_weight_decay", b"_weight_decay", "batch_size", b"batch_size", "beta1", b"beta1", "beta2", b"beta2", "label_smoothing", b"label_smoothing", "learning_rate", b"learning_rate", "max_grad_norm", b"max_grad_norm", "min_learning_rate", b"min_learning_rate", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__batch_size: _TypeAlias = _typing.Literal["batch_size"]  # noqa: Y015
+    _WhichOneofArgType__batch_size: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size"]  # noqa: Y015
     _WhichOneofReturnType__beta1: _TypeAlias = _typing.Literal["beta1"]  # noqa: Y015
     _WhichOneofArgType__beta1: _TypeAlias = _typing.Literal["_beta1", b"_beta1"]  # noqa: Y015
     _WhichOneofReturnType__beta2: _TypeAlias = _typing.Literal["beta2"]  # noqa: Y015
     _WhichOneofArgType__beta2: _TypeAlias = _typing.Literal["_beta2", b"_beta2"]  # noqa: Y015
-    _WhichOneofReturnType__gradient_clip: _TypeAlias = _typing.Literal["gradient_clip"]  # noqa: Y015
-    _WhichOneofArgType__gradient_clip: _TypeAlias = _typing.Literal["_gradient_clip", b"_gradient_clip"]  # noqa: Y015
+    _WhichOneofReturnType__learning_rate: _TypeAlias = _typing.Literal["learning_rate"]  # noqa: Y015
+    _WhichOneofArgType__learning_rate: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate"]  # noqa: Y015
+    _WhichOneofReturnType__max_grad_norm: _TypeAlias = _typing.Literal["max_grad_norm"]  # noqa: Y015
+    _WhichOneofArgType__max_grad_norm: _TypeAlias = _typing.Literal["_max_grad_norm", b"_max_grad_norm"]  # noqa: Y015
     _WhichOneofReturnType__min_learning_rate: _TypeAlias = _typing.Literal["min_learning_rate"]  # noqa: Y015
     _WhichOneofArgType__min_learning_rate: _TypeAlias = _typing.Literal["_min_learning_rate", b"_min_learning_rate"]  # noqa: Y015
-    _WhichOneofReturnType__warmup_steps: _TypeAlias = _typing.Literal["warmup_steps"]  # noqa: Y015
-    _WhichOneofArgType__warmup_steps: _TypeAlias = _typing.Literal["_warmup_steps", b"_warmup_steps"]  # noqa: Y015
+    _WhichOneofReturnType__steps: _TypeAlias = _typing.Literal["steps"]  # noqa: Y015
+    _WhichOneofArgType__steps: _TypeAlias = _typing.Literal["_steps", b"_steps"]  # noqa: Y015
     _WhichOneofReturnType__weight_decay: _TypeAlias = _typing.Literal["weight_decay"]  # noqa: Y015
     _WhichOneofArgType__weight_decay: _TypeAlias = _typing.Literal["_weight_decay", b"_weight_decay"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__batch_size) -> _WhichOneofReturnType__batch_size | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__beta1) -> _WhichOneofReturnType__beta1 | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__beta2) -> _WhichOneofReturnType__beta2 | None: ...
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__gradient_clip) -> _WhichOneofReturnType__gradient_clip | None: ...
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__learning_rate) -> _WhichOneofReturnType__learning_rate | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_grad_norm) -> _WhichOneofReturnType__max_grad_norm | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_learning_rate) -> _WhichOneofReturnType__min_learning_rate | None: ...
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__warmup_steps) -> _WhichOneofReturnType__warmup_steps | None: ...
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__steps) -> _WhichOneofReturnType__steps | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__weight_decay) -> _WhichOneofReturnType__weight_decay | None: ...
 
 Global___OptimizerConfig: _TypeAlias = OptimizerConfig  # noqa: Y015
 
 @_typing.final
-class CheckpointPolicy(_message.Message):
-    """When checkpoints are written and validation is measured."""
+class CheckpointConfig(_message.Message):
+    """When checkpoints are written; the last step always writes one."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    INTERVAL_STEPS_FIELD_NUMBER: _builtins.int
-    KEEP_FIELD_NUMBER: _builtins.int
-    EVALUATION_INTERVAL_STEPS_FIELD_NUMBER: _builtins.int
-    EVALUATION_BATCHES_FIELD_NUMBER: _builtins.int
-    BLEU_SENTENCES_FIELD_NUMBER: _builtins.int
-    interval_steps: _builtins.int
-    """Steps between checkpoints; 0 means the server's default. The last step always writes one."""
-    keep: _builtins.int
-    """How many of the newest are kept; 0 means the server's default."""
-    evaluation_interval_steps: _builtins.int
-    """Steps between measurements of the validation loss; 0 means the server's default."""
-    evaluation_batches: _builtins.int
-    """Batches in each measurement; 0 means the server's default."""
-    bleu_sentences: _builtins.int
-    """Validation sources that the finished model translates for its BLEU; 0 measures none. Only for models with a source."""
+    SAVE_STEPS_FIELD_NUMBER: _builtins.int
+    SAVE_TOTAL_LIMIT_FIELD_NUMBER: _builtins.int
+    save_steps: _builtins.int
+    """Steps between checkpoints."""
+    save_total_limit: _builtins.int
+    """Newest checkpoints that are kept."""
     def __init__(
         self,
         *,
-        interval_steps: _builtins.int = ...,
-        keep: _builtins.int = ...,
-        evaluation_interval_steps: _builtins.int = ...,
-        evaluation_batches: _builtins.int = ...,
-        bleu_sentences: _builtins.int = ...,
+        save_steps: _builtins.int | None = ...,
+        save_total_limit: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_save_steps", b"_save_steps", "_save_total_limit", b"_save_total_limit", "save_steps", b"save_steps", "save_total_limit", b"save_total_limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bleu_sentences", b"bleu_sentences", "evaluation_batches", b"evaluation_batches", "evaluation_interval_steps", b"evaluation_interval_steps", "interval_steps", b"interval_steps", "keep", b"keep"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_save_steps", b"_save_steps", "_save_total_limit", b"_save_total_limit", "save_steps", b"save_steps", "save_total_limit", b"save_total_limit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__save_steps: _TypeAlias = _typing.Literal["save_steps"]  # noqa: Y015
+    _WhichOneofArgType__save_steps: _TypeAlias = _typing.Literal["_save_steps", b"_save_steps"]  # noqa: Y015
+    _WhichOneofReturnType__save_total_limit: _TypeAlias = _typing.Literal["save_total_limit"]  # noqa: Y015
+    _WhichOneofArgType__save_total_limit: _TypeAlias = _typing.Literal["_save_total_limit", b"_save_total_limit"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__save_steps) -> _WhichOneofReturnType__save_steps | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__save_total_limit) -> _WhichOneofReturnType__save_total_limit | None: ...
 
-Global___CheckpointPolicy: _TypeAlias = CheckpointPolicy  # noqa: Y015
+Global___CheckpointConfig: _TypeAlias = CheckpointConfig  # noqa: Y015
 
 @_typing.final
-class TrainingSpec(_message.Message):
-    """What to train, on what and how."""
+class EvaluationConfig(_message.Message):
+    """When metrics are measured; the last step always measures all."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    MODEL_FIELD_NUMBER: _builtins.int
-    DATA_FIELD_NUMBER: _builtins.int
-    OPTIMIZER_FIELD_NUMBER: _builtins.int
-    CHECKPOINT_FIELD_NUMBER: _builtins.int
-    SEED_FIELD_NUMBER: _builtins.int
-    MAX_FAILURES_FIELD_NUMBER: _builtins.int
-    WORKERS_FIELD_NUMBER: _builtins.int
-    PRECISION_FIELD_NUMBER: _builtins.int
-    seed: _builtins.int
-    """Fixes initial weights, data order and dropout: equal specifications give equal losses on equal machines."""
-    max_failures: _builtins.int
-    """How often a lost worker is replaced before the job fails; absent means 3."""
-    workers: _builtins.int
-    """Workers that share each batch; 0 means 1."""
-    precision: _builtins.str
-    """In what the linear layers multiply during updates: "float32", or "bfloat16", which is faster where processors have
-    instructions for it; all else, measured losses included, is in float32. Empty means "float32".
-    """
-    @_builtins.property
-    def model(self) -> Global___ModelConfig:
-        """The model."""
-
-    @_builtins.property
-    def data(self) -> Global___DataSource:
-        """The data."""
-
-    @_builtins.property
-    def optimizer(self) -> Global___OptimizerConfig:
-        """The optimiser."""
-
-    @_builtins.property
-    def checkpoint(self) -> Global___CheckpointPolicy:
-        """Checkpoints and validation."""
-
+    LOGGING_STEPS_FIELD_NUMBER: _builtins.int
+    EVAL_STEPS_FIELD_NUMBER: _builtins.int
+    EVAL_BATCHES_FIELD_NUMBER: _builtins.int
+    BLEU_SENTENCES_FIELD_NUMBER: _builtins.int
+    logging_steps: _builtins.int
+    """Steps between reports of the training loss."""
+    eval_steps: _builtins.int
+    """Steps between measurements of the validation loss."""
+    eval_batches: _builtins.int
+    """Validation batches in a measurement."""
+    bleu_sentences: _builtins.int
+    """Validation sources that the trained model translates for its BLEU; only of encoder-decoders."""
     def __init__(
         self,
         *,
-        model: Global___ModelConfig | None = ...,
-        data: Global___DataSource | None = ...,
-        optimizer: Global___OptimizerConfig | None = ...,
-        checkpoint: Global___CheckpointPolicy | None = ...,
-        seed: _builtins.int = ...,
-        max_failures: _builtins.int | None = ...,
-        workers: _builtins.int = ...,
-        precision: _builtins.str = ...,
+        logging_steps: _builtins.int | None = ...,
+        eval_steps: _builtins.int | None = ...,
+        eval_batches: _builtins.int | None = ...,
+        bleu_sentences: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_failures", b"_max_failures", "checkpoint", b"checkpoint", "data", b"data", "max_failures", b"max_failures", "model", b"model", "optimizer", b"optimizer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_eval_batches", b"_eval_batches", "_eval_steps", b"_eval_steps", "_logging_steps", b"_logging_steps", "eval_batches", b"eval_batches", "eval_steps", b"eval_steps", "logging_steps", b"logging_steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_failures", b"_max_failures", "checkpoint", b"checkpoint", "data", b"data", "max_failures", b"max_failures", "model", b"model", "optimizer", b"optimizer", "precision", b"precision", "seed", b"seed", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eval_batches", b"_eval_batches", "_eval_steps", b"_eval_steps", "_logging_steps", b"_logging_steps", "bleu_sentences", b"bleu_sentences", "eval_batches", b"eval_batches", "eval_steps", b"eval_steps", "logging_steps", b"logging_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__max_failures: _TypeAlias = _typing.Literal["max_failures"]  # noqa: Y015
-    _WhichOneofArgType__max_failures: _TypeAlias = _typing.Literal["_max_failures", b"_max_failures"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_failures) -> _WhichOneofReturnType__max_failures | None: ...
+    _WhichOneofReturnType__eval_batches: _TypeAlias = _typing.Literal["eval_batches"]  # noqa: Y015
+    _WhichOneofArgType__eval_batches: _TypeAlias = _typing.Literal["_eval_batches", b"_eval_batches"]  # noqa: Y015
+    _WhichOneofReturnType__eval_steps: _TypeAlias = _typing.Literal["eval_steps"]  # noqa: Y015
+    _WhichOneofArgType__eval_steps: _TypeAlias = _typing.Literal["_eval_steps", b"_eval_steps"]  # noqa: Y015
+    _WhichOneofReturnType__logging_steps: _TypeAlias = _typing.Literal["logging_steps"]  # noqa: Y015
+    _WhichOneofArgType__logging_steps: _TypeAlias = _typing.Literal["_logging_steps", b"_logging_steps"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__eval_batches) -> _WhichOneofReturnType__eval_batches | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__eval_steps) -> _WhichOneofReturnType__eval_steps | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logging_steps) -> _WhichOneofReturnType__logging_steps | None: ...
 
-Global___TrainingSpec: _TypeAlias = TrainingSpec  # noqa: Y015
+Global___EvaluationConfig: _TypeAlias = EvaluationConfig  # noqa: Y015
 
 @_typing.final
 class TrainingJob(_message.Message):
@@ -442,7 +597,7 @@ class TrainingJob(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     ID_FIELD_NUMBER: _builtins.int
-    SPEC_FIELD_NUMBER: _builtins.int
+    CONFIG_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
@@ -455,32 +610,32 @@ class TrainingJob(_message.Message):
     LAST_EVENT_ID_FIELD_NUMBER: _builtins.int
     MODEL_PATH_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """The id given by the client or chosen by the server."""
+    """Id given by the client or chosen by the server."""
     state: Global___JobState.ValueType
     """Where it is in its life."""
     attempt: _builtins.int
     """How often it has been started, from 1."""
     step: _builtins.int
-    """Optimiser steps done."""
+    """Optimizer steps done."""
     last_event_id: _builtins.int
-    """The id of its newest event, 0 if there is none."""
+    """Id of its newest event; 0 if there is none."""
     model_path: _builtins.str
-    """The folder on the server with the finished model, for `LoadModelRequest.source`; empty before it has succeeded."""
+    """Folder of the finished model on the server; empty before it has succeeded."""
     @_builtins.property
-    def spec(self) -> Global___TrainingSpec:
-        """What it was asked to do, with the server's defaults filled in."""
+    def config(self) -> Global___TrainingConfig:
+        """What it does, with the server's choices."""
 
     @_builtins.property
     def last_metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """The newest value of each metric; the names are those of `Metrics.values`."""
+        """Newest value of each metric, by name."""
 
     @_builtins.property
     def latest_checkpoint(self) -> Global___Checkpoint:
-        """The newest complete checkpoint; absent before the first."""
+        """Newest complete checkpoint."""
 
     @_builtins.property
-    def error(self) -> _status_pb2.Status:
-        """Why it failed; only with JOB_STATE_FAILED."""
+    def error(self) -> Global___JobError:
+        """Why it failed."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
@@ -488,32 +643,32 @@ class TrainingJob(_message.Message):
 
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
-        """When its present attempt began to train; absent before."""
+        """When its present attempt began to train."""
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
-        """When it reached a final state; absent before."""
+        """When it reached a final state."""
 
     def __init__(
         self,
         *,
         id: _builtins.str = ...,
-        spec: Global___TrainingSpec | None = ...,
+        config: Global___TrainingConfig | None = ...,
         state: Global___JobState.ValueType = ...,
         attempt: _builtins.int = ...,
         step: _builtins.int = ...,
         last_metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         latest_checkpoint: Global___Checkpoint | None = ...,
-        error: _status_pb2.Status | None = ...,
+        error: Global___JobError | None = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         start_time: _timestamp_pb2.Timestamp | None = ...,
         end_time: _timestamp_pb2.Timestamp | None = ...,
         last_event_id: _builtins.int = ...,
         model_path: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "end_time", b"end_time", "error", b"error", "latest_checkpoint", b"latest_checkpoint", "spec", b"spec", "start_time", b"start_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "latest_checkpoint", b"latest_checkpoint", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "id", b"id", "last_event_id", b"last_event_id", "last_metrics", b"last_metrics", "latest_checkpoint", b"latest_checkpoint", "model_path", b"model_path", "spec", b"spec", "start_time", b"start_time", "state", b"state", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "config", b"config", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "id", b"id", "last_event_id", b"last_event_id", "last_metrics", b"last_metrics", "latest_checkpoint", b"latest_checkpoint", "model_path", b"model_path", "start_time", b"start_time", "state", b"state", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -521,21 +676,21 @@ Global___TrainingJob: _TypeAlias = TrainingJob  # noqa: Y015
 
 @_typing.final
 class JobEvent(_message.Message):
-    """Something that happened to a job."""
+    """Something that happened to a job: one of `state_change`, `metrics`, `checkpoint` and `log` is given."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    EVENT_ID_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     STATE_CHANGE_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     LOG_FIELD_NUMBER: _builtins.int
-    event_id: _builtins.int
-    """Counts from 1 within the job without gaps, over all attempts."""
+    id: _builtins.int
+    """Counts from 1 within the job, without gaps, over all attempts."""
     attempt: _builtins.int
-    """The attempt it belongs to, from 1."""
+    """Attempt it belongs to, from 1."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """When it happened."""
@@ -554,12 +709,12 @@ class JobEvent(_message.Message):
 
     @_builtins.property
     def log(self) -> Global___LogLine:
-        """A line for people."""
+        """A line of the log."""
 
     def __init__(
         self,
         *,
-        event_id: _builtins.int = ...,
+        id: _builtins.int = ...,
         time: _timestamp_pb2.Timestamp | None = ...,
         attempt: _builtins.int = ...,
         state_change: Global___StateChange | None = ...,
@@ -569,7 +724,7 @@ class JobEvent(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "log", b"log", "metrics", b"metrics", "payload", b"payload", "state_change", b"state_change", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint", b"checkpoint", "event_id", b"event_id", "log", b"log", "metrics", b"metrics", "payload", b"payload", "state_change", b"state_change", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint", b"checkpoint", "id", b"id", "log", b"log", "metrics", b"metrics", "payload", b"payload", "state_change", b"state_change", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["state_change", "metrics", "checkpoint", "log"]  # noqa: Y015
     _WhichOneofArgType_payload: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
@@ -579,7 +734,7 @@ Global___JobEvent: _TypeAlias = JobEvent  # noqa: Y015
 
 @_typing.final
 class StateChange(_message.Message):
-    """A change of state."""
+    """The job changed its state."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -587,19 +742,19 @@ class StateChange(_message.Message):
     CURRENT_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     previous: Global___JobState.ValueType
-    """The state before."""
+    """State before."""
     current: Global___JobState.ValueType
-    """The state now."""
+    """State now."""
     @_builtins.property
-    def error(self) -> _status_pb2.Status:
-        """Why, when the new state is JOB_STATE_FAILED or JOB_STATE_RECOVERING."""
+    def error(self) -> Global___JobError:
+        """Why the job failed or recovers."""
 
     def __init__(
         self,
         *,
         previous: Global___JobState.ValueType = ...,
         current: Global___JobState.ValueType = ...,
-        error: _status_pb2.Status | None = ...,
+        error: Global___JobError | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -638,11 +793,11 @@ class Metrics(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     VALUES_FIELD_NUMBER: _builtins.int
     step: _builtins.int
-    """Optimiser steps done."""
+    """Optimizer steps done."""
     @_builtins.property
     def values(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """By name: "loss" and "validation_loss" in nats a token, "learning_rate", "gradient_norm", "tokens_per_second",
-        "elapsed_seconds" of training; others may appear.
+        """By name: loss and validation_loss in nats per token, learning_rate, gradient_norm, tokens_per_second,
+        elapsed_seconds of training; others may appear.
         """
 
     def __init__(
@@ -660,28 +815,6 @@ class Metrics(_message.Message):
 Global___Metrics: _TypeAlias = Metrics  # noqa: Y015
 
 @_typing.final
-class LogLine(_message.Message):
-    """A line of a job's log."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TEXT_FIELD_NUMBER: _builtins.int
-    text: _builtins.str
-    """The text, without a line break at its end."""
-    def __init__(
-        self,
-        *,
-        text: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["text", b"text"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___LogLine: _TypeAlias = LogLine  # noqa: Y015
-
-@_typing.final
 class Checkpoint(_message.Message):
     """A complete checkpoint."""
 
@@ -692,11 +825,11 @@ class Checkpoint(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     step: _builtins.int
-    """Optimiser steps done."""
+    """Optimizer steps done."""
     path: _builtins.str
-    """The folder on the server."""
+    """Its folder on the server."""
     size_bytes: _builtins.int
-    """The size of its files, in bytes."""
+    """Size of its files, in bytes."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When it was complete."""
@@ -718,34 +851,108 @@ class Checkpoint(_message.Message):
 Global___Checkpoint: _TypeAlias = Checkpoint  # noqa: Y015
 
 @_typing.final
+class LogLine(_message.Message):
+    """A line of the log."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """The text, without line break."""
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogLine: _TypeAlias = LogLine  # noqa: Y015
+
+@_typing.final
+class JobError(_message.Message):
+    """Why a job failed, or why its worker was replaced."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MetadataEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """Class of the error, such as OUT_OF_CAPACITY."""
+    message: _builtins.str
+    """What was wrong, in words."""
+    @_builtins.property
+    def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Values that the message names."""
+
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+        message: _builtins.str = ...,
+        metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "metadata", b"metadata", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobError: _TypeAlias = JobError  # noqa: Y015
+
+@_typing.final
 class SubmitTrainingJobRequest(_message.Message):
     """Request of SubmitTrainingJob."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: _builtins.int
-    SPEC_FIELD_NUMBER: _builtins.int
+    CONFIG_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """The id to use: letters, digits, "-" and "_", at most 64 characters; empty lets the server choose. An id that exists
-    with an equal specification returns that job, so a call may be repeated; with another it is ALREADY_EXISTS.
+    with an equal configuration returns that job, so a call may be repeated; with another it is ALREADY_EXISTS.
     """
     validate_only: _builtins.bool
-    """Only checks the specification: the job returned has no id and is not recorded."""
+    """Only checks the configuration: the job returned has no id and is not recorded."""
     @_builtins.property
-    def spec(self) -> Global___TrainingSpec:
+    def config(self) -> Global___TrainingConfig:
         """What to train."""
 
     def __init__(
         self,
         *,
         job_id: _builtins.str = ...,
-        spec: Global___TrainingSpec | None = ...,
+        config: Global___TrainingConfig | None = ...,
         validate_only: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "spec", b"spec", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "job_id", b"job_id", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -72,7 +72,7 @@ class TrainingServiceServicer:
     """
 
     def SubmitTrainingJob(self, request, context):
-        """Checks a specification, records the job and starts it; returns at once.
+        """Checks a configuration, records the job and starts it; returns at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

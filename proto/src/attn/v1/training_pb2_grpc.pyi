@@ -34,7 +34,7 @@ class TrainingServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TrainingServiceAsyncStub: ...
     SubmitTrainingJob: _grpc.UnaryUnaryMultiCallable[_training_pb2.SubmitTrainingJobRequest, _training_pb2.SubmitTrainingJobResponse]
-    """Checks a specification, records the job and starts it; returns at once."""
+    """Checks a configuration, records the job and starts it; returns at once."""
     GetTrainingJob: _grpc.UnaryUnaryMultiCallable[_training_pb2.GetTrainingJobRequest, _training_pb2.GetTrainingJobResponse]
     """Returns one job; NOT_FOUND if there is none of that id."""
     ListTrainingJobs: _grpc.UnaryUnaryMultiCallable[_training_pb2.ListTrainingJobsRequest, _training_pb2.ListTrainingJobsResponse]
@@ -54,7 +54,7 @@ class TrainingServiceAsyncStub(TrainingServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     SubmitTrainingJob: _aio.UnaryUnaryMultiCallable[_training_pb2.SubmitTrainingJobRequest, _training_pb2.SubmitTrainingJobResponse]  # type: ignore[assignment]
-    """Checks a specification, records the job and starts it; returns at once."""
+    """Checks a configuration, records the job and starts it; returns at once."""
     GetTrainingJob: _aio.UnaryUnaryMultiCallable[_training_pb2.GetTrainingJobRequest, _training_pb2.GetTrainingJobResponse]  # type: ignore[assignment]
     """Returns one job; NOT_FOUND if there is none of that id."""
     ListTrainingJobs: _aio.UnaryUnaryMultiCallable[_training_pb2.ListTrainingJobsRequest, _training_pb2.ListTrainingJobsResponse]  # type: ignore[assignment]
@@ -77,7 +77,7 @@ class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _training_pb2.SubmitTrainingJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_training_pb2.SubmitTrainingJobResponse, _abc.Awaitable[_training_pb2.SubmitTrainingJobResponse]]:
-        """Checks a specification, records the job and starts it; returns at once."""
+        """Checks a configuration, records the job and starts it; returns at once."""
 
     @_abc_1.abstractmethod
     def GetTrainingJob(

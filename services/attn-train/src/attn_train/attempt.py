@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
-from attn_train.records import CheckpointRecord, ErrorRecord, LogLine, MetricsRecord, Stop
-from attn_train.spec import TrainingSpec
+from attn_schema.training import Checkpoint, JobError, LogLine, Metrics, TrainingConfig
+
+from attn_train.records import Stop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,18 +18,9 @@ class Assignment:
 
     job_id: str
     attempt: int
-    spec: TrainingSpec
+    config: TrainingConfig
     home: Path
     threads: int | None = None
-
-    def plain(self) -> dict[str, Any]:
-        """Plain values, which `from_plain` turns back."""
-        return dataclasses.asdict(self) | {"home": str(self.home)}
-
-    @classmethod
-    def from_plain(cls, values: Mapping[str, Any]) -> Assignment:
-        """The assignment of plain values written by `plain`."""
-        return cls(**{**values, "home": Path(values["home"]), "spec": TrainingSpec.from_plain(values["spec"])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,16 +28,16 @@ class TrainingStarted:
     """The model is there and training goes on from `step`, where `checkpoint` is (None: from the start)."""
 
     step: int
-    checkpoint: CheckpointRecord | None
+    checkpoint: Checkpoint | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
-    """The worker is not stuck: it made an update, or a batch of an evaluation. Told now and then, not recorded."""
+    """The worker finished a step or an evaluation batch. Sent every few seconds, not recorded."""
 
 
-Message: TypeAlias = TrainingStarted | Heartbeat | MetricsRecord | CheckpointRecord | LogLine
-"""What a worker tells while it works."""
+Message: TypeAlias = TrainingStarted | Heartbeat | Metrics | Checkpoint | LogLine
+"""What a worker sends to its supervisor."""
 
 SendMessage: TypeAlias = Callable[[Message], None]
 
@@ -67,23 +58,23 @@ class Stopped:
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """Another attempt would end the same way."""
+    """The job itself is wrong: another attempt would fail in the same way."""
 
-    error: ErrorRecord
+    error: JobError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lost:
-    """The worker is gone; another may do better."""
+    """The worker was lost; another attempt may succeed."""
 
-    error: ErrorRecord
+    error: JobError
 
 
 Outcome: TypeAlias = Finished | Stopped | Failed | Lost
 
 
 class Worker(Protocol):
-    """A worker at work, seen from the supervisor."""
+    """A running worker, as its supervisor sees it."""
 
     def stop(self, stop: Stop) -> None:
         """Ask it to stop; returns at once."""

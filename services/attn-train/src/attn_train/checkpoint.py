@@ -31,7 +31,7 @@ Parts = Mapping[str, Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint:
+class SavedCheckpoint:
     """A complete checkpoint on disk."""
 
     path: Path
@@ -49,17 +49,17 @@ class CheckpointFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def complete(self) -> list[Checkpoint]:
+    def complete(self) -> list[SavedCheckpoint]:
         """All complete checkpoints, oldest first."""
         names = sorted(self.path.iterdir()) if self.path.is_dir() else []
         matches = ((path, NAME.fullmatch(path.name)) for path in names)
-        return [Checkpoint(path=path, step=int(match[1])) for path, match in matches if match]
+        return [SavedCheckpoint(path=path, step=int(match[1])) for path, match in matches if match]
 
-    def newest(self) -> Checkpoint | None:
+    def newest(self) -> SavedCheckpoint | None:
         """The complete checkpoint of the highest step."""
         return next(reversed(self.complete()), None)
 
-    def write(self, progress: Progress, parts: Parts) -> Checkpoint:
+    def write(self, progress: Progress, parts: Parts) -> SavedCheckpoint:
         """Write a checkpoint; it is there, flushed and with the hashes of its files, when this returns.
 
         Raises CheckpointWriteFailed, with the older checkpoints untouched and nothing half-written left.
@@ -73,7 +73,7 @@ class CheckpointFolder:
                 save_file(ready, stage / f"{name}.safetensors")
             facts = {"format": 1, "step": progress.step, "elapsed_seconds": progress.elapsed_seconds}
             (stage / PROGRESS_NAME).write_text(json.dumps(facts) + "\n", encoding="utf-8")
-        return Checkpoint(path=target, step=progress.step)
+        return SavedCheckpoint(path=target, step=progress.step)
 
     def prune(self, keep: int) -> None:
         """Remove all but the `keep` newest checkpoints."""

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from attn_core.errors import InvalidValue, UnknownName
+from attn_schema.training import DataConfig
 
 from attn_train.data.images import known_images, picture_files
 from attn_train.data.load import default_tokenizer, require_known_text, tokenizer_folder
@@ -13,7 +14,6 @@ from attn_train.data.pairs import known_pair_sets, pair_paths
 from attn_train.data.synthetic import TASKS
 from attn_train.data.treebank import treebank_files
 from attn_train.settings import Layout, TrainSettings
-from attn_train.spec import DataSpec
 from attn_train.tasks.language_modeling import CHARACTER
 from attn_train.tasks.seq2seq import WORD, is_byte_pairs, is_learned_tokenizer
 
@@ -21,7 +21,7 @@ MAX_BYTES = 4 << 30
 """A text is held in memory."""
 
 
-def check_text(data: DataSpec, *, home: Path, settings: TrainSettings, local: bool) -> None:
+def check_text(data: DataConfig, *, home: Path, settings: TrainSettings, local: bool) -> None:
     """Raises the error of the first thing that would keep the text from being read; it is not read yet.
 
     `local` says whether the caller is on this machine.
@@ -30,7 +30,7 @@ def check_text(data: DataSpec, *, home: Path, settings: TrainSettings, local: bo
         require_known_text(data.name)
         if data.name in TASKS:
             if data.tokenizer not in {CHARACTER, WORD}:
-                raise InvalidValue.of("spec.data.tokenizer", data.tokenizer, "none, or 'word': a rule makes words")
+                raise InvalidValue.of("config.data.tokenizer", data.tokenizer, "none, or 'word': a rule makes words")
             return
     else:
         check_path(Path(data.path or ""), roots=allowed_roots(home, settings, local=local))
@@ -39,16 +39,16 @@ def check_text(data: DataSpec, *, home: Path, settings: TrainSettings, local: bo
     elif data.tokenizer != CHARACTER:
         folder = Path(tokenizer_folder(data.tokenizer, home))
         roots = allowed_roots(home, settings, local=local)
-        require_inside(folder, "spec.data.tokenizer", None if roots is None else (*roots, home / "models"))
+        require_inside(folder, "config.data.tokenizer", None if roots is None else (*roots, home / "models"))
         if not (folder / "tokenizer.json").is_file():
             allowed = "'character', 'byte_pairs:N', a model on this server, or a folder with a tokenizer.json"
-            raise InvalidValue.of("spec.data.tokenizer", data.tokenizer, allowed)
+            raise InvalidValue.of("config.data.tokenizer", data.tokenizer, allowed)
 
 
-def check_masked(data: DataSpec, *, home: Path, settings: TrainSettings, local: bool) -> None:
-    """As `check_text`; what a rule makes is no text in which words follow from their neighbours."""
+def check_masked(data: DataConfig, *, home: Path, settings: TrainSettings, local: bool) -> None:
+    """As `check_text`; synthetic tasks are no text in which words depend on their neighbours."""
     if data.name in TASKS:
-        raise InvalidValue.of("spec.data.name", data.name, "a text, not what a rule makes")
+        raise InvalidValue.of("config.data.dataset", data.name, "a text, not what a rule makes")
     check_text(data, home=home, settings=settings, local=local)
 
 
@@ -56,7 +56,7 @@ def check_learned(tokenizer: str) -> None:
     """Raises InvalidValue for a size of a learned tokenizer that is none."""
     size = tokenizer.partition(":")[2]
     if size and not (size.isascii() and size.isdecimal() and len(size) <= 7):
-        raise InvalidValue.of("spec.data.tokenizer", tokenizer, "'word', 'byte_pairs' or 'byte_pairs:N'")
+        raise InvalidValue.of("config.data.tokenizer", tokenizer, "'word', 'byte_pairs' or 'byte_pairs:N'")
 
 
 def allowed_roots(home: Path, settings: TrainSettings, *, local: bool) -> tuple[Path, ...] | None:
@@ -68,10 +68,10 @@ def allowed_roots(home: Path, settings: TrainSettings, *, local: bool) -> tuple[
 
 def check_path(path: Path, roots: tuple[Path, ...] | None) -> None:
     """Raises InvalidValue for a path that is not below the roots or cannot be read."""
-    field = "spec.data.path"
+    field = "config.data.dataset"
     if not path.is_absolute():
         raise InvalidValue.of(field, str(path), "an absolute path on the server")
-    # Whether a file outside exists is nobody's business, so this comes first.
+    # First, so that the error does not reveal whether a file outside exists.
     require_inside(path, field, roots)
     files = [file for file in path.iterdir() if file.is_file()] if path.is_dir() else [path]
     if not files or not all(file.is_file() and os.access(file, os.R_OK) for file in files):
@@ -90,10 +90,8 @@ def require_inside(path: Path, field: str, roots: tuple[Path, ...] | None) -> No
         raise InvalidValue.of(field, str(path), allowed)
 
 
-def check_pairs(data: DataSpec, *, home: Path, settings: TrainSettings, local: bool) -> None:
+def check_pairs(data: DataConfig, *, home: Path, settings: TrainSettings, local: bool) -> None:
     """Raises the error of the first thing that would keep the pairs from being read; they are not read yet."""
-    if data.max_pairs < 0:
-        raise InvalidValue.of("spec.data.most_pairs", data.max_pairs, "a whole number from 0")
     if data.name is not None:
         if data.name not in known_pair_sets():
             raise UnknownName.of("set of pairs", data.name, known_pair_sets())
@@ -105,20 +103,20 @@ def check_pairs(data: DataSpec, *, home: Path, settings: TrainSettings, local: b
     check_tokenizer(data, home)
 
 
-def check_tokenizer(data: DataSpec, home: Path) -> None:
+def check_tokenizer(data: DataConfig, home: Path) -> None:
     """Raises InvalidValue for a tokenizer of pairs or sentences that is neither learned nor there."""
     tokenizer = default_tokenizer(data)
     if is_learned_tokenizer(tokenizer):
         check_learned(tokenizer)
     elif not (Path(tokenizer_folder(tokenizer, home)) / "tokenizer.json").is_file():
         allowed = "'word', 'byte_pairs', 'byte_pairs:N', a model on this server, or a folder with a tokenizer.json"
-        raise InvalidValue.of("spec.data.tokenizer", tokenizer, allowed)
+        raise InvalidValue.of("config.data.tokenizer", tokenizer, allowed)
 
 
-def check_tags(data: DataSpec, *, home: Path, settings: TrainSettings, local: bool) -> None:
+def check_tags(data: DataConfig, *, home: Path, settings: TrainSettings, local: bool) -> None:
     """Raises the error of the first thing that would keep the sentences from being read; they are not read yet."""
     if data.name is not None:
-        raise InvalidValue.of("spec.data.name", data.name, "none: a tagger learns from the .conllu files at a path")
+        raise InvalidValue.of("config.data.dataset", data.name, "the path of .conllu files, for a tagger")
     roots = allowed_roots(home, settings, local=local)
     path = Path(data.path or "")
     check_path(path, roots=roots)
@@ -128,13 +126,13 @@ def check_tags(data: DataSpec, *, home: Path, settings: TrainSettings, local: bo
     check_tokenizer(data, home)
 
 
-FIELD = "spec.data.path"
+FIELD = "config.data.dataset"
 
 
-def check_images(data: DataSpec, *, home: Path, settings: TrainSettings, local: bool) -> None:
+def check_images(data: DataConfig, *, home: Path, settings: TrainSettings, local: bool) -> None:
     """Raises the error of the first thing that would keep the images from being found."""
     if data.tokenizer != CHARACTER:
-        raise InvalidValue.of("spec.data.tokenizer", data.tokenizer, "none, as images have no text")
+        raise InvalidValue.of("config.data.tokenizer", data.tokenizer, "none, as images have no text")
     if data.name is not None:
         if data.name not in known_images():
             raise UnknownName.of("set of images", data.name, known_images())

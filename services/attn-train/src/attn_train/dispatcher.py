@@ -7,7 +7,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from attn_train.records import Job, JobState
+from attn_schema.training import JobState
+
+from attn_train.records import JobRecord
 from attn_train.store import JobStore
 
 
@@ -15,19 +17,19 @@ class Host(Protocol):
     """Runs supervisors, one a job. Methods may block for seconds and are called from threads, one at a time."""
 
     def ensure(self, job_id: str) -> None:
-        """Start the job's supervisor unless one is at work."""
+        """Start the job's supervisor unless it is running."""
         ...
 
     def alive(self, job_id: str) -> bool:
-        """Whether a supervisor is at work on the job."""
+        """Whether the job's supervisor is running."""
         ...
 
     def check_now(self, job_id: str) -> None:
-        """Tell the job's supervisor, if there is one, to look at the record now."""
+        """Let the job's supervisor, if it is running, read the record now."""
         ...
 
-    def stop(self, grace: float) -> None:
-        """Leave: jobs that cannot go on without this process are suspended within about `grace` seconds."""
+    def stop(self, shutdown_timeout: float) -> None:
+        """Leave: jobs that cannot go on without this process are suspended within about `shutdown_timeout` seconds."""
         ...
 
 
@@ -38,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class Dispatcher:
-    """Starts supervisors: for jobs that were at work at once, for queued ones when there is room.
+    """Starts supervisors: at once for jobs that were running, for queued ones when fewer than the maximum run.
 
     `make_host` is awaited when the first job needs a supervisor, as that may start Ray.
     """
@@ -65,7 +67,7 @@ class Dispatcher:
                 continue
 
     def wake(self) -> None:
-        """A job has come, or gone."""
+        """Look for jobs now, as one was submitted or has ended."""
         self._woken.set()
 
     async def check_now(self, job_id: str) -> None:
@@ -74,10 +76,10 @@ class Dispatcher:
             await asyncio.to_thread(self._host.check_now, job_id)
         self.wake()
 
-    async def stop(self, grace: float) -> None:
+    async def stop(self, shutdown_timeout: float) -> None:
         """Leave the jobs as the host leaves them."""
         if self._host is not None:
-            await asyncio.to_thread(self._host.stop, grace)
+            await asyncio.to_thread(self._host.stop, shutdown_timeout)
 
     async def _look(self) -> None:
         jobs = await asyncio.to_thread(self._store.unfinished)
@@ -87,7 +89,7 @@ class Dispatcher:
             self._host = await self._make_host()
         await asyncio.to_thread(self._start_supervisors, self._host, jobs)
 
-    def _start_supervisors(self, host: Host, jobs: list[Job]) -> None:
+    def _start_supervisors(self, host: Host, jobs: list[JobRecord]) -> None:
         waiting = [job for job in jobs if job.state is JobState.QUEUED]
         at_work = [job for job in jobs if job.state is not JobState.QUEUED]
         for job in at_work:

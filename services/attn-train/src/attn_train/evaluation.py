@@ -1,4 +1,4 @@
-"""How well the model of a folder does on data: texts foreseen, images named, words tagged, masked tokens guessed."""
+"""Evaluation of a trained model on data: perplexity, and accuracy of image, token and masked-token classification."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from attn_models.loading.encoders import load_image_classifier, load_masked, loa
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import read_folder
 from attn_models.weights.safe_files import read_config
+from attn_schema.training import DataConfig
 from torch import Tensor
 
 from attn_train.data.images import known_images, load_images
 from attn_train.data.load import text_path
 from attn_train.data.treebank import read_sentences, tokenize_sentences
-from attn_train.spec import DataSpec
 from attn_train.tasks.base import VALIDATION_SEED, mean_validation_loss
 from attn_train.tasks.image_classification import LabelledImages, classification_metrics
 from attn_train.tasks.language_modeling import read_text
@@ -57,8 +57,8 @@ def _measure(folder: Path) -> Callable[[Path, str, Path], dict[str, float]]:
 
 def _image_classifier(folder: Path, data: str, home: Path) -> dict[str, float]:  # noqa: ARG001 - as of the others
     classifier = load_image_classifier(folder)
-    spec = DataSpec(name=data) if data in known_images() else DataSpec(path=data, validation=0.0)
-    images = load_images(spec)
+    config = DataConfig(dataset=data) if data in known_images() else _file(data).replace(validation_fraction=0.0)
+    images = load_images(config)
     if unknown := sorted(set(images.names) - set(classifier.labels)):
         allowed = f"those that the model tells apart: {', '.join(classifier.labels)}"
         raise InvalidValue.of("data", f"images of {', '.join(unknown)}", allowed)
@@ -110,6 +110,10 @@ def _language_model(folder: Path, data: str, home: Path) -> dict[str, float]:
 
 
 def _read(data: str, tokenizer: Tokenizer, home: Path) -> tuple[str, Tensor]:
-    spec = DataSpec(path=data) if Path(data).exists() else DataSpec(name=data)
-    text = read_text(text_path(spec, home, lambda _: None))
+    config = _file(data) if Path(data).exists() else DataConfig(dataset=data)
+    text = read_text(text_path(config, home, lambda _: None))
     return text, torch.from_numpy(tokenizer.encode_corpus(text))
+
+
+def _file(path: str) -> DataConfig:
+    return DataConfig(dataset=str(Path(path).absolute()))

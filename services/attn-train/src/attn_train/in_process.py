@@ -71,9 +71,9 @@ class ThreadHost:
         if self.alive(job_id):
             self._running[job_id][0].check_now()
 
-    def stop(self, grace: float) -> None:
+    def stop(self, shutdown_timeout: float) -> None:
         """Suspend all jobs and wait for them."""
-        deadline = time.monotonic() + grace
+        deadline = time.monotonic() + shutdown_timeout
         for supervisor, _ in self._running.values():
             supervisor.suspend()
         for _, thread in self._running.values():

@@ -10,15 +10,16 @@ from typing import Any
 
 import ray
 from attn_core.errors import Unavailable
+from attn_schema.training import JobError
 
 from attn_train.attempt import Assignment, Lost, Message, Outcome, SendMessage
 from attn_train.process import keep_freed_memory, spin_briefly
-from attn_train.records import ErrorRecord, Stop, StopFlag
+from attn_train.records import Stop, StopFlag
 from attn_train.supervisor import Supervisor, SupervisorSettings
 
 
 class RayWorkerActor:
-    """The process that trains. `work` runs in one thread while `stop` is heard in another."""
+    """The process that trains. `work` runs in one thread, `stop` in another."""
 
     def __init__(self) -> None:
         keep_freed_memory()
@@ -26,21 +27,19 @@ class RayWorkerActor:
         self._flag = StopFlag()
         self._last: Any = None
 
-    def work(self, assignment: dict[str, Any], supervisor: Any) -> Outcome:
+    def work(self, assignment: Assignment, supervisor: Any) -> Outcome:
         """Do an attempt; its messages go straight to the supervisor's actor."""
         from attn_train.worker import work
 
-        given = Assignment.from_plain(assignment)
-
         def send(message: Message) -> None:
-            # Nobody waits for the answer, but calls of one actor to another arrive in order.
-            self._last = supervisor.receive.remote(given.attempt, message)
+            # The answer is not awaited; calls of one actor to another arrive in order.
+            self._last = supervisor.receive.remote(assignment.attempt, message)
 
         def flush() -> None:
             if self._last is not None:
                 ray.get(self._last)
 
-        return work(given, send, self._flag, flush)
+        return work(assignment, send, self._flag, flush)
 
     def stop(self, stop: Stop) -> None:
         """Ask the loop to stop."""
@@ -72,7 +71,7 @@ class RayBackend:
         self._supervisor = supervisor
 
     def start(self, assignment: Assignment, send: SendMessage, ended: Callable[[Outcome], None]) -> RayWorker:  # noqa: ARG002
-        """Start the actor; `send` is not called, as the supervisor's actor hears directly."""
+        """Start the actor; `send` is not called, as messages go straight to the supervisor's actor."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         node = ray.get_runtime_context().get_node_id()
@@ -82,7 +81,7 @@ class RayBackend:
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
         }
         actor: Any = ray.remote(RayWorkerActor).options(**options).remote()
-        result = actor.work.remote(assignment.plain(), self._supervisor)
+        result = actor.work.remote(assignment, self._supervisor)
 
         def wait() -> None:
             outcome = _outcome(result)
@@ -98,7 +97,7 @@ def _outcome(result: Any) -> Outcome:
         outcome: Outcome = ray.get(result)
     except ray.exceptions.RayError as error:
         lost = Unavailable(f"the worker was lost: {str(error).splitlines()[0]}")
-        return Lost(error=ErrorRecord.of(lost))
+        return Lost(error=JobError.of(lost))
     return outcome
 
 
@@ -114,7 +113,7 @@ def actor_name(job_id: str) -> str:
 
 
 class RaySupervisorActor:
-    """A supervisor at work in a thread; Ray starts it again if its process dies."""
+    """A supervisor running in a thread; Ray restarts it if its process dies."""
 
     def __init__(self, job_id: str, home: str, threads: int | None, stall_timeout: float) -> None:
         me = ray.get_runtime_context().current_actor
@@ -141,7 +140,7 @@ class RaySupervisorActor:
 
     def _run(self, me: Any) -> None:
         self._supervisor.run()
-        # Nothing is left to do, and the process that asked may be long gone.
+        # Nothing is left to do, and the server may have stopped.
         ray.kill(me, no_restart=True)
 
 
@@ -195,13 +194,13 @@ class RayHost:
         if actor is not None:
             actor.check_now.remote()
 
-    def stop(self, grace: float) -> None:
+    def stop(self, shutdown_timeout: float) -> None:
         """Suspend the jobs of a private cluster; on another one they go on."""
         if not self._private:
             return
         for actor in self._actors.values():
             actor.suspend.remote()
-        deadline = time.monotonic() + grace
+        deadline = time.monotonic() + shutdown_timeout
         while time.monotonic() < deadline and any(self.alive(job_id) for job_id in list(self._actors)):
             time.sleep(POLL_SECONDS)
 

@@ -8,44 +8,42 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from attn_schema.training import OptimizerConfig
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from attn_train.spec import OptimizerSpec
 
+def learning_rate(step: int, config: OptimizerConfig) -> float:
+    """The learning rate of step `step`, counted from 0: linear warm-up, then cosine decay.
 
-def learning_rate(step: int, spec: OptimizerSpec) -> float:
-    """The rate of update number `step`, counted from 0.
-
-    It rises in equal parts from 0 to `spec.learning_rate`, which the last of `spec.warmup` updates has, and falls
-    along half a cosine to `spec.min_learning_rate`, which the last update has (Loshchilov & Hutter 2017,
+    Step `warmup_steps - 1` has `learning_rate`, the last step `last_learning_rate` (Loshchilov & Hutter 2017,
     arXiv 1608.03983, without restarts).
     """
-    if step < spec.warmup:
-        return spec.learning_rate * (step + 1) / spec.warmup
-    falling = spec.steps - spec.warmup
-    progress = (step - spec.warmup + 1) / falling
+    if step < config.warmup_steps:
+        return config.learning_rate * (step + 1) / config.warmup_steps
+    falling = config.steps - config.warmup_steps
+    progress = (step - config.warmup_steps + 1) / falling
     share = 0.5 * (1.0 + math.cos(math.pi * progress))
-    return spec.min_learning_rate + share * (spec.learning_rate - spec.min_learning_rate)
+    return config.last_learning_rate + share * (config.learning_rate - config.last_learning_rate)
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
-"""What AdamW remembers of each parameter."""
+"""State of AdamW for each parameter."""
 
 
-def adamw(model: nn.Module, spec: OptimizerSpec) -> torch.optim.AdamW:
+def adamw(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
     """AdamW over the model's parameters; only matrices and larger ones decay, biases and gains do not."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
-        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": spec.weight_decay},
+        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
     ]
     # The fused update makes one pass over the memory where the plain one makes a dozen.
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
-        lr=spec.learning_rate,
-        betas=(spec.beta1, spec.beta2),
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
         fused=True,
     )
 

@@ -1,15 +1,12 @@
-"""Jobs, their states and their events, as they are recorded."""
+"""Jobs as they are recorded, and which state may follow which."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
-from attn_core.errors import AttnError, WrongState
-
-from attn_train.spec import TrainingSpec
+from attn_core.errors import WrongState
+from attn_schema.training import Checkpoint, JobState, LogLine, Metrics, StateChange, TrainingJob
 
 
 class Stop(StrEnum):
@@ -37,119 +34,23 @@ class StopFlag:
         return self._stop
 
 
-class JobState(StrEnum):
-    """Where a job is in its life."""
+class JobRecord(TrainingJob, frozen=True, kw_only=True):
+    """A job as it is recorded.
 
-    QUEUED = "queued"
-    STARTING = "starting"
-    RUNNING = "running"
-    RECOVERING = "recovering"
-    CANCELLING = "cancelling"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
+    `number` orders jobs by submission, `failures` counts lost workers, `stop` is how it was asked to stop.
+    """
 
-    @property
-    def final(self) -> bool:
-        """Whether the job has come to rest."""
-        return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ErrorRecord:
-    """An error as it is kept: the stable word, the message, the facts."""
-
-    reason: str
-    message: str
-    metadata: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, error: AttnError) -> ErrorRecord:
-        """The record of an error."""
-        return cls(reason=error.reason, message=error.message, metadata=error.metadata)
-
-    def error(self) -> AttnError:
-        """The error again, of the class that has its reason."""
-        kind = _by_reason(AttnError, self.reason) or AttnError
-        error = kind.__new__(kind)
-        AttnError.__init__(error, self.message, **self.metadata)
-        return error
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointRecord:
-    """A complete checkpoint: its step, its folder, its bytes, when it was there (seconds since 1970)."""
-
-    step: int
-    path: str
-    size: int
-    time: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class StateChange:
-    """The state changed; `error` says why, where something went wrong."""
-
-    previous: JobState
-    current: JobState
-    error: ErrorRecord | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class MetricsRecord:
-    """Values measured when `step` updates were done, by name."""
-
-    step: int
-    values: Mapping[str, float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogLine:
-    """A line for people."""
-
-    text: str
-
-
-Payload: TypeAlias = StateChange | MetricsRecord | CheckpointRecord | LogLine
-
-
-@dataclass(frozen=True, kw_only=True)
-class Event:
-    """Something that happened; ids count from 1 within a job, without gaps. Times are seconds since 1970."""
-
-    id: int
-    time: float
-    attempt: int
-    payload: Payload
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """A job as it is. `number` orders jobs by submission; `stop` is how it was asked to stop, if it was."""
-
-    id: str
     number: int
-    spec: TrainingSpec
-    state: JobState
-    attempt: int
-    failures: int
-    step: int
-    metrics: Mapping[str, float]
-    checkpoint: CheckpointRecord | None
-    error: ErrorRecord | None
-    stop: Stop | None
-    model_path: str
-    created: float
-    started: float | None
-    ended: float | None
-    last_event: int
+    failures: int = 0
+    stop: Stop | None = None
+
+    def public(self) -> TrainingJob:
+        """What clients see of it."""
+        return TrainingJob(**{name: getattr(self, name) for name in TrainingJob.__struct_fields__})
 
 
-def _by_reason(kind: type[AttnError], reason: str) -> type[AttnError] | None:
-    if kind.reason == reason:
-        return kind
-    return next((found for child in kind.__subclasses__() if (found := _by_reason(child, reason))), None)
-
+Payload: TypeAlias = StateChange | Metrics | Checkpoint | LogLine
+"""What happened to a job, in a `JobEvent`."""
 
 S = JobState
 FINAL_STATES = frozenset({S.SUCCEEDED, S.FAILED, S.CANCELLED})
@@ -159,7 +60,7 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     S.STARTING: frozenset({S.RUNNING, S.RECOVERING, S.CANCELLING, S.QUEUED}) | FINAL_STATES,
     S.RUNNING: frozenset({S.RECOVERING, S.CANCELLING, S.QUEUED}) | FINAL_STATES,
     S.RECOVERING: frozenset({S.RUNNING, S.RECOVERING, S.CANCELLING, S.QUEUED}) | FINAL_STATES,
-    # A run may end by itself before it hears that it should stop.
+    # A run may end by itself before it receives the request to stop.
     S.CANCELLING: FINAL_STATES,
     S.SUCCEEDED: frozenset(),
     S.FAILED: frozenset({S.QUEUED}),

@@ -13,27 +13,16 @@ import grpc.aio
 from attn.v1 import training_pb2 as pb
 from attn.v1.training_pb2_grpc import TrainingServiceServicer, add_TrainingServiceServicer_to_server
 from attn_core.errors import InvalidValue, Unavailable, UnknownName
-from attn_gateway import Cluster, status_of
+from attn_gateway import Cluster
 from attn_gateway.call import Context
-from google.protobuf.timestamp_pb2 import Timestamp
-from google.rpc.status_pb2 import Status
+from attn_schema.codec import from_message, to_message
+from attn_schema.training import TrainingConfig, TrainingJob, field_path
 
-from attn_train.admission import check_job_id, check_model_name_is_free, check_spec, new_job_id
+from attn_train.admission import check_config, check_job_id, check_model_name_is_free, new_job_id
 from attn_train.dispatcher import Dispatcher, Host
-from attn_train.records import (
-    CheckpointRecord,
-    ErrorRecord,
-    Event,
-    Job,
-    JobState,
-    LogLine,
-    MetricsRecord,
-    StateChange,
-    Stop,
-)
+from attn_train.model import resolved
+from attn_train.records import JobRecord, Stop
 from attn_train.settings import Layout, TrainSettings
-from attn_train.spec import TrainingSpec
-from attn_train.spec_messages import spec_message, spec_of
 from attn_train.store import JobStore
 from attn_train.supervisor import SupervisorSettings
 
@@ -41,7 +30,7 @@ POLL_SECONDS = 0.05
 
 
 class ChangeNotifier:
-    """Counts changes of the job store. One cheap look at the file serves all watchers."""
+    """Counts changes of the job store, made by any process; one poll of the file serves all watchers."""
 
     def __init__(self, path: Path) -> None:
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -60,7 +49,7 @@ class ChangeNotifier:
                 await self.wake()
 
     async def wake(self) -> None:
-        """Let everybody look."""
+        """Wake all watchers."""
         async with self._changed:
             self.count += 1
             self._changed.notify_all()
@@ -73,7 +62,7 @@ class ChangeNotifier:
         return self.count > count
 
     async def close(self) -> None:
-        """Let everybody see that nothing more will be heard."""
+        """Wake all watchers for the last time."""
         self.closed = True
         await self.wake()
         self._connection.close()
@@ -84,59 +73,16 @@ class ChangeNotifier:
         return version
 
 
-STATES = {state: pb.JobState.Value(f"JOB_STATE_{state.name}") for state in JobState}
-
-
-def job_message(job: Job) -> pb.TrainingJob:
-    """The message of a job."""
-    return pb.TrainingJob(
-        id=job.id,
-        spec=spec_message(job.spec),
-        state=STATES[job.state],
-        attempt=job.attempt,
-        step=job.step,
-        last_metrics=job.metrics,
-        latest_checkpoint=_checkpoint(job.checkpoint) if job.checkpoint else None,
-        error=_status(job.error),
-        create_time=timestamp(job.created),
-        start_time=None if job.started is None else timestamp(job.started),
-        end_time=None if job.ended is None else timestamp(job.ended),
-        last_event_id=job.last_event,
-        model_path=job.model_path,
-    )
-
-
-def event_message(event: Event) -> pb.JobEvent:
-    """The message of an event."""
-    message = pb.JobEvent(event_id=event.id, time=timestamp(event.time), attempt=event.attempt)
-    match event.payload:
-        case StateChange() as change:
-            state = pb.StateChange(
-                previous=STATES[change.previous], current=STATES[change.current], error=_status(change.error)
-            )
-            message.state_change.CopyFrom(state)
-        case MetricsRecord() as metrics:
-            message.metrics.CopyFrom(pb.Metrics(step=metrics.step, values=metrics.values))
-        case CheckpointRecord() as checkpoint:
-            message.checkpoint.CopyFrom(_checkpoint(checkpoint))
-        case LogLine() as line:
-            message.log.text = line.text
-    return message
-
-
-def timestamp(seconds: float) -> Timestamp:
-    """The message of seconds since 1970."""
-    message = Timestamp()
-    message.FromMicroseconds(round(seconds * 1e6))
-    return message
-
-
-def _checkpoint(record: CheckpointRecord) -> pb.Checkpoint:
-    return pb.Checkpoint(step=record.step, path=record.path, size_bytes=record.size, create_time=timestamp(record.time))
-
-
-def _status(record: ErrorRecord | None) -> Status | None:
-    return None if record is None else status_of(record.error())
+def config_of(message: pb.TrainingConfig) -> TrainingConfig:
+    """The configuration of a message, resolved; raises `InvalidValue` with the path of the field."""
+    try:
+        config = from_message(TrainingConfig, message)
+    except InvalidValue as error:
+        error.metadata["field"] = f"config.{field_path(str(error.metadata.get('field')))}"
+        raise
+    except ValueError as error:
+        raise InvalidValue.of("config.model", "NaN or an infinite number", "finite numbers") from error
+    return resolved(config)
 
 
 DEFAULT_PAGE = 100
@@ -161,24 +107,24 @@ class TrainingServicer(TrainingServiceServicer):
     ) -> pb.SubmitTrainingJobResponse:
         """Check, record, start."""
         local = context.peer().startswith(LOCAL_PEERS)
-        spec = spec_of(request.spec)
+        config = config_of(request.config)
         if request.job_id:
             check_job_id(request.job_id)
         if request.validate_only:
-            await self._check(spec, local=local)
-            return pb.SubmitTrainingJobResponse(job=pb.TrainingJob(spec=spec_message(spec)))
-        job = await self._repeated(request.job_id, spec)
+            await self._check(config, local=local)
+            return pb.SubmitTrainingJobResponse(job=to_message(TrainingJob(config=config)))
+        job = await self._repeated(request.job_id, config)
         if job is None:
-            await self._check(spec, local=local)
-            job_id = request.job_id or new_job_id(spec.model.label)
+            await self._check(config, local=local)
+            job_id = request.job_id or new_job_id(config.model.label)
             check_model_name_is_free(job_id, self._home)
-            job = await asyncio.to_thread(self._store.submit, job_id, spec)
+            job = await asyncio.to_thread(self._store.submit, job_id, config)
             self._dispatcher.wake()
-        return pb.SubmitTrainingJobResponse(job=job_message(job))
+        return pb.SubmitTrainingJobResponse(job=_message(job))
 
     async def GetTrainingJob(self, request: pb.GetTrainingJobRequest, context: Context) -> pb.GetTrainingJobResponse:
         """One job."""
-        return pb.GetTrainingJobResponse(job=job_message(await self._job(request.id)))
+        return pb.GetTrainingJobResponse(job=_message(await self._job(request.id)))
 
     async def ListTrainingJobs(
         self, request: pb.ListTrainingJobsRequest, context: Context
@@ -192,7 +138,7 @@ class TrainingServicer(TrainingServiceServicer):
         count = request.page_size or DEFAULT_PAGE
         jobs = await asyncio.to_thread(self._store.page, int(token) if token else None, count + 1)
         following = str(jobs[count - 1].number) if len(jobs) > count else ""
-        return pb.ListTrainingJobsResponse(jobs=[job_message(job) for job in jobs[:count]], next_page_token=following)
+        return pb.ListTrainingJobsResponse(jobs=[_message(job) for job in jobs[:count]], next_page_token=following)
 
     async def WatchTrainingJob(
         self, request: pb.WatchTrainingJobRequest, context: Context
@@ -200,34 +146,34 @@ class TrainingServicer(TrainingServiceServicer):
         """The job, its events from the one asked for, and what comes."""
         job = await self._job(request.id)
         after = request.after_event_id
-        if not 0 <= after <= job.last_event:
-            raise InvalidValue.of("after_event_id", after, f"0 to {job.last_event}, the id of the newest event")
-        yield pb.WatchTrainingJobResponse(job=job_message(job))
+        if not 0 <= after <= job.last_event_id:
+            raise InvalidValue.of("after_event_id", after, f"0 to {job.last_event_id}, the id of the newest event")
+        yield pb.WatchTrainingJobResponse(job=_message(job))
         while True:
             # Read before the events, so that nothing can slip in between.
             count = self.changes.count
             events = await asyncio.to_thread(self._store.events, request.id, after, EVENTS_AT_ONCE)
             for event in events:
-                yield pb.WatchTrainingJobResponse(event=event_message(event))
+                yield pb.WatchTrainingJobResponse(event=to_message(event))
                 after = event.id
             if events:
                 continue
             job = await self._job(request.id)
-            if job.state.final and job.last_event == after:
+            if job.state.final and job.last_event_id == after:
                 return
             if self.changes.closed:
                 raise Unavailable("the server stops; watch again from the last event seen", after_event_id=after)
-            if job.last_event == after and not await self.changes.beyond(count, HEARTBEAT_SECONDS):
+            if job.last_event_id == after and not await self.changes.beyond(count, HEARTBEAT_SECONDS):
                 yield pb.WatchTrainingJobResponse(heartbeat=pb.Heartbeat(last_event_id=after))
 
     async def CancelTrainingJob(
         self, request: pb.CancelTrainingJobRequest, context: Context
     ) -> pb.CancelTrainingJobResponse:
-        """Record the wish, and pass it on."""
+        """Record the request, and pass it to the supervisor."""
         stop = Stop.DISCARD if request.discard else Stop.SAVE
         job = await asyncio.to_thread(self._store.request_stop, request.id, stop)
         await self._dispatcher.check_now(request.id)
-        return pb.CancelTrainingJobResponse(job=job_message(job))
+        return pb.CancelTrainingJobResponse(job=_message(job))
 
     async def ResumeTrainingJob(
         self, request: pb.ResumeTrainingJobRequest, context: Context
@@ -235,15 +181,15 @@ class TrainingServicer(TrainingServiceServicer):
         """Queue it again."""
         job = await asyncio.to_thread(self._store.requeue, request.id)
         self._dispatcher.wake()
-        return pb.ResumeTrainingJobResponse(job=job_message(job))
+        return pb.ResumeTrainingJobResponse(job=_message(job))
 
-    async def _job(self, job_id: str) -> Job:
+    async def _job(self, job_id: str) -> JobRecord:
         return await asyncio.to_thread(self._store.get, job_id)
 
-    async def _check(self, spec: TrainingSpec, *, local: bool) -> None:
-        await asyncio.to_thread(check_spec, spec, home=self._home, settings=self._settings, local=local)
+    async def _check(self, config: TrainingConfig, *, local: bool) -> None:
+        await asyncio.to_thread(check_config, config, home=self._home, settings=self._settings, local=local)
 
-    async def _repeated(self, job_id: str, spec: TrainingSpec) -> Job | None:
+    async def _repeated(self, job_id: str, config: TrainingConfig) -> JobRecord | None:
         """The job that an earlier call of the same content made; raises AlreadyExists for one of other content."""
         if not job_id:
             return None
@@ -251,7 +197,12 @@ class TrainingServicer(TrainingServiceServicer):
             await self._job(job_id)
         except UnknownName:
             return None
-        return await asyncio.to_thread(self._store.submit, job_id, spec)
+        return await asyncio.to_thread(self._store.submit, job_id, config)
+
+
+def _message(job: JobRecord) -> pb.TrainingJob:
+    message: pb.TrainingJob = to_message(job.public())
+    return message
 
 
 class TrainingGrpc:
@@ -296,7 +247,7 @@ class TrainingGrpc:
         return RayHost(self.supervisor_settings(), private=private)
 
     def supervisor_settings(self) -> SupervisorSettings:
-        """What supervisors are told."""
+        """The settings of supervisors."""
         return SupervisorSettings(
             home=self._cluster.home, threads=self._settings.threads, stall_timeout=self._settings.stall_timeout
         )

@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from attn_core.errors import AlreadyExists, UnknownName, WrongState
+from attn_schema.training import Checkpoint, JobError, JobEvent, JobState, LogLine, Metrics, StateChange, TrainingConfig
 
-from attn_train.records import (
-    CheckpointRecord,
-    ErrorRecord,
-    Event,
-    Job,
-    JobState,
-    LogLine,
-    MetricsRecord,
-    Payload,
-    StateChange,
-    Stop,
-    require_transition,
-)
-from attn_train.spec import TrainingSpec
+from attn_train.records import JobRecord, Payload, Stop, require_transition
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     id TEXT NOT NULL UNIQUE,
-    spec TEXT NOT NULL,
+    config TEXT NOT NULL,
     state TEXT NOT NULL,
     attempt INTEGER NOT NULL DEFAULT 1,
     failures INTEGER NOT NULL DEFAULT 0,
@@ -60,57 +49,63 @@ CREATE TABLE IF NOT EXISTS events (
 """
 
 KINDS: dict[str, type[Payload]] = {
-    "state": StateChange,
-    "metrics": MetricsRecord,
-    "checkpoint": CheckpointRecord,
+    "state_change": StateChange,
+    "metrics": Metrics,
+    "checkpoint": Checkpoint,
     "log": LogLine,
 }
+"""Classes of payloads by their field in `JobEvent`."""
 
 
-def to_json(record: Any) -> str:
-    """A record as JSON, keys sorted, so that equal records give equal text."""
-    return json.dumps(dataclasses.asdict(record), sort_keys=True)
+def to_json(noun: Any) -> str:
+    """A noun as JSON, keys sorted, so that equal nouns give equal text."""
+    return msgspec.json.encode(noun, order="deterministic").decode()
 
 
 def kind_of(payload: Payload) -> str:
-    """The word for the payload's class."""
-    return next(word for word, kind in KINDS.items() if isinstance(payload, kind))
+    """The field of `JobEvent` for a payload."""
+    return next(name for name, kind in KINDS.items() if isinstance(payload, kind))
 
 
-def payload_of(kind: str, text: str) -> Payload:
-    """The payload that `kind_of` and `to_json` described."""
-    values = json.loads(text)
-    if kind == "state":
-        error = values["error"]
-        return StateChange(
-            previous=JobState(values["previous"]),
-            current=JobState(values["current"]),
-            error=ErrorRecord(**error) if error else None,
-        )
-    return KINDS[kind](**values)
-
-
-def event_of(row: sqlite3.Row) -> Event:
+def event_of(row: sqlite3.Row) -> JobEvent:
     """The event of a row of `events`."""
-    payload = payload_of(row["kind"], row["payload"])
-    return Event(id=row["event"], time=row["time"], attempt=row["attempt"], payload=payload)
+    payload = {row["kind"]: _from_json(row["payload"], KINDS[row["kind"]])}
+    return JobEvent(id=row["event"], time=_datetime(row["time"]), attempt=row["attempt"], **payload)
 
 
-def job_of(row: sqlite3.Row) -> Job:
+def job_of(row: sqlite3.Row) -> JobRecord:
     """The job of a row of `jobs`."""
-    values = dict(row)
-    values["spec"] = TrainingSpec.from_plain(json.loads(values["spec"]))
-    values["state"] = JobState(values["state"])
-    values["metrics"] = json.loads(values["metrics"])
-    values["checkpoint"] = CheckpointRecord(**json.loads(values["checkpoint"])) if values["checkpoint"] else None
-    values["error"] = ErrorRecord(**json.loads(values["error"])) if values["error"] else None
-    values["stop"] = Stop(values["stop"]) if values["stop"] else None
-    return Job(**values)
+    return JobRecord(
+        number=row["number"],
+        id=row["id"],
+        config=TrainingConfig.from_mapping(json.loads(row["config"])),
+        state=JobState(row["state"]),
+        attempt=row["attempt"],
+        failures=row["failures"],
+        step=row["step"],
+        last_metrics=json.loads(row["metrics"]),
+        latest_checkpoint=_from_json(row["checkpoint"], Checkpoint),
+        error=_from_json(row["error"], JobError),
+        stop=Stop(row["stop"]) if row["stop"] else None,
+        model_path=row["model_path"],
+        create_time=_datetime(row["created"]),
+        start_time=_datetime(row["started"]),
+        end_time=_datetime(row["ended"]),
+        last_event_id=row["last_event"],
+    )
+
+
+def _from_json(text: str | None, kind: type[Any]) -> Any:
+    return msgspec.json.decode(text, type=kind) if text else None
+
+
+def _datetime(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
 
 BUSY_SECONDS = 30.0
 NAMED_IN_ERRORS = 50
-"""How many job ids are looked at for near names."""
+"""Newest job ids among which near names are searched."""
 
 
 class Superseded(WrongState):
@@ -137,48 +132,48 @@ class JobStore:
         self._connection.executescript(SCHEMA)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._lock:
             self._connection.close()
 
-    def submit(self, job_id: str, spec: TrainingSpec) -> Job:
-        """Record a job, or return the one of this id and an equal specification; else raises AlreadyExists."""
-        text = _spec_text(spec)
+    def submit(self, job_id: str, config: TrainingConfig) -> JobRecord:
+        """Record a job, or return the one of this id and an equal configuration; else raises AlreadyExists."""
+        text = to_json(config)
         with self._transaction() as run:
             found = run("SELECT * FROM jobs WHERE id = ?", job_id).fetchone()
             if found is None:
                 now = time.time()
-                run("INSERT INTO jobs (id, spec, state, created) VALUES (?, ?, ?, ?)", job_id, text, S.QUEUED, now)
-            elif found["spec"] != text:
-                raise AlreadyExists(f"job {job_id!r} exists with another specification", job=job_id)
+                run("INSERT INTO jobs (id, config, state, created) VALUES (?, ?, ?, ?)", job_id, text, S.QUEUED, now)
+            elif found["config"] != text:
+                raise AlreadyExists(f"job {job_id!r} exists with another configuration", job=job_id)
             return _job(run, job_id)
 
-    def get(self, job_id: str) -> Job:
+    def get(self, job_id: str) -> JobRecord:
         """The job; raises UnknownName with near ids."""
         with self._reading() as run:
             return _job(run, job_id)
 
-    def page(self, before: int | None, count: int) -> list[Job]:
+    def page(self, before: int | None, count: int) -> list[JobRecord]:
         """At most `count` jobs, newest first, of those with numbers below `before`."""
         query = "SELECT * FROM jobs WHERE number < ? ORDER BY number DESC LIMIT ?"
         with self._reading() as run:
             return [job_of(row) for row in run(query, 2**62 if before is None else before, count)]
 
-    def unfinished(self) -> list[Job]:
+    def unfinished(self) -> list[JobRecord]:
         """All jobs not in a final state, oldest first."""
         with self._reading() as run:
             jobs = map(job_of, run("SELECT * FROM jobs WHERE ended IS NULL ORDER BY number"))
             return [job for job in jobs if not job.state.final]
 
-    def events(self, job_id: str, after: int, count: int) -> list[Event]:
+    def events(self, job_id: str, after: int, count: int) -> list[JobEvent]:
         """At most `count` events with ids above `after`, in order."""
         query = "SELECT * FROM events WHERE job = ? AND event > ? ORDER BY event LIMIT ?"
         with self._reading() as run:
             return [event_of(row) for row in run(query, job_id, after, count)]
 
     def change(
-        self, job_id: str, attempt: int, state: JobState, *, error: ErrorRecord | None = None, model_path: str = ""
-    ) -> Job:
+        self, job_id: str, attempt: int, state: JobState, *, error: JobError | None = None, model_path: str = ""
+    ) -> JobRecord:
         """Move the job to `state` on behalf of `attempt`; `error` says why.
 
         Raises Superseded for an old attempt, WrongState for a state that may not follow.
@@ -190,7 +185,9 @@ class JobStore:
                 run("UPDATE jobs SET model_path = ? WHERE id = ?", model_path, job_id)
             return _job(run, job_id)
 
-    def next_attempt(self, job_id: str, attempt: int, error: ErrorRecord | None = None, *, lost: bool = False) -> Job:
+    def next_attempt(
+        self, job_id: str, attempt: int, error: JobError | None = None, *, lost: bool = False
+    ) -> JobRecord:
         """Begin the next attempt of a job that runs: its state is RECOVERING, and `attempt` can write no more.
 
         `lost` counts a lost worker.
@@ -202,7 +199,7 @@ class JobStore:
             _move(run, job, S.RECOVERING, error, attempt=attempt + 1)
             return _job(run, job_id)
 
-    def suspend(self, job_id: str, attempt: int) -> Job:
+    def suspend(self, job_id: str, attempt: int) -> JobRecord:
         """Put a job that runs back into the queue; `attempt` can write no more."""
         with self._transaction() as run:
             job = _fenced(run, job_id, attempt)
@@ -218,13 +215,13 @@ class JobStore:
                 raise Superseded(f"job {job_id!r} is {job.state}", job=job_id)
             for payload in payloads:
                 _append(run, job_id, attempt, payload)
-                if isinstance(payload, MetricsRecord):
+                if isinstance(payload, Metrics):
                     metrics = {**_metrics(run, job_id), **payload.values}
                     run("UPDATE jobs SET step = ?, metrics = ? WHERE id = ?", payload.step, json.dumps(metrics), job.id)
-                elif isinstance(payload, CheckpointRecord):
+                elif isinstance(payload, Checkpoint):
                     run("UPDATE jobs SET checkpoint = ? WHERE id = ?", to_json(payload), job_id)
 
-    def begin(self, job_id: str, attempt: int, step: int, checkpoint: CheckpointRecord | None) -> None:
+    def begin(self, job_id: str, attempt: int, step: int, checkpoint: Checkpoint | None) -> None:
         """`attempt` trains, from `step`: the job is RUNNING unless it was asked to stop. Raises Superseded."""
         with self._transaction() as run:
             job = _fenced(run, job_id, attempt)
@@ -233,7 +230,7 @@ class JobStore:
             if job.state is not S.CANCELLING:
                 _move(run, job, S.RUNNING, None)
 
-    def request_stop(self, job_id: str, stop: Stop) -> Job:
+    def request_stop(self, job_id: str, stop: Stop) -> JobRecord:
         """Ask a job to stop; one in a final state stays as it is."""
         with self._transaction() as run:
             job = _job(run, job_id)
@@ -244,7 +241,7 @@ class JobStore:
                     _move(run, job, S.CANCELLING, None)
             return _job(run, job_id)
 
-    def requeue(self, job_id: str) -> Job:
+    def requeue(self, job_id: str) -> JobRecord:
         """Make a failed or cancelled job wait for another attempt; raises WrongState in any other state."""
         with self._transaction() as run:
             job = _job(run, job_id)
@@ -278,11 +275,7 @@ class JobStore:
 S = JobState
 
 
-def _spec_text(spec: TrainingSpec) -> str:
-    return json.dumps(spec.plain(), sort_keys=True)
-
-
-def _job(run: Any, job_id: str) -> Job:
+def _job(run: Any, job_id: str) -> JobRecord:
     row = run("SELECT * FROM jobs WHERE id = ?", job_id).fetchone()
     if row is None:
         recent = run("SELECT id FROM jobs ORDER BY number DESC LIMIT ?", NAMED_IN_ERRORS)
@@ -290,7 +283,7 @@ def _job(run: Any, job_id: str) -> Job:
     return job_of(row)
 
 
-def _fenced(run: Any, job_id: str, attempt: int) -> Job:
+def _fenced(run: Any, job_id: str, attempt: int) -> JobRecord:
     job = _job(run, job_id)
     if job.attempt != attempt:
         raise Superseded(f"attempt {attempt} of job {job_id!r} has been replaced by attempt {job.attempt}", job=job_id)
@@ -309,7 +302,7 @@ def _append(run: Any, job_id: str, attempt: int, payload: Payload) -> None:
     run("INSERT INTO events (job, event, time, attempt, kind, payload) VALUES (?, ?, ?, ?, ?, ?)", *values)
 
 
-def _move(run: Any, job: Job, state: JobState, error: ErrorRecord | None, *, attempt: int | None = None) -> None:
+def _move(run: Any, job: JobRecord, state: JobState, error: JobError | None, *, attempt: int | None = None) -> None:
     require_transition(job.id, job.state, state)
     run("UPDATE jobs SET state = ? WHERE id = ?", state, job.id)
     if state.final:

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from attn_core.errors import Unavailable, WrongState
 from attn_schema.locks import exclusive
+from attn_schema.training import JobError, JobState, LogLine
 
 from attn_train.attempt import (
     Assignment,
@@ -25,22 +26,22 @@ from attn_train.attempt import (
     TrainingStarted,
     Worker,
 )
-from attn_train.records import ErrorRecord, Job, JobState, LogLine, Stop
+from attn_train.records import JobRecord, Stop
 from attn_train.settings import Layout
 from attn_train.store import JobStore, Superseded
 
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisorSettings:
-    """`poll` seconds between looks at the record for a stop; a worker told to stop is killed after `grace`.
+    """`poll`: seconds between reads of the record; `shutdown_timeout`: seconds until a worker asked to stop is killed.
 
-    A worker that told nothing for `stall_timeout` seconds is taken for stuck, killed and replaced.
+    A worker that sends nothing for `stall_timeout` seconds is killed and replaced.
     """
 
     home: Path
     threads: int | None = None
     poll: float = 0.5
-    grace: float = 60.0
+    shutdown_timeout: float = 60.0
     stall_timeout: float = 600.0
 
 
@@ -48,7 +49,7 @@ CHECK_NOW = None
 
 
 class Supervisor:
-    """One job from wherever its record says it is to its end. It keeps nothing that is not in the record."""
+    """Runs one job from its recorded state to its end. All state is in the record."""
 
     def __init__(self, job_id: str, backend: Backend, settings: SupervisorSettings) -> None:
         self.job_id = job_id
@@ -86,7 +87,7 @@ class Supervisor:
         self.check_now()
 
     def receive(self, attempt: int, message: Message) -> None:
-        """Record what the worker of `attempt` tells; what comes from an older one is dropped."""
+        """Record a message of the worker of `attempt`; messages of older attempts are dropped."""
         self._last_message = attempt, time.monotonic()
         if isinstance(message, Heartbeat):
             return
@@ -106,7 +107,7 @@ class Supervisor:
         assignment = Assignment(
             job_id=job.id,
             attempt=job.attempt,
-            spec=job.spec,
+            config=job.config,
             home=self._settings.home,
             threads=self._settings.threads,
         )
@@ -118,7 +119,7 @@ class Supervisor:
         outcome = self._outcome(job.attempt, worker)
         return _retried(lambda: self._conclude(job.attempt, outcome))
 
-    def _begin(self, job: Job) -> Job:
+    def _begin(self, job: JobRecord) -> JobRecord:
         if job.state is JobState.CANCELLING:
             return self._store.change(job.id, job.attempt, JobState.CANCELLED)
         mine, self._claimed = self._claimed, True
@@ -126,8 +127,8 @@ class Supervisor:
             return self._store.change(job.id, job.attempt, JobState.STARTING)
         if mine or job.state.final:
             return job
-        # Found at work without a supervisor: whoever was at it must not write any more.
-        error = ErrorRecord.of(Unavailable("the server or the machine went away"))
+        # Running without a supervisor: the worker of that attempt must not write any more.
+        error = JobError.of(Unavailable("the server or the machine went away"))
         return self._store.next_attempt(job.id, job.attempt, error)
 
     def _outcome(self, attempt: int, worker: Worker) -> Outcome:
@@ -145,14 +146,14 @@ class Supervisor:
             if asked is not None and asked is not passed:
                 worker.stop(asked)
                 passed = asked
-                deadline = min(deadline, time.monotonic() + self._settings.grace)
+                deadline = min(deadline, time.monotonic() + self._settings.shutdown_timeout)
             if time.monotonic() > deadline:
                 worker.kill()
                 return Stopped(stop=Stop.DISCARD)
             if self._is_stuck(attempt):
                 worker.kill()
-                stuck = Unavailable(f"the worker told nothing for {self._settings.stall_timeout:g} seconds")
-                return Lost(error=ErrorRecord.of(stuck))
+                stuck = Unavailable(f"the worker sent nothing for {self._settings.stall_timeout:g} seconds")
+                return Lost(error=JobError.of(stuck))
 
     def _is_stuck(self, attempt: int) -> bool:
         """Whether the worker fell silent; one that has not begun may still wait for a free CPU."""
@@ -175,8 +176,8 @@ class Supervisor:
             return self._recover(job, attempt, outcome)
         return False
 
-    def _recover(self, job: Job, attempt: int, outcome: Lost) -> bool:
-        if job.failures >= job.spec.max_failures:
+    def _recover(self, job: JobRecord, attempt: int, outcome: Lost) -> bool:
+        if job.failures >= job.config.max_failures:
             self._store.change(job.id, attempt, JobState.FAILED, error=outcome.error)
             return False
         self._store.next_attempt(job.id, attempt, outcome.error, lost=True)
@@ -187,7 +188,7 @@ Result = TypeVar("Result")
 
 
 def _retried(decide: Callable[[], Result]) -> Result:
-    """What `decide` comes to; it decides anew if the job was asked to stop while it did."""
+    """The result of `decide`, which runs again if the job changed its state meanwhile."""
     try:
         return decide()
     except Superseded:

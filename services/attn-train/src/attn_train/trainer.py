@@ -12,12 +12,12 @@ from typing import Protocol
 import torch
 from attn_core.errors import CheckpointWriteFailed, UserError
 from attn_models.decoder.mixture_of_experts import update_router_biases
+from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 
 from attn_train.checkpoint import CheckpointFolder, Progress, random_states, read_checkpoint, restore_random_states
 from attn_train.optimizer import PRECISIONS, adamw, learning_rate, optimizer_state, restore_optimizer_state
 from attn_train.records import Stop, StopFlag
-from attn_train.spec import TrainingSpec
 from attn_train.tasks.base import Dataset, derived
 
 
@@ -79,23 +79,23 @@ class Throughput:
 
 
 class Trainer:
-    """Trains `model` on a dataset as `spec` says, on the device of the model.
+    """Trains `model` on a dataset as `config` says, on the device of the model.
 
     Without `checkpoints` none are written. A resumed run gives the losses of one without interruption, bit for bit.
     """
 
     def __init__(
-        self, model: nn.Module, dataset: Dataset, spec: TrainingSpec, *, checkpoints: CheckpointFolder | None = None
+        self, model: nn.Module, dataset: Dataset, config: TrainingConfig, *, checkpoints: CheckpointFolder | None = None
     ) -> None:
         self.model = model
-        self.spec = spec
+        self.config = config
         self.step = 0
         self.elapsed = 0.0
         self._checkpoints = checkpoints
-        self._optimizer = adamw(model, spec.optimizer)
+        self._optimizer = adamw(model, config.optimizer)
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._device = self._trained[0].device
-        self._task = dataset.task(spec)
+        self._task = dataset.task(config)
         self._throughput = Throughput()
         self._saved_step: int | None = None
 
@@ -124,8 +124,8 @@ class Trainer:
         """
         self.model.train()
         if self.step == 0:
-            torch.manual_seed(derived(self.spec.seed, "dropout"))
-        while self.step < self.spec.optimizer.steps:
+            torch.manual_seed(derived(self.config.seed, "dropout"))
+        while self.step < self.config.optimizer.steps:
             asked = stop.get()
             if asked is not None:
                 if asked is Stop.SAVE:
@@ -148,7 +148,7 @@ class Trainer:
         written = self._checkpoints.write(Progress(step=self.step, elapsed_seconds=self.elapsed), parts)
         self._saved_step = self.step
         report.checkpoint(written.step, written.path, written.size)
-        self._checkpoints.prune(self.spec.checkpoint.keep)
+        self._checkpoints.prune(self.config.checkpoint.save_total_limit)
 
     def validation_loss(self, batches: int, on_batch: Callable[[], None] = lambda: None) -> float | None:
         """Mean loss, in nats a token, over `batches` batches kept for validation; None if there are too few.
@@ -159,12 +159,12 @@ class Trainer:
 
     def _one_step(self, report: Reporter) -> None:
         began = time.perf_counter()
-        rate = learning_rate(self.step, self.spec.optimizer)
+        rate = learning_rate(self.step, self.config.optimizer)
         loss, norm = self._update(rate)
         self.step += 1
         report.heartbeat()
-        last = self.step == self.spec.optimizer.steps
-        measured = last or self.step % self.spec.checkpoint.metrics_interval == 0
+        last = self.step == self.config.optimizer.steps
+        measured = last or self.step % self.config.evaluation.logging_steps == 0
         values = {"loss": loss.item(), "learning_rate": rate, "gradient_norm": norm.item()} if measured else {}
         seconds = time.perf_counter() - began
         self.elapsed += seconds
@@ -172,22 +172,22 @@ class Trainer:
         if measured:
             values |= self._speed()
             self._require_finite(values["loss"])
-        if last or self.step % self.spec.checkpoint.evaluation_interval == 0:
-            validation = self.validation_loss(self.spec.checkpoint.evaluation_batches, report.heartbeat)
+        if last or self.step % self.config.evaluation.eval_steps == 0:
+            validation = self.validation_loss(self.config.evaluation.eval_batches, report.heartbeat)
             values |= {} if validation is None else {"validation_loss": validation}
         if last:
             values |= self._task.final_metrics(self.model, report.heartbeat)
         if values:
             report.metrics(self.step, values)
-        if self.step % self.spec.checkpoint.interval == 0 and not last:
+        if self.step % self.config.checkpoint.save_steps == 0 and not last:
             self._try_save(report)
 
     def _update(self, rate: float) -> tuple[Tensor, Tensor]:
         batch = tuple(part.to(self._device, non_blocking=True) for part in self._task.next_batch())
-        with PRECISIONS[self.spec.precision]():
+        with PRECISIONS[self.config.precision]():
             loss = self._task.loss(self.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
-        limit = self.spec.optimizer.clip or math.inf
+        limit = self.config.optimizer.max_grad_norm or math.inf
         norm = nn.utils.clip_grad_norm_(self._trained, limit)
         for group in self._optimizer.param_groups:
             group["lr"] = rate

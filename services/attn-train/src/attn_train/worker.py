@@ -6,20 +6,21 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-from attn_core import installed
 from attn_core.errors import AttnError, InternalError, OutOfCapacity
 from attn_schema.locks import exclusive
+from attn_schema.training import Checkpoint, JobError, LogLine, Metrics, TrainingConfig
 
 from attn_train.attempt import Assignment, Failed, Finished, Heartbeat, Outcome, SendMessage, Stopped, TrainingStarted
 from attn_train.checkpoint import CheckpointFolder
 from attn_train.data.load import load_dataset
-from attn_train.records import CheckpointRecord, ErrorRecord, LogLine, MetricsRecord, StopFlag
+from attn_train.model import configured
+from attn_train.records import StopFlag
 from attn_train.settings import Layout
-from attn_train.spec import TrainingSpec
 from attn_train.tasks.base import Dataset, derived
 from attn_train.trainer import Trainer
 
@@ -45,7 +46,7 @@ def work(
             return _train(assignment, layout, MessageReporter(send, flush), stop)
     except Exception as error:  # whatever a mechanism raises is the job's error, not the worker's end
         log.exception("job %s failed in attempt %d", assignment.job_id, assignment.attempt)
-        return Failed(error=ErrorRecord.of(as_attn_error(error)))
+        return Failed(error=JobError.of(as_attn_error(error)))
 
 
 def as_attn_error(error: Exception) -> AttnError:
@@ -73,11 +74,11 @@ class MessageReporter:
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """As a record."""
-        self.send(MetricsRecord(step=step, values=dict(values)))
+        self.send(Metrics(step=step, values=dict(values)))
 
     def checkpoint(self, step: int, path: Path, size: int) -> None:
         """As a record."""
-        self.send(CheckpointRecord(step=step, path=str(path), size=size, time=time.time()))
+        self.send(Checkpoint(step=step, path=str(path), size_bytes=size, create_time=datetime.now(UTC)))
 
     def log(self, text: str) -> None:
         """As a line."""
@@ -88,12 +89,12 @@ def _train(assignment: Assignment, layout: Layout, reporter: MessageReporter, st
     if assignment.threads is not None:
         torch.set_num_threads(assignment.threads)
     reporter.heartbeat()
-    spec = assignment.spec
-    dataset = load_dataset(spec, assignment.home, reporter.log)
-    model = build_model(spec, dataset)
+    config = assignment.config
+    dataset = load_dataset(config, assignment.home, reporter.log)
+    model = build_model(config, dataset)
     checkpoints = CheckpointFolder(layout.checkpoints(assignment.job_id))
     checkpoints.sweep()
-    trainer = Trainer(model, dataset, spec, checkpoints=checkpoints)
+    trainer = Trainer(model, dataset, config, checkpoints=checkpoints)
     trainer.resume()
     reporter.log(_description(model, dataset))
     reporter.send(TrainingStarted(step=trainer.step, checkpoint=_newest(checkpoints)))
@@ -106,21 +107,20 @@ def _train(assignment: Assignment, layout: Layout, reporter: MessageReporter, st
     return Finished(model_path=str(path))
 
 
-def build_model(spec: TrainingSpec, dataset: Dataset) -> Any:
-    """The model of `spec` with initial weights, on the GPU if there is one."""
-    family = installed().models.get(spec.model.family)
-    config = family.configure(spec.model.values(dataset.model_fields))
-    torch.manual_seed(derived(spec.seed, "weights"))
+def build_model(config: TrainingConfig, dataset: Dataset) -> Any:
+    """The model of `config` with initial weights, on the GPU if there is one."""
+    family, made = configured(config.model, dataset.model_fields)
+    torch.manual_seed(derived(config.seed, "weights"))
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return family.build(config).to(device)
+    return family.build(made).to(device)
 
 
-def _newest(checkpoints: CheckpointFolder) -> CheckpointRecord | None:
+def _newest(checkpoints: CheckpointFolder) -> Checkpoint | None:
     newest = checkpoints.newest()
     if newest is None:
         return None
-    written = newest.path.stat().st_mtime
-    return CheckpointRecord(step=newest.step, path=str(newest.path), size=newest.size, time=written)
+    written = datetime.fromtimestamp(newest.path.stat().st_mtime, UTC)
+    return Checkpoint(step=newest.step, path=str(newest.path), size_bytes=newest.size, create_time=written)
 
 
 def _description(model: Any, dataset: Dataset) -> str:

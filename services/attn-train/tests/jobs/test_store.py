@@ -7,16 +7,8 @@ import threading
 
 import pytest
 from attn_core.errors import AlreadyExists, OutOfCapacity, UnknownName, WrongState
-from attn_train.records import (
-    TRANSITIONS,
-    CheckpointRecord,
-    ErrorRecord,
-    JobState,
-    LogLine,
-    MetricsRecord,
-    StateChange,
-    Stop,
-)
+from attn_schema.training import Checkpoint, JobError, JobState, LogLine, Metrics, StateChange
+from attn_train.records import TRANSITIONS, Stop
 from attn_train.store import JobStore, Superseded
 from attn_train.trainer import TrainingDiverged
 
@@ -30,32 +22,32 @@ def store(tmp_path):
     opened.close()
 
 
-def running(store, spec, job_id="job"):
-    job = store.submit(job_id, spec)
+def running(store, config, job_id="job"):
+    job = store.submit(job_id, config)
     store.change(job.id, job.attempt, S.STARTING)
     return store.change(job.id, job.attempt, S.RUNNING)
 
 
-def test_a_job_is_read_back_as_it_was_written(store, spec, changed):
-    spec = changed(spec, model__options={"window": 4, "nested": {"a": [1, 2.5, "x"]}}, seed=2**63)
-    job = store.submit("job", spec)
-    assert (job.id, job.state, job.attempt, job.last_event) == ("job", S.QUEUED, 1, 0)
+def test_a_job_is_read_back_as_it_was_written(store, config, changed):
+    config = changed(config, model__options={"window": 4, "nested": {"a": [1, 2.5, "x"]}}, seed=2**63)
+    job = store.submit("job", config)
+    assert (job.id, job.state, job.attempt, job.last_event_id) == ("job", S.QUEUED, 1, 0)
     assert store.get("job") == job
-    assert store.get("job").spec == spec
+    assert store.get("job").config == config
 
 
-def test_everything_is_there_for_another_process_and_after_a_restart(store, spec):
-    job = running(store, spec)
-    store.append(job.id, 1, [MetricsRecord(step=3, values={"loss": 0.1 + 0.2})])
+def test_everything_is_there_for_another_process_and_after_a_restart(store, config):
+    job = running(store, config)
+    store.append(job.id, 1, [Metrics(step=3, values={"loss": 0.1 + 0.2})])
     other = JobStore(store.path)
     assert other.get("job") == store.get("job")
     assert other.events("job", 0, 100) == store.events("job", 0, 100)
     other.close()
 
 
-def test_event_ids_count_from_one_without_gaps_also_from_many_threads(store, spec):
-    running(store, spec)
-    before = store.get("job").last_event
+def test_ids_count_from_one_without_gaps_also_from_many_threads(store, config):
+    running(store, config)
+    before = store.get("job").last_event_id
 
     def write(worker):
         for _ in range(25):
@@ -68,35 +60,35 @@ def test_event_ids_count_from_one_without_gaps_also_from_many_threads(store, spe
         thread.join()
     events = store.events("job", 0, 1000)
     assert [event.id for event in events] == list(range(1, before + 201))
-    assert store.get("job").last_event == before + 200
+    assert store.get("job").last_event_id == before + 200
     assert store.events("job", before + 195, 3) == events[before + 195 : before + 198]
 
 
-def test_every_kind_of_event_is_read_back_as_it_was_written(store, spec):
-    running(store, spec)
-    error = ErrorRecord.of(OutOfCapacity("no room", retry_seconds=3))
+def test_every_kind_of_event_is_read_back_as_it_was_written(store, config):
+    running(store, config)
+    error = JobError.of(OutOfCapacity("no room", retry_seconds=3))
     payloads = [
         LogLine(text='a "line"'),
-        MetricsRecord(step=1, values={"loss": 1.5}),
-        CheckpointRecord(step=1, path="/x", size=10, time=1.25),
+        Metrics(step=1, values={"loss": 1.5}),
+        Checkpoint(step=1, path="/x", size_bytes=10),
     ]
     store.append("job", 1, payloads)
     store.change("job", 1, S.FAILED, error=error)
     found = [event.payload for event in store.events("job", 2, 10)]
     assert found == [*payloads, StateChange(previous=S.RUNNING, current=S.FAILED, error=error)]
-    assert store.get("job").checkpoint == payloads[2]
+    assert store.get("job").latest_checkpoint == payloads[2]
 
 
-def test_the_newest_value_of_each_metric_stays(store, spec):
-    running(store, spec)
-    store.append("job", 1, [MetricsRecord(step=1, values={"loss": 3.0, "validation_loss": 2.0})])
-    store.append("job", 1, [MetricsRecord(step=2, values={"loss": 1.0})])
-    assert store.get("job").metrics == {"loss": 1.0, "validation_loss": 2.0}
+def test_the_newest_value_of_each_metric_stays(store, config):
+    running(store, config)
+    store.append("job", 1, [Metrics(step=1, values={"loss": 3.0, "validation_loss": 2.0})])
+    store.append("job", 1, [Metrics(step=2, values={"loss": 1.0})])
+    assert store.get("job").last_metrics == {"loss": 1.0, "validation_loss": 2.0}
     assert store.get("job").step == 2
 
 
-def test_an_attempt_that_was_replaced_can_write_nothing(store, spec):
-    running(store, spec)
+def test_an_attempt_that_was_replaced_can_write_nothing(store, config):
+    running(store, config)
     store.next_attempt("job", 1, lost=True)
     before = store.get("job")
     assert (before.attempt, before.failures, before.state) == (2, 1, S.RECOVERING)
@@ -112,18 +104,18 @@ def test_an_attempt_that_was_replaced_can_write_nothing(store, spec):
     assert store.get("job") == before
 
 
-def test_a_final_job_takes_no_more_events(store, spec):
-    running(store, spec)
+def test_a_final_job_takes_no_more_events(store, config):
+    running(store, config)
     store.change("job", 1, S.SUCCEEDED, model_path="/m")
     with pytest.raises(Superseded):
         store.append("job", 1, [LogLine(text="late")])
     assert store.get("job").model_path == "/m"
 
 
-def test_only_states_that_may_follow_do_and_a_refused_change_leaves_no_trace(store, spec):
+def test_only_states_that_may_follow_do_and_a_refused_change_leaves_no_trace(store, config):
     for number, (current, allowed) in enumerate(TRANSITIONS.items()):
         for following in S:
-            job = store.submit(f"{number}-{following}", spec)
+            job = store.submit(f"{number}-{following}", config)
             with sqlite3.connect(store.path) as other:
                 other.execute("UPDATE jobs SET state = ? WHERE id = ?", (current, job.id))
             if following in allowed:
@@ -135,8 +127,8 @@ def test_only_states_that_may_follow_do_and_a_refused_change_leaves_no_trace(sto
                 assert store.events(job.id, 0, 10) == []
 
 
-def test_a_stop_is_recorded_once_and_only_made_stronger(store, spec):
-    running(store, spec)
+def test_a_stop_is_recorded_once_and_only_made_stronger(store, config):
+    running(store, config)
     assert store.request_stop("job", Stop.SAVE).stop is Stop.SAVE
     assert store.request_stop("job", Stop.DISCARD).stop is Stop.DISCARD
     assert store.request_stop("job", Stop.SAVE).stop is Stop.DISCARD
@@ -144,48 +136,48 @@ def test_a_stop_is_recorded_once_and_only_made_stronger(store, spec):
     assert [change.current for change in changes].count(S.CANCELLING) == 1
 
 
-def test_only_failed_and_cancelled_jobs_are_queued_again(store, spec):
-    running(store, spec)
+def test_only_failed_and_cancelled_jobs_are_queued_again(store, config):
+    running(store, config)
     with pytest.raises(WrongState, match="running"):
         store.requeue("job")
-    store.change("job", 1, S.FAILED, error=ErrorRecord.of(TrainingDiverged("nan", step=3)))
+    store.change("job", 1, S.FAILED, error=JobError.of(TrainingDiverged("nan", step=3)))
     job = store.requeue("job")
-    assert (job.state, job.attempt, job.error, job.ended) == (S.QUEUED, 2, None, None)
+    assert (job.state, job.attempt, job.error, job.end_time) == (S.QUEUED, 2, None, None)
     store.change("job", 2, S.STARTING)
     store.change("job", 2, S.SUCCEEDED)
     with pytest.raises(WrongState, match="succeeded"):
         store.requeue("job")
 
 
-def test_an_equal_submission_is_the_same_job_and_another_one_is_refused(store, spec, changed):
-    first = store.submit("job", spec)
-    assert store.submit("job", spec) == first
+def test_an_equal_submission_is_the_same_job_and_another_one_is_refused(store, config, changed):
+    first = store.submit("job", config)
+    assert store.submit("job", config) == first
     with pytest.raises(AlreadyExists):
-        store.submit("job", changed(spec, seed=99))
+        store.submit("job", changed(config, seed=99))
     assert [job.id for job in store.page(None, 10)] == ["job"]
 
 
-def test_pages_are_newest_first_and_unfinished_jobs_oldest_first(store, spec):
+def test_pages_are_newest_first_and_unfinished_jobs_oldest_first(store, config):
     for name in ("a", "b", "c"):
-        running(store, spec, name)
+        running(store, config, name)
     store.change("b", 1, S.SUCCEEDED)
     assert [job.id for job in store.page(None, 2)] == ["c", "b"]
     assert [job.id for job in store.page(store.get("b").number, 2)] == ["a"]
     assert [job.id for job in store.unfinished()] == ["a", "c"]
 
 
-def test_an_unknown_job_is_named_with_near_ones(store, spec):
-    store.submit("gqa-1", spec)
+def test_an_unknown_job_is_named_with_near_ones(store, config):
+    store.submit("gqa-1", config)
     with pytest.raises(UnknownName, match="gqa-1"):
         store.get("gqa-2")
 
 
 @pytest.mark.parametrize("error", [OutOfCapacity("full", retry_seconds=2), TrainingDiverged("nan", step=3)])
 def test_an_error_comes_back_as_the_class_it_was(error):
-    again = ErrorRecord.of(error).error()
+    again = JobError.of(error).error()
     assert type(again) is type(error)
     assert (again.message, again.metadata, again.reason) == (error.message, error.metadata, error.reason)
 
 
 def test_an_error_of_a_reason_nobody_knows_keeps_its_message():
-    assert ErrorRecord(reason="FROM_THE_FUTURE", message="m").error().message == "m"
+    assert JobError(reason="FROM_THE_FUTURE", message="m").error().message == "m"

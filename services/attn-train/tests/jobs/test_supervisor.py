@@ -13,13 +13,14 @@ import time
 import pytest
 from attn_core.errors import Unavailable
 from attn_schema.locks import exclusive
+from attn_schema.training import JobError, JobState, LogLine, Metrics
 from attn_train.attempt import Failed, Finished, Heartbeat, Lost, Stopped, TrainingStarted
-from attn_train.records import ErrorRecord, JobState, LogLine, MetricsRecord, Stop
+from attn_train.records import Stop
 from attn_train.settings import Layout
 from attn_train.store import JobStore
 from attn_train.supervisor import Supervisor, SupervisorSettings
 
-LOST = Lost(error=ErrorRecord.of(Unavailable("killed")))
+LOST = Lost(error=JobError.of(Unavailable("killed")))
 
 
 class Scripted:
@@ -54,7 +55,7 @@ class ScriptedWorker:
 
 def finish(assignment, send, worker):
     send(TrainingStarted(step=0, checkpoint=None))
-    send(MetricsRecord(step=1, values={"loss": 1.0}))
+    send(Metrics(step=1, values={"loss": 1.0}))
     return Finished(model_path="/model")
 
 
@@ -70,9 +71,9 @@ def wait_for_stop(assignment, send, worker):
 
 
 @pytest.fixture
-def job(tmp_path, spec, changed):
+def job(tmp_path, config, changed):
     store = JobStore(Layout(tmp_path).store)
-    store.submit("job", changed(spec, max_failures=2))
+    store.submit("job", changed(config, max_failures=2))
     yield store
     store.close()
 
@@ -99,13 +100,13 @@ def test_one_loss_more_than_allowed_fails_the_job_with_its_reason(tmp_path, job)
 
 
 def test_an_error_of_the_job_itself_is_not_tried_again(tmp_path, job):
-    error = ErrorRecord(reason="X", message="y")
+    error = JobError(reason="X", message="y")
     backend = Scripted(lambda *_: Failed(error=error))
     supervise(tmp_path, backend)[1].join(20)
     assert (job.get("job").state, job.get("job").error, backend.attempts) == (JobState.FAILED, error, [1])
 
 
-def test_a_worker_that_does_not_stop_is_killed_after_its_grace(tmp_path, job):
+def test_a_worker_that_does_not_stop_is_killed_after_its_shutdown_timeout(tmp_path, job):
     begun, silent = threading.Event(), threading.Event()
 
     def deaf(assignment, send, worker):
@@ -114,7 +115,7 @@ def test_a_worker_that_does_not_stop_is_killed_after_its_grace(tmp_path, job):
         return LOST
 
     backend = Scripted(deaf)
-    _, thread = supervise(tmp_path, backend, grace=0.05)
+    _, thread = supervise(tmp_path, backend, shutdown_timeout=0.05)
     assert begun.wait(20)
     job.request_stop("job", Stop.SAVE)
     thread.join(20)
@@ -167,7 +168,7 @@ def test_a_suspended_job_is_queued_and_its_worker_fenced(tmp_path, job):
     assert (found.state, found.attempt, found.failures) == (JobState.QUEUED, 2, 0)
     other = Supervisor("job", Scripted(), SupervisorSettings(home=tmp_path))
     other.receive(1, LogLine(text="ghost"))
-    assert job.get("job").last_event == found.last_event
+    assert job.get("job").last_event_id == found.last_event_id
 
 
 def test_a_second_supervisor_leaves_the_job_to_the_first(tmp_path, job):

@@ -99,11 +99,11 @@ def test_a_disk_that_takes_no_more_leaves_the_older_checkpoint_and_no_litter(tmp
 
 
 def test_training_goes_on_when_a_checkpoint_cannot_be_written_but_does_not_end_as_if_it_had_been(
-    bigram, text, spec, record, tmp_path
+    bigram, text, config, record, tmp_path
 ):
     seen = record()
     with small_files(), pytest.raises(CheckpointWriteFailed):
-        Trainer(bigram(), text, spec, checkpoints=CheckpointFolder(tmp_path)).run(seen, StopFlag())
+        Trainer(bigram(), text, config, checkpoints=CheckpointFolder(tmp_path)).run(seen, StopFlag())
     assert max(seen.losses) == 30
     assert [line.split(":")[0] for line in seen.lines] == ["CHECKPOINT_WRITE_FAILED"] * 2
     assert list(tmp_path.iterdir()) == []

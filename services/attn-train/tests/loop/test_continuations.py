@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from attn_core.errors import InvalidValue
+from attn_schema.training import ModelConfig
 from attn_train.data.synthetic import HELD, NUMBERS, caption_pairs, digits, synthetic_pairs
+from attn_train.model import configured
 from attn_train.tasks.base import PADDED
 from attn_train.tasks.completion import CompletionTask, collate, completion_dataset
 from torch import nn
@@ -18,8 +18,8 @@ def copies():
     return completion_dataset(synthetic_pairs("copy", 200, 0, longest=4), validation=0.1, longest=12)
 
 
-def task(copies, spec):
-    return CompletionTask(copies, dataclasses.replace(spec, seed=3))
+def task(copies, config):
+    return CompletionTask(copies, config.replace(seed=3))
 
 
 class Copyist(nn.Module):
@@ -49,8 +49,8 @@ def test_only_what_is_to_be_written_is_a_target(copies):
         assert targets[row, len(text.given) - 1] == text.written[0]
 
 
-def test_a_model_that_knows_the_rule_has_no_loss_and_another_has(copies, spec):
-    given, knows = task(copies, spec), Copyist(copies.tokenizer)
+def test_a_model_that_knows_the_rule_has_no_loss_and_another_has(copies, config):
+    given, knows = task(copies, config), Copyist(copies.tokenizer)
     assert given.loss(knows, given.next_batch()).item() < 1e-9
     assert given.validation_loss(knows, 3, lambda: None) < 1e-9
     knows.end = 0
@@ -66,20 +66,17 @@ def test_texts_are_words_kept_apart_and_no_longer_than_the_context(copies):
         completion_dataset([("a b", "b a")], validation=0.0, longest=3)
 
 
-def test_batches_depend_on_the_seed_alone(copies, spec):
-    first, again = task(copies, spec), task(copies, spec)
+def test_batches_depend_on_the_seed_alone(copies, config):
+    first, again = task(copies, config), task(copies, config)
     assert all(torch.equal(a, b) for a, b in zip(first.next_batch(), again.next_batch(), strict=True))
     assert first.tokens == again.tokens > 0
 
 
-def test_answers_of_the_engine_are_counted_token_by_token(copies, spec):
-    from attn_core import installed
-
-    family = installed().models.get("lstmn_lm")
+def test_answers_of_the_engine_are_counted_token_by_token(copies, config):
     torch.manual_seed(0)
-    fields = {"vocab_size": copies.tokenizer.vocab_size, "max_seq_len": 12, "hidden_size": 16}
-    model = family.build(family.configure(fields)).eval()
-    values = task(copies, spec).final_metrics(model, lambda: None)
+    family, made = configured(ModelConfig(family="lstmn_lm", max_seq_len=12, hidden_size=16), copies.model_fields)
+    model = family.build(made).eval()
+    values = task(copies, config).final_metrics(model, lambda: None)
     right = 0
     for text in copies.validation:
         ids = list(text.given)

@@ -11,11 +11,13 @@ from attn_client.recipe import read_recipe, recipe_names
 from attn_core import installed
 from attn_models.adapters.native import NativeAdapter
 from attn_models.adapters.registry import ADAPTERS
-from attn_train.admission import check_spec
+from attn_schema.codec import to_message
+from attn_train.admission import check_config
 from attn_train.data.load import load_dataset
+from attn_train.model import configured
 from attn_train.records import StopFlag
+from attn_train.service import config_of
 from attn_train.settings import TrainSettings
-from attn_train.spec_messages import spec_message, spec_of
 from attn_train.trainer import Trainer
 from attn_train.worker import build_model
 
@@ -40,41 +42,40 @@ def files(tmp_path, words):
 
 def small(name, files):
     """The recipe's model, on little data and for two steps."""
-    message = read_recipe(name)
-    if message.data.path:
-        message.data.path = str(files / "mnist.npz" if message.data.path.endswith(".npz") else files)
-    elif message.data.name == "shakespeare":
-        message.data.path = str(files / "words.txt")
+    message = to_message(read_recipe(name))
+    if "/" in message.data.dataset:
+        message.data.dataset = str(files / "mnist.npz" if message.data.dataset.endswith(".npz") else files)
+    elif message.data.dataset == "shakespeare":
+        message.data.dataset = str(files / "words.txt")
     else:
-        message.data.most_pairs = 0 if message.data.name == "digits" else 40
+        message.data.max_pairs = 0 if message.data.dataset == "digits" else 40
     message.optimizer.steps, message.optimizer.batch_size, message.optimizer.warmup_steps = 2, 2, 1
-    message.checkpoint.evaluation_batches, message.checkpoint.bleu_sentences = 1, 0
-    return spec_of(message)
+    message.evaluation.eval_batches, message.evaluation.bleu_sentences = 1, 0
+    return config_of(message)
 
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_recipe_builds_its_model_learns_and_leaves_a_folder(name, files, record):
-    spec = small(name, files)
-    check_spec(spec, home=files / "home", settings=TrainSettings(), local=True)
-    assert spec_of(spec_message(spec)) == spec
-    dataset = load_dataset(spec, files / "home", lambda _: None)
-    model = build_model(spec, dataset)
+    config = small(name, files)
+    check_config(config, home=files / "home", settings=TrainSettings(), local=True)
+    assert config_of(to_message(config)) == config
+    dataset = load_dataset(config, files / "home", lambda _: None)
+    model = build_model(config, dataset)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     report = record()
-    assert Trainer(model, dataset, spec).run(report, StopFlag()) is None
+    assert Trainer(model, dataset, config).run(report, StopFlag()) is None
     assert report.losses[2] > 0
     assert any((before[name] != parameter).any() for name, parameter in model.named_parameters())
     assert (dataset.save(files / "model", model) / "config.json").is_file()
 
 
 def test_every_family_of_models_has_a_recipe():
-    families = {read_recipe(name).model.family or "decoder" for name in recipe_names()}
+    families = {read_recipe(name).model.family for name in recipe_names()}
     assert families == {family.name for family in installed().models}
 
 
 @pytest.mark.parametrize("layout", sorted(ADAPTERS.keys() - WITHOUT))
 def test_every_decoder_that_transformers_knows_has_a_recipe_that_it_could_read(layout):
     names = {DOOR_OF.get(name, name): name for name in recipe_names()}
-    spec = spec_of(read_recipe(names[layout]))
-    config = installed().models.get("decoder").configure(spec.model.values({"vocab_size": 100}))
+    _, config = configured(read_recipe(names[layout]).model, {"vocab_size": 100})
     assert ADAPTERS[layout].to_hf_config(config)["model_type"] == layout

@@ -9,10 +9,10 @@ import pytest
 import torch
 from attn_core.errors import InvalidValue
 from attn_models.loading.encoders import load_image_classifier
+from attn_schema.training import DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from attn_train.data.images import load_images
 from attn_train.data.synthetic import digits
 from attn_train.records import StopFlag
-from attn_train.spec import DataSpec, FamilyModelSpec, OptimizerSpec, TrainingSpec
 from attn_train.tasks.image_classification import classification_metrics, normalize_pixels
 from attn_train.trainer import Trainer
 from attn_train.worker import build_model
@@ -24,7 +24,7 @@ FIELDS = {"patch": 2, "hidden_size": 32, "num_layers": 1, "num_heads": 2, "inter
 
 def kept(path, **arrays):
     np.savez(path, **arrays)
-    return DataSpec(path=str(path), validation=0.2)
+    return DataConfig(dataset=str(path), validation_fraction=0.2)
 
 
 @pytest.mark.parametrize("shape", [(30, 36), (30, 6, 6), (30, 6, 6, 1)])
@@ -53,7 +53,7 @@ def test_a_folder_of_pictures_has_a_folder_for_each_kind(tmp_path):
         kind = tmp_path / ("cat", "dog", "bird")[number % 3]
         kind.mkdir(exist_ok=True)
         image.fromarray(pixels).save(kind / f"{number}.png")
-    found = load_images(DataSpec(path=str(tmp_path), validation=0.5))
+    found = load_images(DataConfig(dataset=str(tmp_path), validation_fraction=0.5))
     assert tuple(found.names) == ("bird", "cat", "dog")
     assert found.model_fields == {"image": 6, "channels": 1, "classes": 3}
     known = {row.tobytes(): ("cat", "dog", "bird")[number % 3] for number, row in enumerate(PIXELS)}
@@ -61,10 +61,10 @@ def test_a_folder_of_pictures_has_a_folder_for_each_kind(tmp_path):
         assert known[picture[0].numpy().tobytes()] == found.names[label]
     image.new("L", (6, 7)).save(tmp_path / "cat" / "other.png")
     with pytest.raises(InvalidValue, match=r"other\.png"):
-        load_images(DataSpec(path=str(tmp_path)))
+        load_images(DataConfig(dataset=str(tmp_path)))
     (tmp_path / "cat" / "other.png").write_bytes(b"no picture")
     with pytest.raises(InvalidValue, match="can be read"):
-        load_images(DataSpec(path=str(tmp_path)))
+        load_images(DataConfig(dataset=str(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -93,33 +93,35 @@ def test_files_that_are_no_arrays_or_claim_more_than_they_hold_are_refused(tmp_p
     path = tmp_path / "i.npz"
     path.write_bytes(b"PK no")
     with pytest.raises(InvalidValue, match=r"\.npz"):
-        load_images(DataSpec(path=str(path)))
+        load_images(DataConfig(dataset=str(path)))
     np.save(tmp_path / "one.npy", PIXELS)
     with pytest.raises(InvalidValue, match=r"\.npz"):
-        load_images(DataSpec(path=str(tmp_path / "one.npy")))
+        load_images(DataConfig(dataset=str(tmp_path / "one.npy")))
     with zipfile.ZipFile(path, "w") as archive, archive.open("x.npy", "w") as file:
         header = {"descr": "|u1", "fortran_order": False, "shape": (10**9, 28, 28)}
         np.lib.format.write_array_header_1_0(file, header)
     with pytest.raises(InvalidValue, match="all there"):
-        load_images(DataSpec(path=str(path)))
+        load_images(DataConfig(dataset=str(path)))
 
 
 def vit_spec(steps, **fields):
-    return TrainingSpec(
-        model=FamilyModelSpec(family="vit", fields=FIELDS | fields),
-        data=DataSpec(name="digits", validation=0.2),
-        optimizer=OptimizerSpec(steps=steps, batch=32, learning_rate=5e-3, min_learning_rate=1e-4, warmup=10),
+    return TrainingConfig(
+        model=ModelConfig.of("vit", FIELDS | fields),
+        data=DataConfig(dataset="digits", validation_fraction=0.2),
+        optimizer=OptimizerConfig(
+            steps=steps, batch_size=32, learning_rate=5e-3, min_learning_rate=1e-4, warmup_steps=10
+        ),
     )
 
 
 def test_digits_come_along_and_are_named_after_some_steps(record, tmp_path):
-    spec = vit_spec(120)
-    dataset = load_images(spec.data)
+    config = vit_spec(120)
+    dataset = load_images(config.data)
     first = torch.tensor([[int(shade) for shade in row] for row in digits()[0][0]]) * 255 / 16
     torch.testing.assert_close(dataset.training.images[0, 0].float(), first, atol=0.5, rtol=0)
-    model, report = build_model(spec, dataset), record()
-    Trainer(model, dataset, spec).run(report, StopFlag())
-    found = dataset.task(spec).final_metrics(model, lambda: None)
+    model, report = build_model(config, dataset), record()
+    Trainer(model, dataset, config).run(report, StopFlag())
+    found = dataset.task(config).final_metrics(model, lambda: None)
     assert found["accuracy"] > 0.4
     loaded = load_image_classifier(dataset.save(tmp_path / "m", model))
     right = classification_metrics(loaded.model, dataset.validation)["right"]

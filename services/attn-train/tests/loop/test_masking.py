@@ -7,8 +7,8 @@ import torch
 from attn_core.errors import InvalidValue
 from attn_models.loading.encoders import load_masked
 from attn_models.loading.sentences import load_sentence_encoder
+from attn_schema.training import DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from attn_train.records import StopFlag
-from attn_train.spec import DataSpec, FamilyModelSpec, OptimizerSpec, TrainingSpec
 from attn_train.tasks.language_modeling import tokenize
 from attn_train.tasks.masked_language_modeling import MaskedTextDataset, Masking, masked_logits, masked_metrics
 from attn_train.trainer import Trainer
@@ -23,10 +23,12 @@ def dataset(words):
 
 
 def masked_spec(steps, **fields):
-    return TrainingSpec(
-        model=FamilyModelSpec(family="masked_lm", fields=FIELDS | fields),
-        data=DataSpec(path="/nowhere"),
-        optimizer=OptimizerSpec(steps=steps, batch=32, learning_rate=5e-3, min_learning_rate=5e-4, warmup=1),
+    return TrainingConfig(
+        model=ModelConfig.of("masked_lm", FIELDS | fields),
+        data=DataConfig(dataset="/nowhere"),
+        optimizer=OptimizerConfig(
+            steps=steps, batch_size=32, learning_rate=5e-3, min_learning_rate=5e-4, warmup_steps=1
+        ),
     )
 
 
@@ -64,10 +66,10 @@ def test_guesses_are_the_whole_models_logits_at_the_places(dataset):
 
 
 def test_words_are_guessed_from_both_sides_and_the_folder_guesses_alike(dataset, record, tmp_path):
-    spec = masked_spec(160)
-    model = build_model(spec, dataset)
-    Trainer(model, dataset, spec).run(record(), StopFlag())
-    found = dataset.task(spec).final_metrics(model, lambda: None)
+    config = masked_spec(160)
+    model = build_model(config, dataset)
+    Trainer(model, dataset, config).run(record(), StopFlag())
+    found = dataset.task(config).final_metrics(model, lambda: None)
     # The likeliest character alone is right about one time in six.
     assert found["masked_accuracy"] > 0.5
     again, tokenizer = load_masked(dataset.save(tmp_path / "m", model))

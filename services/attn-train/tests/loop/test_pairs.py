@@ -6,14 +6,21 @@ import gzip
 
 import pytest
 import torch
-from attn_core import installed
 from attn_core.errors import InvalidValue, UnknownName
+from attn_schema.training import (
+    CheckpointConfig,
+    DataConfig,
+    EvaluationConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainingConfig,
+)
 from attn_train.checkpoint import CheckpointFolder
 from attn_train.data.load import load_dataset
 from attn_train.data.pairs import SAMPLE_FILE
 from attn_train.data.synthetic import synthetic_pairs
+from attn_train.model import configured
 from attn_train.records import StopFlag
-from attn_train.spec import CheckpointSpec, DataSpec, OptimizerSpec, SourceModelSpec, TrainingSpec
 from attn_train.tasks.base import PADDED
 from attn_train.tasks.seq2seq import Seq2SeqTask, bleu, tokenize_pairs, translate
 from attn_train.trainer import NullReporter, Trainer
@@ -21,14 +28,15 @@ from attn_train.trainer import NullReporter, Trainer
 FIELDS = {"hidden_size": 12, "embedding": 8, "maxout": 8, "max_seq_len": 12, "max_encoder_len": 12, "dropout": 0.1}
 
 
-def specification(steps=12, **data) -> TrainingSpec:
-    return TrainingSpec(
-        model=SourceModelSpec(family="rnnsearch", fields=FIELDS),
-        data=DataSpec(**({"name": "copy", "max_pairs": 300} | data)),
-        optimizer=OptimizerSpec(
-            steps=steps, batch=8, learning_rate=1e-2, min_learning_rate=1e-3, label_smoothing=0.1, weight_decay=0.0
+def specification(steps=12, **data) -> TrainingConfig:
+    return TrainingConfig(
+        model=ModelConfig.of("rnnsearch", FIELDS),
+        data=DataConfig(**({"dataset": "copy", "max_pairs": 300} | data)),
+        optimizer=OptimizerConfig(
+            steps=steps, batch_size=8, learning_rate=1e-2, min_learning_rate=1e-3, label_smoothing=0.1, weight_decay=0.0
         ),
-        checkpoint=CheckpointSpec(interval=5, evaluation_interval=6, metrics_interval=1, bleu_sentences=4),
+        checkpoint=CheckpointConfig(save_steps=5),
+        evaluation=EvaluationConfig(eval_steps=6, logging_steps=1, bleu_sentences=4),
         seed=3,
     )
 
@@ -37,10 +45,10 @@ def dataset(tmp_path, **data):
     return load_dataset(specification(**data), tmp_path, lambda _: None)
 
 
-def model_of(spec, pairs):
+def model_of(config, pairs):
     torch.manual_seed(1)
-    family = installed().models.get(spec.model.family)
-    return family.build(family.configure(spec.model.values(pairs.model_fields)))
+    family, made = configured(config.model, pairs.model_fields)
+    return family.build(made)
 
 
 class Book(NullReporter):
@@ -74,8 +82,8 @@ def test_batches_hold_pairs_of_about_one_length_padded_at_the_end(pairs):
 
 
 def test_the_loss_is_cross_entropy_with_smoothed_targets_over_real_tokens(pairs):
-    spec = specification()
-    model, task = model_of(spec, pairs).eval(), Seq2SeqTask(pairs, spec)
+    config = specification()
+    model, task = model_of(config, pairs).eval(), Seq2SeqTask(pairs, config)
     source, keep, inputs, targets = batch = task.next_batch()
     chances = model(inputs, source, keep).log_softmax(-1)
     rows = [
@@ -88,8 +96,8 @@ def test_the_loss_is_cross_entropy_with_smoothed_targets_over_real_tokens(pairs)
 
 
 def test_an_interrupted_run_goes_on_bit_for_bit(pairs, tmp_path):
-    spec, whole, parts = specification(), Book(), Book()
-    Trainer(model_of(spec, pairs), pairs, spec).run(whole, StopFlag())
+    config, whole, parts = specification(), Book(), Book()
+    Trainer(model_of(config, pairs), pairs, config).run(whole, StopFlag())
     folder = CheckpointFolder(tmp_path / "checkpoints")
 
     class EnoughError(Exception):
@@ -103,8 +111,8 @@ def test_an_interrupted_run_goes_on_bit_for_bit(pairs, tmp_path):
 
     broken = Breaks()
     with pytest.raises(EnoughError):
-        Trainer(model_of(spec, pairs), pairs, spec, checkpoints=folder).run(broken, StopFlag())
-    resumed = Trainer(model_of(spec, pairs), pairs, spec, checkpoints=folder)
+        Trainer(model_of(config, pairs), pairs, config, checkpoints=folder).run(broken, StopFlag())
+    resumed = Trainer(model_of(config, pairs), pairs, config, checkpoints=folder)
     assert resumed.resume()
     assert resumed.step == 5
     resumed.run(parts, StopFlag())
@@ -115,11 +123,11 @@ def test_an_interrupted_run_goes_on_bit_for_bit(pairs, tmp_path):
 
 
 def test_a_model_learns_and_what_it_writes_is_measured(tmp_path):
-    spec = specification(steps=150)
+    config = specification(steps=150)
     examples = [(f"{a} {b}", f"{b} {a}") for a in "abcd" for b in "abcd"]
     pairs = tokenize_pairs(examples * 4, examples, tokenizer="word", longest=(12, 12))
-    model, book = model_of(spec, pairs), Book()
-    Trainer(model, pairs, spec).run(book, StopFlag())
+    model, book = model_of(config, pairs), Book()
+    Trainer(model, pairs, config).run(book, StopFlag())
     written = translate(model, pairs.tokenizer, [source for source, _ in examples])
     right = sum(ours.split() == theirs.split() for ours, (_, theirs) in zip(written, examples, strict=True))
     assert right >= 12
@@ -130,18 +138,18 @@ def test_a_model_learns_and_what_it_writes_is_measured(tmp_path):
 
 def test_pairs_are_read_from_columns_folders_and_compressed_files(tmp_path):
     (tmp_path / "pairs.tsv").write_text("a dog\tein hund\twho\na cat\teine katze\n\tleer\n" * 5, "utf-8")
-    read = dataset(tmp_path, name=None, path=str(tmp_path / "pairs.tsv"), tokenizer="word")
+    read = dataset(tmp_path, dataset=str(tmp_path / "pairs.tsv"), tokenizer="word")
     assert len(read.training) + len(read.validation) == 10
     for side, text in (("en", "a dog\na cat\n"), ("de", "ein hund\neine katze\n")):
         with gzip.open(tmp_path / f"train.{side}.gz", "wt") as file:
             file.write(text)
         (tmp_path / f"val.{side}").write_text(text)
-    read = dataset(tmp_path, name=None, path=str(tmp_path), languages="de-en", tokenizer="byte_pairs:270")
+    read = dataset(tmp_path, dataset=str(tmp_path), languages="de-en", tokenizer="byte_pairs:270")
     assert (len(read.training), list(read.texts)) == (2, [("ein hund", "a dog"), ("eine katze", "a cat")])
 
 
 def test_the_shipped_sample_has_pairs_with_their_writers(tmp_path):
-    read = dataset(tmp_path, name="tatoeba-en-zh", max_pairs=200, tokenizer="byte_pairs:400")
+    read = dataset(tmp_path, dataset="tatoeba-en-zh", max_pairs=200, tokenizer="byte_pairs:400")
     assert read.tokenizer.vocab_size == 400
     with gzip.open(SAMPLE_FILE, "rt", encoding="utf-8") as file:
         rows = [line.split("\t") for line in file]
@@ -170,16 +178,16 @@ def test_what_cannot_be_read_is_named(tmp_path, content, data, error, said):
     else:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(error, match=said):
-        dataset(tmp_path, **{"name": None, "path": str(path), "tokenizer": "word"} | data)
+        dataset(tmp_path, **{"dataset": str(path), "tokenizer": "word"} | data)
 
 
 def test_sides_of_unequal_length_and_unknown_names_are_named(tmp_path):
     (tmp_path / "train.en").write_text("a\nb\n")
     (tmp_path / "train.de").write_text("a\n")
     with pytest.raises(InvalidValue, match="as many lines"):
-        dataset(tmp_path, name=None, path=str(tmp_path), languages="en-de")
+        dataset(tmp_path, dataset=str(tmp_path), languages="en-de")
     with pytest.raises(UnknownName, match="dictionary"):
-        dataset(tmp_path, name="dictionery")
+        dataset(tmp_path, dataset="dictionery")
 
 
 def test_rules_are_what_they_say():

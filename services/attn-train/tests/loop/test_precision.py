@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from attn_train.optimizer import PRECISIONS, Bfloat16Products
@@ -52,20 +50,20 @@ def test_what_is_no_linear_layer_or_not_float32_is_left_alone(operands):
     assert torch.equal(found, functional.linear(*double))
 
 
-def test_a_model_comes_to_about_the_same_loss(bigram, text, spec, record):
+def test_a_model_comes_to_about_the_same_loss(bigram, text, config, record):
     last = {}
     for precision in PRECISIONS:
         seen = record()
-        Trainer(bigram(), text, dataclasses.replace(spec, precision=precision)).run(seen, StopFlag())
+        Trainer(bigram(), text, config.replace(precision=precision)).run(seen, StopFlag())
         last[precision] = seen.losses[30]
         assert last[precision] < seen.losses[1] - 0.3
     assert last["float32"] != last["bfloat16"]
     assert last["bfloat16"] == pytest.approx(last["float32"], rel=0.02)
 
 
-def test_weights_and_moments_stay_in_float32(bigram, text, spec, record):
+def test_weights_and_moments_stay_in_float32(bigram, text, config, record):
     model = bigram()
-    trainer = Trainer(model, text, dataclasses.replace(spec, precision="bfloat16"))
+    trainer = Trainer(model, text, config.replace(precision="bfloat16"))
     trainer.run(record(), StopFlag())
     kept = [*model.state_dict().values(), *(m for s in trainer._optimizer.state.values() for m in s.values())]
     assert {tensor.dtype for tensor in kept} == {torch.float32}

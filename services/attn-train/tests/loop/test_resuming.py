@@ -8,25 +8,25 @@ from attn_train.records import Stop, StopFlag
 from attn_train.trainer import Trainer
 
 
-def whole_run(bigram, text, spec, record):
+def whole_run(bigram, text, config, record):
     seen = record()
-    trainer = Trainer(bigram(), text, spec)
+    trainer = Trainer(bigram(), text, config)
     assert trainer.run(seen, StopFlag()) is None
     return seen, trainer
 
 
-def test_a_resumed_run_has_bit_equal_losses_and_weights(bigram, text, spec, record, tmp_path):
-    undisturbed, reference = whole_run(bigram, text, spec, record)
+def test_a_resumed_run_has_bit_equal_losses_and_weights(bigram, text, config, record, tmp_path):
+    undisturbed, reference = whole_run(bigram, text, config, record)
     folder = CheckpointFolder(tmp_path)
     for stop_at in (7, 8, 19):
         flag, seen = StopFlag(), record()
         seen.on_metrics = lambda step, flag=flag, at=stop_at: flag.set(Stop.SAVE) if step == at else None
-        trainer = Trainer(bigram(), text, spec, checkpoints=folder)
+        trainer = Trainer(bigram(), text, config, checkpoints=folder)
         torch.rand(5)  # whatever else draws from the generator of the process must not matter
         trainer.resume()
         assert trainer.run(seen, flag) is Stop.SAVE
         assert seen.losses == {step: undisturbed.losses[step] for step in seen.losses}
-    last, seen = Trainer(bigram(), text, spec, checkpoints=folder), record()
+    last, seen = Trainer(bigram(), text, config, checkpoints=folder), record()
     assert last.resume()
     assert last.step == 19
     assert last.run(seen, StopFlag()) is None
@@ -37,14 +37,14 @@ def test_a_resumed_run_has_bit_equal_losses_and_weights(bigram, text, spec, reco
 
 
 def test_the_moments_of_the_optimiser_matter_to_the_losses_so_that_the_law_above_can_fail(
-    bigram, text, spec, record, tmp_path
+    bigram, text, config, record, tmp_path
 ):
-    undisturbed, _ = whole_run(bigram, text, spec, record)
+    undisturbed, _ = whole_run(bigram, text, config, record)
     folder = CheckpointFolder(tmp_path)
     flag, seen = StopFlag(), record()
     seen.on_metrics = lambda step: flag.set(Stop.SAVE) if step == 10 else None
-    Trainer(bigram(), text, spec, checkpoints=folder).run(seen, flag)
-    forgetful, seen = Trainer(bigram(), text, spec, checkpoints=folder), record()
+    Trainer(bigram(), text, config, checkpoints=folder).run(seen, flag)
+    forgetful, seen = Trainer(bigram(), text, config, checkpoints=folder), record()
     forgetful.resume()
     for state in forgetful._optimizer.state.values():
         state["exp_avg"].zero_()
@@ -52,26 +52,26 @@ def test_the_moments_of_the_optimiser_matter_to_the_losses_so_that_the_law_above
     assert seen.losses[12] != undisturbed.losses[12]
 
 
-def test_evaluation_and_checkpoints_do_not_change_the_training(bigram, text, spec, record, changed, tmp_path):
-    plain, _ = whole_run(bigram, text, changed(spec, checkpoint__evaluation_interval=1000), record)
-    often = changed(spec, checkpoint__evaluation_interval=1, checkpoint__interval=1)
+def test_evaluation_and_checkpoints_do_not_change_the_training(bigram, text, config, record, changed, tmp_path):
+    plain, _ = whole_run(bigram, text, changed(config, evaluation__eval_steps=1000), record)
+    often = changed(config, evaluation__eval_steps=1, checkpoint__save_steps=1)
     seen = record()
     Trainer(bigram(), text, often, checkpoints=CheckpointFolder(tmp_path)).run(seen, StopFlag())
     assert seen.losses == plain.losses
     assert len(seen.validation) == 30
 
 
-def test_another_seed_draws_other_batches(bigram, text, spec, record, changed):
-    first, _ = whole_run(bigram, text, spec, record)
-    second, _ = whole_run(bigram, text, changed(spec, seed=12), record)
+def test_another_seed_draws_other_batches(bigram, text, config, record, changed):
+    first, _ = whole_run(bigram, text, config, record)
+    second, _ = whole_run(bigram, text, changed(config, seed=12), record)
     assert first.losses[1] != second.losses[1]
 
 
-def test_a_stop_is_seen_before_the_next_step(bigram, text, spec, record, tmp_path):
+def test_a_stop_is_seen_before_the_next_step(bigram, text, config, record, tmp_path):
     for how, saved in ((Stop.SAVE, [7]), (Stop.DISCARD, [])):
         flag, seen = StopFlag(), record()
         seen.on_metrics = lambda step, flag=flag, how=how: flag.set(how) if step == 7 else None
-        trainer = Trainer(bigram(), text, spec, checkpoints=CheckpointFolder(tmp_path / how))
+        trainer = Trainer(bigram(), text, config, checkpoints=CheckpointFolder(tmp_path / how))
         assert trainer.run(seen, flag) is how
         assert max(seen.losses) == 7
         assert seen.checkpoints == saved
@@ -86,7 +86,7 @@ def test_discarding_overrules_saving_and_not_the_other_way():
     assert flag.get() is Stop.DISCARD
 
 
-def test_training_lowers_the_loss_on_text_it_has_not_seen(bigram, text, spec, changed, record):
-    seen, trainer = whole_run(bigram, text, changed(spec, optimizer__steps=200), record)
+def test_training_lowers_the_loss_on_text_it_has_not_seen(bigram, text, config, changed, record):
+    seen, trainer = whole_run(bigram, text, changed(config, optimizer__steps=200), record)
     assert seen.validation[200] < seen.losses[1] - 1
     assert trainer.validation_loss(2) == seen.validation[200]

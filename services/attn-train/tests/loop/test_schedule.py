@@ -7,10 +7,10 @@ import math
 
 import pytest
 import torch
+from attn_schema.training import OptimizerConfig
 from attn_train.optimizer import adamw, learning_rate, optimizer_state, restore_optimizer_state
-from attn_train.spec import OptimizerSpec
 
-SPEC = OptimizerSpec(steps=110, batch=1, learning_rate=1.0, min_learning_rate=0.1, warmup=10)
+SPEC = OptimizerConfig(steps=110, batch_size=1, learning_rate=1.0, min_learning_rate=0.1, warmup_steps=10)
 
 
 def test_the_rate_rises_to_the_highest_in_the_warm_up_and_ends_at_the_lowest():
@@ -27,8 +27,8 @@ def test_half_way_down_the_cosine_the_rate_is_the_mean_of_highest_and_lowest():
 
 
 def test_without_warm_up_and_with_nothing_but_warm_up_every_step_has_a_rate():
-    falling = OptimizerSpec(steps=1, batch=1, learning_rate=1.0, min_learning_rate=0.1)
-    rising = OptimizerSpec(steps=3, batch=1, learning_rate=1.0, min_learning_rate=0.1, warmup=3)
+    falling = OptimizerConfig(steps=1, batch_size=1, learning_rate=1.0, min_learning_rate=0.1)
+    rising = OptimizerConfig(steps=3, batch_size=1, learning_rate=1.0, min_learning_rate=0.1, warmup_steps=3)
     assert learning_rate(0, falling) == pytest.approx(0.1)
     assert [learning_rate(step, rising) for step in range(3)] == pytest.approx([1 / 3, 2 / 3, 1])
 

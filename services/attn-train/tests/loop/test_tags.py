@@ -8,9 +8,9 @@ import pytest
 import torch
 from attn_core.errors import InvalidValue
 from attn_models.loading.encoders import load_tagger
+from attn_schema.training import DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from attn_train.data.treebank import load_tags, read_sentences, treebank_files
 from attn_train.records import StopFlag
-from attn_train.spec import DataSpec, FamilyModelSpec, OptimizerSpec, TrainingSpec
 from attn_train.tasks.base import PADDED
 from attn_train.tasks.token_classification import collate, tagging_accuracy
 from attn_train.trainer import Trainer
@@ -50,7 +50,7 @@ def test_contracted_and_left_out_words_are_passed_over(treebank):
 
 
 def test_the_tokens_of_a_word_share_its_depth_and_the_first_has_its_tag(treebank):
-    found = load_tags(DataSpec(path=str(treebank)), 64, "byte_pairs:260")
+    found = load_tags(DataConfig(dataset=str(treebank)), 64, "byte_pairs:260")
     one = found.validation[0]
     assert found.names == ["AUX", "NOUN", "PART", "PRON", "VERB"]
     assert found.tokenizer.decode(one.tokens) == " He does n't run"
@@ -63,7 +63,7 @@ def test_the_tokens_of_a_word_share_its_depth_and_the_first_has_its_tag(treebank
 
 
 def test_padding_is_not_tagged(treebank):
-    found = load_tags(DataSpec(path=str(treebank)), 64, "byte_pairs:260")
+    found = load_tags(DataConfig(dataset=str(treebank)), 64, "byte_pairs:260")
     tokens, keep, depths, goals = collate(found.validation)
     assert tokens.shape == keep.shape == depths.shape == goals.shape
     assert keep.sum(1).tolist() == [len(one.tokens) for one in found.validation]
@@ -71,20 +71,22 @@ def test_padding_is_not_tagged(treebank):
 
 
 def tag_spec(path, steps, **fields):
-    return TrainingSpec(
-        model=FamilyModelSpec(family="tagger", fields=FIELDS | fields),
-        data=DataSpec(path=str(path)),
-        optimizer=OptimizerSpec(steps=steps, batch=4, learning_rate=1e-2, min_learning_rate=1e-3, warmup=5),
+    return TrainingConfig(
+        model=ModelConfig.of("tagger", FIELDS | fields),
+        data=DataConfig(dataset=str(path)),
+        optimizer=OptimizerConfig(
+            steps=steps, batch_size=4, learning_rate=1e-2, min_learning_rate=1e-3, warmup_steps=min(5, steps)
+        ),
     )
 
 
 @pytest.mark.parametrize("positions", ["every", "depth"])
 def test_tags_are_learned_and_the_folder_tags_alike(treebank, record, tmp_path, positions):
-    spec = tag_spec(treebank, 40, positions=positions)
-    dataset = load_tags(spec.data, 32, "word")
-    model = build_model(spec, dataset)
-    Trainer(model, dataset, spec).run(record(), StopFlag())
-    assert dataset.task(spec).final_metrics(model, lambda: None) == {"accuracy": 1.0}
+    config = tag_spec(treebank, 40, positions=positions)
+    dataset = load_tags(config.data, 32, "word")
+    model = build_model(config, dataset)
+    Trainer(model, dataset, config).run(record(), StopFlag())
+    assert dataset.task(config).final_metrics(model, lambda: None) == {"accuracy": 1.0}
     again, names, tokenizer = load_tagger(dataset.save(tmp_path / "m", model))
     assert names == dataset.names
     assert tokenizer.encode("dogs run") == dataset.tokenizer.encode("dogs run")
@@ -95,7 +97,7 @@ def test_tags_are_learned_and_the_folder_tags_alike(treebank, record, tmp_path, 
 
 
 def test_the_tree_is_seen_where_positions_are_depths(treebank):
-    dataset = load_tags(DataSpec(path=str(treebank)), 32, "word")
+    dataset = load_tags(DataConfig(dataset=str(treebank)), 32, "word")
     tokens, keep, depths, _ = collate(dataset.validation)
     for positions, differs in (("every", False), ("depth", True)):
         model = build_model(tag_spec(treebank, 1, positions=positions), dataset).eval()
@@ -119,7 +121,7 @@ def test_the_tree_is_seen_where_positions_are_depths(treebank):
 def test_what_is_no_treebank_is_refused(tmp_path, line, said):
     (tmp_path / "x.conllu").write_text(line + "\n")
     with pytest.raises(InvalidValue, match=said):
-        load_tags(DataSpec(path=str(tmp_path / "x.conllu"), validation=0.0), 16, "word")
+        load_tags(DataConfig(dataset=str(tmp_path / "x.conllu"), validation_fraction=0.0), 16, "word")
 
 
 def test_a_folder_without_sentences_to_train_on_is_refused(tmp_path):

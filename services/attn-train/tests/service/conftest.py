@@ -8,7 +8,6 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
-from attn.v1 import common_pb2
 from attn.v1 import training_pb2 as pb
 from attn.v1.training_pb2_grpc import TrainingServiceStub
 from attn_gateway import Cluster, ClusterSettings, serving
@@ -25,15 +24,14 @@ def home(tmp_path: Path, words: str) -> Path:
 
 
 @pytest.fixture
-def wire_spec(home: Path) -> pb.TrainingSpec:
+def wire_config(home: Path) -> pb.TrainingConfig:
     """Twenty steps of a small decoder."""
-    return pb.TrainingSpec(
-        model=pb.ModelConfig(
-            width=16, layers=1, heads=2, context_length=8, mechanism=common_pb2.MechanismRef(name="mha")
-        ),
-        data=pb.DataSource(path=str(home / "data" / "words.txt")),
+    return pb.TrainingConfig(
+        model=pb.ModelConfig(hidden_size=16, num_layers=1, num_heads=2, max_seq_len=8, mechanism="mha"),
+        data=pb.DataConfig(dataset=str(home / "data" / "words.txt")),
         optimizer=pb.OptimizerConfig(steps=20, batch_size=4, learning_rate=1e-2, warmup_steps=2),
-        checkpoint=pb.CheckpointPolicy(interval_steps=10, evaluation_interval_steps=10, evaluation_batches=2),
+        checkpoint=pb.CheckpointConfig(save_steps=10),
+        evaluation=pb.EvaluationConfig(eval_steps=10, eval_batches=2),
         seed=5,
     )
 
@@ -55,8 +53,8 @@ def server(home: Path) -> Callable[..., contextlib.AbstractAsyncContextManager[T
     return serve
 
 
-async def submit(stub: TrainingServiceStub, spec: pb.TrainingSpec, job_id: str = "") -> pb.TrainingJob:
-    return (await stub.SubmitTrainingJob(pb.SubmitTrainingJobRequest(job_id=job_id, spec=spec))).job
+async def submit(stub: TrainingServiceStub, config: pb.TrainingConfig, job_id: str = "") -> pb.TrainingJob:
+    return (await stub.SubmitTrainingJob(pb.SubmitTrainingJobRequest(job_id=job_id, config=config))).job
 
 
 async def watch(stub: TrainingServiceStub, job_id: str, after: int = 0) -> list[pb.WatchTrainingJobResponse]:

@@ -9,8 +9,8 @@ import grpc
 import pytest
 import torch
 from attn.v1 import training_pb2 as pb
-from attn_train.model_checks import count_parameters
-from attn_train.spec import ModelSpec
+from attn_schema.training import DataConfig, ModelConfig
+from attn_train.model import count_parameters
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
@@ -28,36 +28,36 @@ def violated(error: grpc.aio.AioRpcError) -> str:
     return ""
 
 
-def set_field(spec: pb.TrainingSpec, path: str, value: object) -> None:
+def set_field(config: pb.TrainingConfig, path: str, value: object) -> None:
     *parents, leaf = path.split(".")
     for parent in parents:
-        spec = getattr(spec, parent)
-    setattr(spec, leaf, value)
+        config = getattr(config, parent)
+    setattr(config, leaf, value)
 
 
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("model.width", 0),
-        ("model.width", -8),
-        ("model.layers", 0),
-        ("model.heads", 3),
-        ("model.kv_heads", -1),
-        ("model.context_length", 0),
+        ("model.hidden_size", 0),
+        ("model.hidden_size", -8),
+        ("model.num_layers", 0),
+        ("model.num_heads", 3),
+        ("model.num_kv_heads", -1),
+        ("model.max_seq_len", 0),
         ("model.norm", "batchnorm"),
-        ("model.norm_placement", "middle"),
-        ("model.activation", "tanh"),
+        ("model.norm_place", "middle"),
+        ("model.feed_forward", "tanh"),
         ("model.positions", "absolute"),
         ("model.dropout", 1.0),
         ("model.dropout", NAN),
-        ("model.feed_forward_size", -1),
+        ("model.intermediate_size", -1),
         ("model.experts", -1),
         ("model.experts_per_token", -1),
         ("model.routing", "hash"),
-        ("model.balance", -0.1),
-        ("model.balance", NAN),
-        ("data.path", "relative.txt"),
-        ("data.path", "/no/such/file.txt"),
+        ("model.router_aux_loss_coef", -0.1),
+        ("model.router_aux_loss_coef", NAN),
+        ("data.dataset", "./relative.txt"),
+        ("data.dataset", "/no/such/file.txt"),
         ("data.tokenizer", "nobody/has-this"),
         ("data.validation_fraction", 1.0),
         ("optimizer.steps", 0),
@@ -70,92 +70,96 @@ def set_field(spec: pb.TrainingSpec, path: str, value: object) -> None:
         ("optimizer.weight_decay", -0.1),
         ("optimizer.beta1", 1.0),
         ("optimizer.beta2", -0.1),
-        ("optimizer.gradient_clip", NAN),
-        ("checkpoint.interval_steps", -1),
-        ("checkpoint.keep", -1),
-        ("checkpoint.evaluation_batches", -1),
+        ("optimizer.max_grad_norm", NAN),
+        ("checkpoint.save_steps", -1),
+        ("checkpoint.save_total_limit", -1),
+        ("evaluation.eval_batches", -1),
         ("max_failures", -1),
         ("workers", 2),
         ("precision", "float16"),
         ("precision", "BFLOAT16"),
     ],
 )
-async def test_a_bad_value_is_refused_with_its_field_and_nothing_is_recorded(server, wire_spec, submit, path, value):
-    set_field(wire_spec, path, value)
+async def test_a_bad_value_is_refused_with_its_field_and_nothing_is_recorded(server, wire_config, submit, path, value):
+    set_field(wire_config, path, value)
     async with server() as stub:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await submit(stub, wire_spec, "bad")
+            await submit(stub, wire_config, "bad")
         assert caught.value.code() is INVALID
-        assert violated(caught.value) == f"spec.{path}"
+        assert violated(caught.value) == f"config.{path}"
         assert "allowed" in caught.value.details()
         assert not (await stub.ListTrainingJobs(pb.ListTrainingJobsRequest())).jobs
 
 
-async def test_an_unknown_mechanism_is_not_found_with_near_names(server, wire_spec, submit):
-    wire_spec.model.mechanism.name = "gpa"
+async def test_an_unknown_mechanism_is_not_found_with_near_names(server, wire_config, submit):
+    wire_config.model.mechanism = "gpa"
     async with server() as stub:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await submit(stub, wire_spec)
+            await submit(stub, wire_config)
     assert caught.value.code() is NOT_FOUND
     assert "'gqa'" in caught.value.details()
 
 
-async def test_an_unknown_option_of_a_mechanism_is_not_found(server, wire_spec, submit):
-    wire_spec.model.mechanism.options["no_such_option"] = 3
+async def test_an_unknown_option_of_a_mechanism_is_not_found(server, wire_config, submit):
+    wire_config.model.options["no_such_option"] = 3
     async with server() as stub:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await submit(stub, wire_spec)
+            await submit(stub, wire_config)
     assert caught.value.code() is NOT_FOUND
     assert "no_such_option" in caught.value.details()
 
 
-async def test_a_mechanism_that_cannot_be_causal_is_refused_with_those_that_can(server, wire_spec, submit):
+async def test_a_mechanism_that_cannot_be_causal_is_refused_with_those_that_can(server, wire_config, submit):
     from attn_core import Capability, installed
 
     blind = [m.name for m in installed().mechanisms if not m.can(Capability.CAUSAL)]
     if not blind:
         pytest.skip("every installed mechanism can be causal")
-    wire_spec.model.mechanism.name = blind[0]
+    wire_config.model.mechanism = blind[0]
     async with server() as stub:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await submit(stub, wire_spec)
+            await submit(stub, wire_config)
     assert caught.value.code() is INVALID
-    assert violated(caught.value) == "spec.model.mechanism"
+    assert violated(caught.value) == "config.model.mechanism"
     assert "causal" in caught.value.details()
     assert "mha" in caught.value.details()
 
 
-async def test_an_unknown_data_set_is_not_found_with_near_names(server, wire_spec, submit):
-    wire_spec.data.name = "shakespear"
+async def test_an_unknown_data_set_is_not_found_with_near_names(server, wire_config, submit):
+    wire_config.data.dataset = "shakespear"
     async with server() as stub:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await submit(stub, wire_spec)
+            await submit(stub, wire_config)
     assert caught.value.code() is NOT_FOUND
     assert "'shakespeare'" in caught.value.details()
 
 
-async def test_a_specification_without_data_or_mechanism_is_refused(server, wire_spec, submit):
-    for part, field in (("data", "spec.data"), ("model", "spec.model.mechanism.name")):
-        spec = pb.TrainingSpec()
-        spec.CopyFrom(wire_spec)
-        spec.ClearField(part)
-        async with server() as stub:
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await submit(stub, spec)
-        assert violated(caught.value) == field
-
-
-async def test_a_model_larger_than_the_memory_is_refused_at_once(server, wire_spec, submit):
-    wire_spec.model.hidden_size = 1 << 20
-    wire_spec.model.num_layers = 8
+async def test_a_configuration_without_data_is_refused(server, wire_config, submit):
+    wire_config.ClearField("data")
     async with server() as stub:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await submit(stub, wire_spec)
+            await submit(stub, wire_config)
+    assert violated(caught.value) == "config.data.dataset"
+
+
+async def test_numbers_of_options_are_finite(server, wire_config, submit):
+    wire_config.model.options["window"] = NAN
+    async with server() as stub:
+        with pytest.raises(grpc.aio.AioRpcError, match="finite"):
+            await submit(stub, wire_config)
+
+
+async def test_a_model_larger_than_the_memory_is_refused_at_once(server, wire_config, submit):
+    wire_config.model.hidden_size = 1 << 20
+    wire_config.model.num_layers = 8
+    async with server() as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await submit(stub, wire_config)
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_files_outside_the_allowed_folders_are_refused_whether_they_exist_or_not(
-    server, wire_spec, submit, tmp_path, home
+    server, wire_config, submit, tmp_path, home
 ):
     (tmp_path / "secret.txt").write_text("secret " * 100)
     (home / "data" / "link.txt").symlink_to(tmp_path / "secret.txt")
@@ -167,50 +171,51 @@ async def test_files_outside_the_allowed_folders_are_refused_whether_they_exist_
             tmp_path / "secret.txt",
             home / "data" / ".." / ".." / "secret.txt",
         ):
-            wire_spec.data.path = str(path)
+            wire_config.data.dataset = str(path)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await submit(stub, wire_spec)
-            assert violated(caught.value) == "spec.data.path"
+                await submit(stub, wire_config)
+            assert violated(caught.value) == "config.data.dataset"
             messages.add(caught.value.details().replace(str(path), "PATH"))
-        wire_spec.data.path = str(home / "data" / "link.txt")
+        wire_config.data.dataset = str(home / "data" / "link.txt")
         with pytest.raises(grpc.aio.AioRpcError):
-            await submit(stub, wire_spec)
+            await submit(stub, wire_config)
         assert len(messages) == 1
-        wire_spec.data.path = str(home / "data" / "words.txt")
-        assert (await submit(stub, wire_spec)).id
+        wire_config.data.dataset = str(home / "data" / "words.txt")
+        assert (await submit(stub, wire_config)).id
 
 
-async def test_validation_alone_records_nothing_and_fills_in_the_defaults(server, wire_spec):
+async def test_validation_alone_records_nothing_and_fills_in_the_defaults(server, wire_config):
     async with server() as stub:
-        request = pb.SubmitTrainingJobRequest(spec=wire_spec, validate_only=True)
+        request = pb.SubmitTrainingJobRequest(config=wire_config, validate_only=True)
         job = (await stub.SubmitTrainingJob(request)).job
         assert job.id == ""
-        assert job.spec.data.tokenizer == "character"
-        assert job.spec.model.positions == "rotary"
+        assert job.config.model.mechanism == "mha"
+        assert job.config.optimizer.min_learning_rate == pytest.approx(1e-3)
+        assert job.config.model.positions == "rotary"
         assert not (await stub.ListTrainingJobs(pb.ListTrainingJobsRequest())).jobs
 
 
-async def test_positions_are_learned_where_the_mechanism_or_the_head_size_takes_no_rotation(server, wire_spec):
-    wire_spec.model.head_dim = 7
+async def test_positions_are_learned_where_the_mechanism_or_the_head_size_takes_no_rotation(server, wire_config):
+    wire_config.model.head_dim = 7
     async with server() as stub:
-        request = pb.SubmitTrainingJobRequest(spec=wire_spec, validate_only=True)
+        request = pb.SubmitTrainingJobRequest(config=wire_config, validate_only=True)
         job = (await stub.SubmitTrainingJob(request)).job
-    assert job.spec.model.positions == "learned"
+    assert job.config.model.positions == "learned"
 
 
 @pytest.mark.parametrize("job_id", ["a b", "../up", "x" * 65, "naïve"])
-async def test_an_id_that_is_no_plain_word_is_refused(server, wire_spec, submit, job_id):
+async def test_an_id_that_is_no_plain_word_is_refused(server, wire_config, submit, job_id):
     async with server() as stub:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await submit(stub, wire_spec, job_id)
+            await submit(stub, wire_config, job_id)
     assert violated(caught.value) == "job_id"
 
 
-async def test_a_job_does_not_take_the_name_of_a_model_that_is_there(server, wire_spec, submit, home):
+async def test_a_job_does_not_take_the_name_of_a_model_that_is_there(server, wire_config, submit, home):
     (home / "models" / "smollm2").mkdir(parents=True)
     async with server() as stub:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await submit(stub, wire_spec, "smollm2")
+            await submit(stub, wire_config, "smollm2")
     assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
 
 
@@ -223,11 +228,11 @@ async def test_a_bad_page_is_refused(server, size, token):
 
 
 def test_parameters_are_counted_exactly_without_drawing_one_number():
-    model = ModelSpec(
+    model = ModelConfig(
         hidden_size=16, num_layers=2, num_heads=2, max_seq_len=8, mechanism="gqa", feed_forward="swiglu", norm="rms"
     )
     before = torch.get_rng_state()
-    counted = count_parameters(model)
+    counted = count_parameters(model, DataConfig())
     assert torch.equal(before, torch.get_rng_state())
     width, hidden, vocabulary, context = 16, 48, 128, 8
     attention = 2 * width * width + 2 * width * (width // 2)
@@ -237,7 +242,7 @@ def test_parameters_are_counted_exactly_without_drawing_one_number():
 
 def test_shapes_cost_neither_memory_nor_the_import_of_torchs_compiler():
     program = (
-        "import sys; from torch import nn; from attn_train.model_checks import shapes_only\n"
+        "import sys; from torch import nn; from attn_train.model import shapes_only\n"
         "with shapes_only(): made = nn.Sequential(nn.Embedding(1 << 40, 64), nn.Linear(1 << 20, 1 << 20))\n"
         "nn.init.xavier_uniform_(nn.Linear(3, 3).weight)\n"
         "print(made[0].weight.shape[0] == 1 << 40, 'torch._dynamo' in sys.modules)"

@@ -40,10 +40,10 @@ def losses(events):
     return [(item.step, item.values["loss"]) for item in metrics if "loss" in item.values]
 
 
-async def test_killed_workers_and_supervisors_cost_an_interval_and_not_a_bit(home, wire_spec, submit):
-    wire_spec.optimizer.steps = 600
-    wire_spec.checkpoint.interval_steps = 50
-    wire_spec.max_failures = 2
+async def test_killed_workers_and_supervisors_cost_an_interval_and_not_a_bit(home, wire_config, submit):
+    wire_config.optimizer.steps = 600
+    wire_config.checkpoint.save_steps = 50
+    wire_config.max_failures = 2
     victims = {120: "RayWorkerActor", 260: "RaySupervisorActor", 380: "RayWorkerActor"}
 
     def strike(step: int) -> None:
@@ -59,9 +59,9 @@ async def test_killed_workers_and_supervisors_cost_an_interval_and_not_a_bit(hom
             grpc.aio.insecure_channel(gateway.address) as channel,
         ):
             stub = TrainingServiceStub(channel)
-            await submit(stub, wire_spec, "undisturbed")
+            await submit(stub, wire_config, "undisturbed")
             reference = dict(losses(await follow(stub, "undisturbed", lambda step: None)))
-            await submit(stub, wire_spec, "struck")
+            await submit(stub, wire_config, "struck")
             events = await follow(stub, "struck", strike)
             job = (await stub.GetTrainingJob(pb.GetTrainingJobRequest(id="struck"))).job
             await asyncio.sleep(1)

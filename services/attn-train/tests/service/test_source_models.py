@@ -10,24 +10,34 @@ import pytest
 from attn.v1 import training_pb2 as pb
 from attn_client.recipe import read_recipe, recipe_names
 from attn_models.loading import load_model
+from attn_schema.codec import to_message
 from attn_train.tasks.seq2seq import translate
+
+
+def set_fields(model: pb.ModelConfig, values: dict) -> None:
+    """Set fields of a family's config."""
+    for name, value in values.items():
+        if name == "options":
+            model.options.update(value)
+        elif name in model.DESCRIPTOR.fields_by_name:
+            setattr(model, name, value)
+        else:
+            model.model_options.update({name: value})
 
 
 @pytest.fixture
 def recipe():
-    spec = read_recipe("rnnsearch")
-    spec.model.family_options.update(
-        {"hidden_size": 8, "embedding": 8, "maxout": 8, "max_seq_len": 24, "max_encoder_len": 24}
-    )
-    spec.data.most_pairs = 200
-    spec.optimizer.steps, spec.optimizer.warmup_steps, spec.checkpoint.bleu_sentences = 6, 2, 3
-    return spec
+    config = to_message(read_recipe("rnnsearch"))
+    set_fields(config.model, {"hidden_size": 8, "embedding": 8, "maxout": 8, "max_seq_len": 24, "max_encoder_len": 24})
+    config.data.max_pairs = 200
+    config.optimizer.steps, config.optimizer.warmup_steps, config.evaluation.bleu_sentences = 6, 2, 3
+    return config
 
 
 async def test_a_recipe_becomes_a_model_that_translates(server, recipe, submit, watch):
     async with server() as stub:
         job = await submit(stub, recipe, "search")
-        assert job.spec.model.family == "rnnsearch"
+        assert job.config.model.family == "rnnsearch"
         assert (await submit(stub, recipe, "search")).id == "search"
         await watch(stub, "search")
         done = (await stub.GetTrainingJob(pb.GetTrainingJobRequest(id="search"))).job
@@ -41,36 +51,35 @@ async def test_a_recipe_becomes_a_model_that_translates(server, recipe, submit, 
 
 @pytest.mark.parametrize("name", recipe_names())
 async def test_every_recipe_is_admitted(server, name, tmp_path):
-    spec = read_recipe(name)
-    if spec.data.path:
+    config = to_message(read_recipe(name))
+    if "/" in config.data.dataset:
         arrays = {"x": np.zeros((10, 784), np.uint8), "y": np.arange(10)}
         np.savez(tmp_path / "mnist.npz", **arrays)
         (tmp_path / "x-train.conllu").write_text("1\ta\t_\tX\t_\t_\t0\t_\t_\t_\n")
-        for part, language in product(("train", "val"), spec.data.languages.split("-")):
+        for part, language in product(("train", "val"), config.data.languages.split("-")):
             (tmp_path / f"{part}.{language}").write_text("a dog runs\n" * 3)
-        spec.data.path = str(tmp_path / spec.data.path if spec.data.path == "mnist.npz" else tmp_path)
+        config.data.dataset = str(tmp_path / "mnist.npz" if config.data.dataset.endswith(".npz") else tmp_path)
     async with server() as stub:
-        request = pb.SubmitTrainingJobRequest(spec=spec, validate_only=True)
-        admitted = (await stub.SubmitTrainingJob(request)).job.spec.data
-    assert (admitted.name, admitted.path) == (spec.data.name, spec.data.path)
+        request = pb.SubmitTrainingJobRequest(config=config, validate_only=True)
+        admitted = (await stub.SubmitTrainingJob(request)).job.config.data
+    assert admitted.dataset == config.data.dataset
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda spec: setattr(spec.model, "family", "rnnsaerch"), "rnnsearch"),
-        (lambda spec: setattr(spec.model, "hidden_size", 8), "hidden_size"),
-        (lambda spec: spec.model.family_options.update({"vocab_size": 9}), "the data decide"),
-        (lambda spec: spec.model.family_options.update({"mechanism": "mha"}), "is not cross"),
-        (lambda spec: spec.model.family_options.update({"wdith": 3}), "hidden_size"),
-        (lambda spec: spec.model.family_options.update({"hidden_size": -3}), "hidden_size"),
-        (lambda spec: spec.model.family_options.fields.pop("max_seq_len"), "max_seq_len"),
-        (lambda spec: setattr(spec.data, "name", "shakespeare"), "unknown set of pairs"),
-        (lambda spec: setattr(spec.data, "path", "relative/pairs.tsv"), "absolute"),
-        (lambda spec: setattr(spec.data, "tokenizer", "byte_pairs:x"), "byte_pairs:N"),
-        (lambda spec: setattr(spec.data, "max_pairs", -1), "max_pairs"),
-        (lambda spec: setattr(spec.optimizer, "label_smoothing", 1.0), "label_smoothing"),
-        (lambda spec: setattr(spec.checkpoint, "bleu_sentences", -1), "bleu_sentences"),
+        (lambda config: setattr(config.model, "family", "rnnsaerch"), "rnnsearch"),
+        (lambda config: set_fields(config.model, {"vocab_size": 9}), "data decide"),
+        (lambda config: set_fields(config.model, {"mechanism": "mha"}), "is not cross"),
+        (lambda config: set_fields(config.model, {"hiden_size": 3}), "hidden_size"),
+        (lambda config: set_fields(config.model, {"hidden_size": -3}), "hidden_size"),
+        (lambda config: config.model.ClearField("max_seq_len"), "max_seq_len"),
+        (lambda config: setattr(config.data, "dataset", "shakespeare"), "unknown set of pairs"),
+        (lambda config: setattr(config.data, "dataset", "relative/pairs.tsv"), "absolute"),
+        (lambda config: setattr(config.data, "tokenizer", "byte_pairs:x"), "byte_pairs:N"),
+        (lambda config: setattr(config.data, "max_pairs", -1), "max_pairs"),
+        (lambda config: setattr(config.optimizer, "label_smoothing", 1.0), "label_smoothing"),
+        (lambda config: setattr(config.evaluation, "bleu_sentences", -1), "bleu_sentences"),
     ],
 )
 async def test_what_does_not_fit_is_refused_before_a_job_is_recorded(server, recipe, submit, change, said):
@@ -81,15 +90,15 @@ async def test_what_does_not_fit_is_refused_before_a_job_is_recorded(server, rec
         assert not (await stub.ListTrainingJobs(pb.ListTrainingJobsRequest())).jobs
 
 
-async def test_a_decoder_takes_nothing_of_a_source(server, wire_spec, submit):
+async def test_a_decoder_takes_nothing_of_a_source(server, wire_config, submit):
     for change in (
-        lambda spec: setattr(spec.optimizer, "label_smoothing", 0.1),
-        lambda spec: setattr(spec.checkpoint, "bleu_sentences", 3),
-        lambda spec: spec.model.family_options.update({"hidden_size": 8}),
+        lambda config: setattr(config.optimizer, "label_smoothing", 0.1),
+        lambda config: setattr(config.evaluation, "bleu_sentences", 3),
+        lambda config: config.model.model_options.update({"hidden_size": 8}),
     ):
-        spec = pb.TrainingSpec.FromString(wire_spec.SerializeToString())
-        change(spec)
+        config = pb.TrainingConfig.FromString(wire_config.SerializeToString())
+        change(config)
         async with server() as stub:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await submit(stub, spec)
+                await submit(stub, config)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any, Protocol
 
+import msgspec
 import typer
 from attn_schema.output import print_json
+from attn_schema.training import Checkpoint, JobEvent, JobState, LogLine, Metrics, StateChange, TrainingJob
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from attn_client.client import Client
-from attn_client.results.jobs import Checkpoint, Job, JobEvent, JobState, LogLine, Metrics, StateChange
 
 SHOWN = {
     "loss": "loss {:.4f}",
@@ -25,19 +26,19 @@ SHOWN = {
     "accuracy": "accuracy {:.1%}",
 }
 """Metrics that people are shown, and how."""
-NAMING = frozenset({"accuracy"})
-"""Metrics of models that name what they are given, which no server runs."""
+CLASSIFICATION = "accuracy"
+"""Metric of classifiers, which no server runs."""
 
 
 class View(Protocol):
     """Shows a job and its events."""
 
-    def show(self, update: Job | JobEvent) -> None:
+    def show(self, update: TrainingJob | JobEvent) -> None:
         """Show one update."""
         ...
 
 
-def follow(client: Client, job_id: str, *, after: int, json: bool) -> Job:
+def follow(client: Client, job_id: str, *, after: int, json: bool) -> TrainingJob:
     """Show a job until it ends, and return it; raises its error if it failed, `typer.Exit` if it was cancelled."""
     try:
         with _view(json=json) as view, closing(client.jobs.watch(job_id, after=after)) as updates:
@@ -49,15 +50,15 @@ def follow(client: Client, job_id: str, *, after: int, json: bool) -> Job:
         raise
     job = client.jobs.get(job_id)
     if job.state is JobState.FAILED and job.error is not None:
-        raise job.error
+        raise job.error.error()
     if job.state is JobState.CANCELLED:
         typer.echo(f"attn: {job_id} was cancelled at step {job.step}; go on with: attn jobs resume {job_id}", err=True)
         raise typer.Exit(1)
     if not json:
-        typer.echo(f"{job_id} {job.state}: {describe(job.metrics)}")
-        measured = NAMING & job.metrics.keys()
+        typer.echo(f"{job_id} {job.state}: {describe(job.last_metrics)}")
+        measured = CLASSIFICATION in job.last_metrics
         serve = f"serve it with: attn models load {job_id} {job.model_path}"
-        typer.echo(f"measure it with: attn evaluate {job_id} --data DATA" if measured else serve)
+        typer.echo(f"measure it with: attn evaluate {job_id} --dataset DATA" if measured else serve)
     return job
 
 
@@ -78,23 +79,12 @@ def _view(*, json: bool) -> Iterator[View]:
 
 
 class JsonView:
-    """A line of JSON an event."""
+    """A line of JSON an event: the fields of the job, then of each event, but for those that are not given."""
 
-    def show(self, update: Job | JobEvent) -> None:
+    def show(self, update: TrainingJob | JobEvent) -> None:
         """Print the update."""
-        if isinstance(update, Job):
-            print_json({"job": update.id, "state": update.state, "step": update.step, "steps": update.steps})
-            return
-        head = {"event": update.id, "time": update.time.isoformat(), "attempt": update.attempt}
-        match update.payload:
-            case Metrics(step=step, values=values):
-                print_json({**head, "step": step, **values})
-            case Checkpoint(step=step, path=path):
-                print_json({**head, "checkpoint": path, "step": step})
-            case StateChange(current=current, error=error):
-                print_json({**head, "state": current, "error": error.message if error else None})
-            case LogLine(text=text):
-                print_json({**head, "log": text})
+        fields = msgspec.structs.asdict(update)
+        print_json({name: value for name, value in fields.items() if value is not None})
 
 
 class LineView:
@@ -103,11 +93,11 @@ class LineView:
     def __init__(self) -> None:
         self._steps = 0
 
-    def show(self, update: Job | JobEvent) -> None:
+    def show(self, update: TrainingJob | JobEvent) -> None:
         """Print the update."""
-        if isinstance(update, Job):
-            self._steps = update.steps
-            typer.echo(f"{update.id}: {update.state}, step {update.step}/{update.steps}")
+        if isinstance(update, TrainingJob):
+            self._steps = update.config.optimizer.steps
+            typer.echo(f"{update.id}: {update.state}, step {update.step}/{update.config.optimizer.steps}")
         elif isinstance(update.payload, Metrics):
             typer.echo(f"step {update.payload.step}/{self._steps}  {describe(update.payload.values)}")
         elif line := sentence(update):
@@ -130,10 +120,12 @@ class BarView:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def show(self, update: Job | JobEvent) -> None:
+    def show(self, update: TrainingJob | JobEvent) -> None:
         """Move the bar, or print a line above it."""
-        if isinstance(update, Job):
-            self._progress.update(self._task, description=update.state, total=update.steps, completed=update.step)
+        if isinstance(update, TrainingJob):
+            self._progress.update(
+                self._task, description=update.state, total=update.config.optimizer.steps, completed=update.step
+            )
         elif isinstance(update.payload, Metrics):
             self._metrics |= update.payload.values
             self._progress.update(self._task, completed=update.payload.step, values=describe(self._metrics))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from attn_schema import ConnectionOptions
 from attn_schema.flags import with_flags
 from attn_schema.output import print_json, print_table
-from google.protobuf.json_format import MessageToDict
+from attn_schema.training import TrainingJob
 
 from attn_client.commands.follow import follow
 from attn_client.commands.options import Json, connect
-from attn_client.results.jobs import Job
 
 app = typer.Typer(no_args_is_help=True, help="The training jobs of a server.")
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job; see `attn jobs list`.")]
@@ -26,7 +25,7 @@ def list_command(*, json: Json = False, connection: ConnectionOptions) -> None:
         jobs = client.jobs.list()
     if json:
         for job in jobs:
-            print_json(facts(job))
+            print_json(job)
     else:
         print_table([_row(job) for job in jobs], "no job yet; start one with: attn train")
 
@@ -36,7 +35,7 @@ def list_command(*, json: Json = False, connection: ConnectionOptions) -> None:
 def show_command(*, job: JobId, connection: ConnectionOptions) -> None:
     """Show all of a job, as JSON."""
     with connect(connection) as client:
-        print_json(facts(client.jobs.get(job)))
+        print_json(client.jobs.get(job))
 
 
 @app.command("watch")
@@ -83,31 +82,13 @@ def resume_command(
             follow(client, job, after=resumed.last_event_id, json=False)
 
 
-def facts(job: Job) -> dict[str, Any]:
-    """A job for programs."""
-    return {
-        "id": job.id,
-        "state": job.state,
-        "attempt": job.attempt,
-        "step": job.step,
-        "steps": job.steps,
-        "metrics": dict(job.metrics),
-        "error": job.error.message if job.error else None,
-        "created": job.created.isoformat() if job.created else None,
-        "ended": job.ended.isoformat() if job.ended else None,
-        "last_event_id": job.last_event_id,
-        "model_path": job.model_path or None,
-        "spec": MessageToDict(job.spec, preserving_proto_field_name=True),
-    }
-
-
-def _row(job: Job) -> dict[str, str]:
-    loss = job.metrics.get("validation_loss", job.metrics.get("loss"))
+def _row(job: TrainingJob) -> dict[str, str]:
+    loss = job.last_metrics.get("validation_loss", job.last_metrics.get("loss"))
     return {
         "job": job.id,
         "state": job.state,
-        "steps": f"{job.step}/{job.steps}",
+        "steps": f"{job.step}/{job.config.optimizer.steps}",
         "loss": "" if loss is None else f"{loss:.4f}",
-        "attention": job.spec.model.mechanism.name,
-        "created": f"{job.created:%Y-%m-%d %H:%M}" if job.created else "",
+        "model": job.config.model.label,
+        "created": f"{job.create_time:%Y-%m-%d %H:%M}" if job.create_time else "",
     }

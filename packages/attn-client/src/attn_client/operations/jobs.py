@@ -2,65 +2,68 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from attn.v1 import training_pb2 as pb
+from attn_schema.codec import from_message, to_message
+from attn_schema.training import JobEvent, TrainingConfig, TrainingJob
 
 from attn_client.operations import Operation, Page
-from attn_client.results.jobs import Job, JobEvent
 
 SERVICE = "/attn.v1.TrainingService"
 
 
-def submit(spec: pb.TrainingSpec, job_id: str, *, validate_only: bool) -> Operation[pb.SubmitTrainingJobResponse, Job]:
+def submit(
+    config: TrainingConfig, job_id: str, *, validate_only: bool
+) -> Operation[pb.SubmitTrainingJobResponse, TrainingJob]:
     """Record and start a job."""
-    request = pb.SubmitTrainingJobRequest(spec=spec, job_id=job_id, validate_only=validate_only)
-    return Operation(
-        f"{SERVICE}/SubmitTrainingJob", request, pb.SubmitTrainingJobResponse, lambda answer: Job.of(answer.job)
-    )
+    request = pb.SubmitTrainingJobRequest(config=to_message(config), job_id=job_id, validate_only=validate_only)
+    return Operation(f"{SERVICE}/SubmitTrainingJob", request, pb.SubmitTrainingJobResponse, _job)
 
 
-def get(job_id: str) -> Operation[pb.GetTrainingJobResponse, Job]:
+def get(job_id: str) -> Operation[pb.GetTrainingJobResponse, TrainingJob]:
     """One job."""
     request = pb.GetTrainingJobRequest(id=job_id)
-    return Operation(f"{SERVICE}/GetTrainingJob", request, pb.GetTrainingJobResponse, lambda answer: Job.of(answer.job))
+    return Operation(f"{SERVICE}/GetTrainingJob", request, pb.GetTrainingJobResponse, _job)
 
 
-def list_jobs(token: str) -> Operation[pb.ListTrainingJobsResponse, Page[Job]]:
+def list_jobs(token: str) -> Operation[pb.ListTrainingJobsResponse, Page[TrainingJob]]:
     """A page of jobs."""
     request = pb.ListTrainingJobsRequest(page_token=token)
 
-    def page(answer: pb.ListTrainingJobsResponse) -> Page[Job]:
-        return Page([*map(Job.of, answer.jobs)], answer.next_page_token)
+    def page(answer: pb.ListTrainingJobsResponse) -> Page[TrainingJob]:
+        return Page([from_message(TrainingJob, job) for job in answer.jobs], answer.next_page_token)
 
     return Operation(f"{SERVICE}/ListTrainingJobs", request, pb.ListTrainingJobsResponse, page)
 
 
-def watch(job_id: str, after: int) -> Operation[pb.WatchTrainingJobResponse, Job | JobEvent | None]:
+def watch(job_id: str, after: int) -> Operation[pb.WatchTrainingJobResponse, TrainingJob | JobEvent | None]:
     """The job and its events after one; None for a heartbeat."""
     request = pb.WatchTrainingJobRequest(id=job_id, after_event_id=after)
 
-    def update(answer: pb.WatchTrainingJobResponse) -> Job | JobEvent | None:
+    def update(answer: pb.WatchTrainingJobResponse) -> TrainingJob | JobEvent | None:
         match answer.WhichOneof("kind"):
             case "job":
-                return Job.of(answer.job)
+                return from_message(TrainingJob, answer.job)
             case "event":
-                return JobEvent.of(answer.event)
+                return from_message(JobEvent, answer.event)
             case _:
                 return None
 
     return Operation(f"{SERVICE}/WatchTrainingJob", request, pb.WatchTrainingJobResponse, update)
 
 
-def cancel(job_id: str, *, discard: bool) -> Operation[pb.CancelTrainingJobResponse, Job]:
+def cancel(job_id: str, *, discard: bool) -> Operation[pb.CancelTrainingJobResponse, TrainingJob]:
     """Ask a job to stop."""
     request = pb.CancelTrainingJobRequest(id=job_id, discard=discard)
-    return Operation(
-        f"{SERVICE}/CancelTrainingJob", request, pb.CancelTrainingJobResponse, lambda answer: Job.of(answer.job)
-    )
+    return Operation(f"{SERVICE}/CancelTrainingJob", request, pb.CancelTrainingJobResponse, _job)
 
 
-def resume(job_id: str) -> Operation[pb.ResumeTrainingJobResponse, Job]:
+def resume(job_id: str) -> Operation[pb.ResumeTrainingJobResponse, TrainingJob]:
     """Start a job again."""
     request = pb.ResumeTrainingJobRequest(id=job_id)
-    return Operation(
-        f"{SERVICE}/ResumeTrainingJob", request, pb.ResumeTrainingJobResponse, lambda answer: Job.of(answer.job)
-    )
+    return Operation(f"{SERVICE}/ResumeTrainingJob", request, pb.ResumeTrainingJobResponse, _job)
+
+
+def _job(answer: Any) -> TrainingJob:
+    return from_message(TrainingJob, answer.job)

@@ -1,13 +1,16 @@
-"""A whole decoder block as one computation, for kernels that join what stands between two of its sums."""
+"""A whole decoder block as one fused computation: its parts, problem and kernels."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from attn_core.batch import LayerState, RaggedBatch
+from attn_core.kernels.attend import BAND
+from attn_core.kernels.base import Kernel, Problem
+from attn_core.masks.bands import Window
 from attn_core.spec import AttentionSpec
 
 if TYPE_CHECKING:
@@ -66,19 +69,63 @@ class StackStep(Protocol):
         ...
 
 
-class BlockKernel(ABC):
-    """Computes whole blocks of the kinds that it does not refuse."""
+@dataclass(frozen=True, kw_only=True)
+class BlockProblem(Problem):
+    """A pre-norm block with a gated feed-forward; what is not said is as of `BlockParts`.
 
-    name: ClassVar[str]
-    summary: ClassVar[str]
+    `linears` is the class, "module.name", of the modules that multiply by packed weights, "mixed" where they differ.
+    Of attention, fields are as of `AttendProblem`; `mask` is `BAND` for causal masks and windows without dilation,
+    `query_key_norm` says that queries and keys are normed, `cross` that keys come from another sequence.
+    """
 
-    def available(self) -> str | None:
-        """Why the kernel cannot run on this machine at all, or None if it can."""
-        return None
+    operation: ClassVar[str] = "block"
 
-    @abstractmethod
-    def refuses(self, parts: BlockParts) -> str | None:
-        """Why a block of these parts is refused, or None if it is accepted."""
+    linears: str = ""
+    score: str = "scaled_dot"
+    modifiers: tuple[str, ...] = ()
+    mask: str = "full"
+    distribution: str = "softmax"
+    key_size: int = 0
+    value_size: int = 0
+    query_heads: int = 1
+    key_value_heads: int = 1
+    irregular_groups: bool = False
+    query_key_norm: bool = False
+    cross: bool = False
+    intermediate_size: int = 0
+
+
+def block_problem(parts: BlockParts) -> BlockProblem:
+    """The problem of computing a block of these parts."""
+    attention, gated = parts.attention, parts.feed_forward
+    spec, mask = attention.spec, attention.spec.mask
+    linears = {_class_of(part) for part in (attention.projections, attention.output, gated.both, gated.down)}
+    band = isinstance(mask, Window) and mask.right == 0 and mask.dilation == 1
+    return BlockProblem(
+        linears=linears.pop() if len(linears) == 1 else "mixed",
+        score=spec.score.kind,
+        modifiers=tuple(modifier.kind for modifier in spec.modifiers),
+        mask=BAND if band or mask.kind == "causal" else mask.kind,
+        distribution=spec.distribution.kind,
+        key_size=spec.heads.key_size,
+        value_size=spec.heads.value_size,
+        query_heads=spec.heads.query,
+        key_value_heads=spec.heads.key_value,
+        irregular_groups=spec.heads.per_group is None,
+        query_key_norm=spec.norm is not None,
+        cross=spec.cross,
+        intermediate_size=getattr(gated.down, "inputs", 0),
+    )
+
+
+def _class_of(module: Any) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
+class BlockKernel(Kernel[BlockProblem]):
+    """Computes whole blocks."""
+
+    problem: ClassVar[type[Problem]] = BlockProblem
 
     @abstractmethod
     def build(self, parts: BlockParts) -> BlockStep:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_core.errors import InvalidValue, KernelRefused
+from attn_core.kernels.base import Anything, Condition, Kernel, OneOf, Problem
+from attn_core.kernels.dispatch import Verdict, explain
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -22,7 +24,7 @@ WEIGHT_CHOICES = ("auto", "unpacked", *WEIGHT_FORMATS)
 no number but for rounding in float32 and keeps requests alone equal to requests in a crowd, else nothing."""
 
 Pack = Callable[[Sequence["nn.Linear"]], "nn.Module"]
-"""CosSin linear layers of the same inputs into one module without training: [..., inputs] to their outputs side by
+"""Turns linear layers of the same inputs into one module without training: [..., inputs] to their outputs side by
 side.
 
 A layer that wants its weights packed for serving has a method `pack(pack)`, which replaces those that it only calls.
@@ -30,38 +32,51 @@ A layer that wants its weights packed for serving has a method `pack(pack)`, whi
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearShape:
-    """What is to be packed: the element type is that of the weights as they are given."""
+class LinearProblem(Problem):
+    """Products of rows with the weights of a linear layer, kept in a format.
 
-    inputs: int
-    outputs: int
-    dtype: str = "float32"
+    `weights` is the format, of `WEIGHT_FORMATS`; `inputs` and `outputs` are sizes in elements; `dtype` is that of the
+    weights as they are given. `exact` asks that a row gives the same bits alone and beside others, `float32` that
+    inputs and sums are float32 to the end.
+    """
+
+    operation: ClassVar[str] = "linear"
+
+    weights: str = "float32"
+    inputs: int = 0
+    outputs: int = 0
+    exact: bool = False
+    float32: bool = False
 
 
-class LinearKernel(ABC):
+class LinearKernel(Kernel[LinearProblem]):
     """One way to keep weights in a format and to multiply rows by them.
 
     Each row of the product depends on its own row of inputs only, however many are computed together, but for
     rounding: `exact` says that not even that changes. `float32` says that inputs and sums are float32 to the end, so
-    that weights that the format holds as they are stored lose nothing.
+    that weights that the format holds as they are stored lose nothing. What is accepted follows from these and from
+    `sizes`, conditions on inputs and outputs.
     """
 
-    name: ClassVar[str]
-    summary: ClassVar[str]
+    problem: ClassVar[type[Problem]] = LinearProblem
     weights: ClassVar[str]
     exact: ClassVar[bool] = False
     float32: ClassVar[bool] = False
+    sizes: ClassVar[Mapping[str, Condition]] = {"inputs": Anything(), "outputs": Anything()}
 
-    def available(self) -> str | None:
-        """Why the kernel cannot run on this machine at all, or None if it can."""
-        return None
-
-    def refuses(self, shape: LinearShape) -> str | None:
-        """Why weights of this shape are refused, or None if they are accepted."""
-        return None
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        if hasattr(cls, "weights"):
+            asked = {"exact": cls.exact, "float32": cls.float32}
+            cls.accepts = {
+                "weights": OneOf(cls.weights),
+                "dtype": Anything(),
+                **cls.sizes,
+                **{field: Anything() for field, offered in asked.items() if offered},
+            }
+        super().__init_subclass__(**kwargs)
 
     @abstractmethod
-    def cost(self) -> float:
+    def cost(self, problem: LinearProblem) -> float:
         """Predicted time for a batch of 16 rows, as a share of torch's own float32 product; the least wins."""
 
     @abstractmethod
@@ -69,24 +84,29 @@ class LinearKernel(ABC):
         """A module [..., inputs] to [..., outputs], in the type of its input, for weight [outputs, inputs]."""
 
 
-def choose_linear(
-    kernels: Iterable[LinearKernel], weights: str, shape: LinearShape, name: str | None = None
-) -> LinearKernel:
-    """The cheapest kernel that keeps weights in this format and takes this shape, or the one called `name`.
+def explain_linear(kernels: Iterable[LinearKernel], problem: LinearProblem) -> list[Verdict[LinearKernel]]:
+    """The verdicts, as of `explain`, of the kernels of the problem's format that compute as exactly as it asks."""
+    told = {"exact": problem.exact, "float32": problem.float32}
+    asked = (kernel for kernel in kernels if kernel.weights == problem.weights)
+    return explain(
+        [kernel for kernel in asked if all(getattr(kernel, f) for f, wanted in told.items() if wanted)], problem
+    )
 
-    Raises `InvalidValue` for a format that does not exist, `KernelRefused` where nobody can, saying why.
+
+def choose_linear(kernels: Iterable[LinearKernel], problem: LinearProblem, name: str | None = None) -> LinearKernel:
+    """The cheapest kernel that accepts the problem, or the one called `name`.
+
+    Raises `InvalidValue` for a format that does not exist, `KernelRefused` where all refuse, with reasons.
     """
-    if weights not in WEIGHT_FORMATS:
-        raise InvalidValue.of("weights", weights, ", ".join(WEIGHT_FORMATS))
-    asked = [kernel for kernel in kernels if kernel.weights == weights and name in (None, kernel.name)]
-    refused = {kernel: kernel.available() or kernel.refuses(shape) for kernel in asked}
-    able = [kernel for kernel, reason in refused.items() if reason is None]
-    if able:
-        return min(able, key=lambda kernel: kernel.cost())
-    said = "; ".join(f"{kernel.name} ({reason})" for kernel, reason in refused.items())
+    if problem.weights not in WEIGHT_FORMATS:
+        raise InvalidValue.of("weights", problem.weights, ", ".join(WEIGHT_FORMATS))
+    verdicts = explain_linear([kernel for kernel in kernels if name in (None, kernel.name)], problem)
+    if verdicts and verdicts[0].accepted:
+        return verdicts[0].kernel
+    said = "; ".join(f"{verdict.kernel.name} ({', '.join(verdict.reasons)})" for verdict in verdicts)
     named = f" called {name!r}" if name else ""
     raise KernelRefused(
-        f"no linear kernel{named} packs {shape.outputs} x {shape.inputs} weights as {weights}: "
+        f"no linear kernel{named} packs {problem.outputs} x {problem.inputs} weights as {problem.weights}: "
         f"{said or 'none is installed'}",
-        weights=weights,
+        weights=problem.weights,
     )

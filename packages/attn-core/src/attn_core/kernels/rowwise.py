@@ -107,7 +107,7 @@ class NormKernel(RowKernel[NormProblem]):
 
 
 class RotaryKernel(RowKernel[RotaryProblem]):
-    """CosSin pairs of elements by an angle for each position (Su et al. 2021, arXiv 2104.09864)."""
+    """Rotates pairs of elements by an angle for each position (Su et al. 2021, arXiv 2104.09864)."""
 
     problem: ClassVar[type[Problem]] = RotaryProblem
 

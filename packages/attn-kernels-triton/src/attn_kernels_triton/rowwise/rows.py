@@ -46,7 +46,7 @@ def check_gain(gain: Tensor | None, rows: Tensor) -> None:
 
 
 def check_turns(rows: Tensor, cosines: Tensor, sines: Tensor) -> None:
-    """CosSin for rows [..., tokens, heads, size], of at most four axes."""
+    """Cosines and sines for rows [..., tokens, heads, size], of at most four axes."""
     if rows.dim() not in (3, 4):
         raise InvalidValue.of("rows", list(rows.shape), "three or four axes: batch, tokens, heads, size")
     batch, tokens, _, size = (1, *rows.shape)[-4:]

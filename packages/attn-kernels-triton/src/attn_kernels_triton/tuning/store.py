@@ -46,8 +46,8 @@ def digest() -> str:
 
 
 def read(device: str) -> dict[str, Candidate]:
-    """SelectedBlocks by the names of their kinds; none, and a warning, where the file is not what `add` wrote for a
-    device.
+    """Tile configurations by the names of their kinds; none, and a warning, where the file is not what `add` wrote for
+    a device.
     """
     path = path_of(device)
     try:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attn_core.kernels.linear import LinearKernel, LinearShape
+from attn_core.kernels.base import Condition, MultipleOf
+from attn_core.kernels.linear import LinearKernel, LinearProblem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +20,7 @@ class PlainFloat32(LinearKernel):
     weights: ClassVar[str] = "float32"
     float32: ClassVar[bool] = True
 
-    def cost(self) -> float:
+    def cost(self, problem: LinearProblem) -> float:  # noqa: ARG002 -- the same for every size
         """The unit."""
         return 1.0
 
@@ -36,7 +38,7 @@ class PlainBfloat16(LinearKernel):
     summary = "torch's own product of bfloat16 weights and inputs; slow on chips without such instructions"
     weights: ClassVar[str] = "bfloat16"
 
-    def cost(self) -> float:
+    def cost(self, problem: LinearProblem) -> float:  # noqa: ARG002 -- the same for every size
         """Measured on one AVX-512 core without bfloat16 instructions."""
         return 1.5
 
@@ -63,7 +65,7 @@ class PrepackedFloat32(LinearKernel):
 
         return None if torch._C._has_mkldnn else "this torch is built without oneDNN"  # noqa: SLF001
 
-    def cost(self) -> float:
+    def cost(self, problem: LinearProblem) -> float:  # noqa: ARG002 -- the same for every size
         """Measured on one AVX-512 core: slower than MKL at one row, 1.6 times faster at 16."""
         return 0.7
 
@@ -93,7 +95,7 @@ class PrepackedBfloat16(LinearKernel):
             return "oneDNN may not use the chip's instructions for bfloat16 (ONEDNN_MAX_CPU_ISA)"
         return None
 
-    def cost(self) -> float:
+    def cost(self, problem: LinearProblem) -> float:  # noqa: ARG002 -- the same for every size
         """Measured on one core with AMX: a quarter of float32's time."""
         return 0.25
 
@@ -117,7 +119,7 @@ class WeightOnlyInt8(LinearKernel):
     summary = "torch's product of bfloat16 inputs and int8 weights with a step per output"
     weights: ClassVar[str] = "int8"
 
-    def cost(self) -> float:
+    def cost(self, problem: LinearProblem) -> float:  # noqa: ARG002 -- the same for every size
         """Measured on one AVX-512 core."""
         return 0.72
 
@@ -135,13 +137,10 @@ class WeightOnlyInt4(LinearKernel):
     summary = "torch's product of bfloat16 inputs and int4 weights with a step and a middle per 32 inputs"
     weights: ClassVar[str] = "int4"
 
-    def refuses(self, shape: LinearShape) -> str | None:
-        """torch takes whole groups, and outputs by 16."""
-        if shape.inputs % GROUP:
-            return f"{shape.inputs} inputs are not a multiple of {GROUP}"
-        return f"{shape.outputs} outputs are not a multiple of 16" if shape.outputs % 16 else None
+    # torch takes whole groups, and outputs by 16.
+    sizes: ClassVar[Mapping[str, Condition]] = {"inputs": MultipleOf(GROUP), "outputs": MultipleOf(16)}
 
-    def cost(self) -> float:
+    def cost(self, problem: LinearProblem) -> float:  # noqa: ARG002 -- the same for every size
         """Measured on one AVX-512 core."""
         return 0.48
 

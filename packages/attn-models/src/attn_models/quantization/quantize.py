@@ -9,8 +9,9 @@ from typing import Any, cast
 import torch
 from attn_core import installed
 from attn_core.errors import Incompatible, WrongState
-from attn_core.kernels.block import BlockKernel, BlockParts
-from attn_core.kernels.linear import LinearShape, choose_linear
+from attn_core.kernels.block import BlockKernel, BlockParts, block_problem
+from attn_core.kernels.dispatch import explain
+from attn_core.kernels.linear import LinearProblem, choose_linear, explain_linear
 from attn_core.states import dtype_name
 from torch import Tensor, nn
 
@@ -42,10 +43,13 @@ def quantize_model(model: Any, weights: str, dtype: torch.dtype = torch.float32,
         # torch's stubs say that a layer always has a bias.
         biased = cast("Tensor | None", layers[0].bias) is not None
         bias = torch.cat([layer.bias.detach() for layer in layers]) if biased else None
-        shape = LinearShape(
-            inputs=weight.shape[1], outputs=weight.shape[0], dtype=str(weight.dtype).removeprefix("torch.")
+        problem = LinearProblem(
+            weights=form,
+            inputs=weight.shape[1],
+            outputs=weight.shape[0],
+            dtype=str(weight.dtype).removeprefix("torch."),
         )
-        chosen = choose_linear(installed().linears, form, shape, kernel if form == weights else None)
+        chosen = choose_linear(installed().linears, problem, kernel if form == weights else None)
         packed: nn.Module = chosen.pack(weight, bias)
         return packed
 
@@ -103,9 +107,9 @@ def _join(model: Decoder) -> None:
 
 
 def _kernel_of(parts: BlockParts) -> BlockKernel | None:
-    """The first kernel that can compute a block."""
-    able = (k for k in installed().blocks if k.available() is None and k.refuses(parts) is None)
-    return next(able, None)
+    """The kernel of least predicted cost that computes a block, if any does."""
+    verdicts = explain(installed().blocks, block_problem(parts))
+    return verdicts[0].kernel if verdicts and verdicts[0].accepted else None
 
 
 def _convert_parameters(model: nn.Module, dtype: torch.dtype) -> None:
@@ -129,13 +133,18 @@ def prepack_model(model: Any, stored: torch.dtype) -> None:
         model.float()
         return
     form = dtype_name(str(stored).removeprefix("torch."))
-    shape = LinearShape(inputs=model.config.hidden_size, outputs=model.config.vocab_size, dtype=form)
-    kernels = [kernel for kernel in installed().linears if kernel.weights == form and kernel.exact and kernel.float32]
-    reasons = {kernel: kernel.available() or kernel.refuses(shape) for kernel in kernels}
-    able = [kernel for kernel, reason in reasons.items() if reason is None]
-    if able:
-        quantize_model(model, form, kernel=min(able, key=lambda kernel: kernel.cost()).name)
+    problem = LinearProblem(
+        weights=form,
+        inputs=model.config.hidden_size,
+        outputs=model.config.vocab_size,
+        dtype=form,
+        exact=True,
+        float32=True,
+    )
+    verdicts = explain_linear(installed().linears, problem)
+    if verdicts and verdicts[0].accepted:
+        quantize_model(model, form, kernel=verdicts[0].kernel.name)
         return
     model.float()
-    said = "; ".join(f"{kernel.name}: {reason}" for kernel, reason in reasons.items())
+    said = "; ".join(f"{verdict.kernel.name}: {', '.join(verdict.reasons)}" for verdict in verdicts)
     log.warning("weights are not packed, which is slower: %s", said or "the package attn-kernels-cpu is not installed")

@@ -94,7 +94,7 @@ BaseException and so would pass every `except Exception` and end a server."""
 
 
 class LibraryErrors:
-    """CosSin whatever the library raises inside into `translate(its message)`; it only has bare Exceptions and panics.
+    """Turns whatever the library raises inside into `translate(its message)`; it only has bare Exceptions and panics.
 
     Entered for every token that is decoded, hence no generator.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_core import installed
-from attn_core.kernels.linear import LinearShape
+from attn_core.kernels.linear import LinearProblem
 from attn_models.recurrent.cells import encode_padded, lstm_fields, lstm_step, prepack_rnn
 from torch import nn
 
@@ -29,8 +29,8 @@ def built(name, width=24, scale=0.4):
 
 def packed(stack, kernel="cpu_float32"):
     chosen = installed().linears.get(kernel)
-    shape = LinearShape(inputs=32, outputs=32, dtype=chosen.weights)
-    if reason := chosen.available() or chosen.refuses(shape):
+    problem = LinearProblem(weights=chosen.weights, inputs=32, outputs=32, dtype=chosen.weights)
+    if reason := chosen.available() or "; ".join(chosen.refusals(problem)):
         pytest.skip(reason)
     return prepack_rnn(stack, lambda layers: chosen.pack(layers[0].weight, layers[0].bias))
 

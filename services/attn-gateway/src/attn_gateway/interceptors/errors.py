@@ -1,4 +1,4 @@
-"""CosSin exceptions into canonical codes with details; nothing unexpected reaches the client but a request id."""
+"""Turns exceptions into canonical codes with details; nothing unexpected reaches the client but a request id."""
 
 from __future__ import annotations
 

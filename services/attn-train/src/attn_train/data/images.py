@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from attn_core.errors import InvalidValue, MissingPackage
+from attn_schema.training import DataConfig
 from numpy.typing import NDArray
 
 from attn_train.data.synthetic import NUMBERS, digits
-from attn_train.spec import DataSpec
 from attn_train.tasks.image_classification import ImageDataset, LabelledImages
 
 Array = NDArray[Any]
@@ -22,7 +22,7 @@ MAX_BYTES = 4 << 30
 NAMES = (("x", "y"), ("x_train", "y_train"))
 HELD_NAMES = ("x_test", "y_test")
 PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp"}
-FIELD = "data.path"
+FIELD = "data.dataset"
 
 
 def read_arrays(path: Path) -> dict[str, Array]:
@@ -141,28 +141,28 @@ def known_images() -> list[str]:
     return [DIGITS]
 
 
-def load_images(spec: DataSpec) -> ImageDataset:
+def load_images(config: DataConfig) -> ImageDataset:
     """The images; those kept for validation are a test set of their own, or else some of all.
 
     Raises `InvalidValue` for what cannot be read, and for images that do not belong together.
     """
-    if spec.name is not None:
+    if config.name is not None:
         # As they come: the last ones are of other writers.
-        return _divided(*_digits(), spec.validation)
-    path = Path(spec.path or "")
+        return _divided(*_digits(), config.validation_fraction)
+    path = Path(config.path or "")
     if path.is_dir():
         pixels, kinds = read_pictures(path)
         names = tuple(sorted(set(kinds)))
         found = _images(pixels, np.array([names.index(kind) for kind in kinds]), path)
-        return _divided(_shuffled(found), names, spec.validation)
+        return _divided(_shuffled(found), names, config.validation_fraction)
     normalize_pixels, labels, held = labelled_arrays(read_arrays(path), path)
     training = _images(normalize_pixels, labels, path)
     if held is None:
-        return _divided(_shuffled(training), _numbers(training), spec.validation)
+        return _divided(_shuffled(training), _numbers(training), config.validation_fraction)
     validation = _images(*held, path)
     if validation.images.shape[1:] != training.images.shape[1:]:
         given = f"{path} with tests of the shape {list(validation.images.shape[1:])}"
-        raise InvalidValue.of("data.path", given, f"{list(training.images.shape[1:])}, as those to train on")
+        raise InvalidValue.of("data.dataset", given, f"{list(training.images.shape[1:])}, as those to train on")
     return ImageDataset(training, validation, _numbers(training, validation))
 
 
@@ -176,9 +176,9 @@ def _digits() -> tuple[LabelledImages, tuple[str, ...]]:
 def _images(pixels: Array, labels: Array, path: Path) -> LabelledImages:
     if labels.dtype.kind not in "iu" or labels.shape != (len(pixels),):
         given = f"{path} with {len(pixels)} images and labels {labels.dtype}{list(labels.shape)}"
-        raise InvalidValue.of("data.path", given, "a whole number for each image")
+        raise InvalidValue.of("data.dataset", given, "a whole number for each image")
     if not 0 <= int(labels.min(initial=0)) <= int(labels.max(initial=0)) < CLASSES:
-        raise InvalidValue.of("data.path", f"{path} with labels {labels.min()} to {labels.max()}", "0 to few")
+        raise InvalidValue.of("data.dataset", f"{path} with labels {labels.min()} to {labels.max()}", "0 to few")
     return LabelledImages(torch.from_numpy(to_pixels(pixels, path)), torch.from_numpy(labels.astype(np.int64)))
 
 

@@ -1,4 +1,4 @@
-"""Pairs of source and target: a rule's, a sample's, or those of files."""
+"""Pairs of source and target: synthetic, from a sample, or from files."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from itertools import islice
 from pathlib import Path
 
 from attn_core.errors import InvalidValue, UnknownName
+from attn_schema.training import DataConfig, ModelConfig
 
 from attn_train.data.synthetic import PAIRS, TASKS, caption_pairs, synthetic_pairs
 from attn_train.data.treebank import text_lines
-from attn_train.spec import DataSpec, SourceModelSpec
 from attn_train.tasks.seq2seq import PairDataset, TextPair, tokenize_pairs
 
 SAMPLE = "tatoeba-en-zh"
@@ -27,17 +27,18 @@ def known_pair_sets() -> list[str]:
     return sorted([*TASKS, SAMPLE, CAPTIONS])
 
 
-def load_pairs(spec: DataSpec, model: SourceModelSpec, tokenizer: str) -> PairDataset:
+def load_pairs(config: DataConfig, model: ModelConfig, tokenizer: str) -> PairDataset:
     """The tokens of the pairs; raises `InvalidValue` or `UnknownName` for what cannot be read."""
-    training, validation = _texts(spec)
+    training, validation = _texts(config)
     if not validation:
-        held = int(len(training) * spec.validation)
+        held = int(len(training) * config.validation_fraction)
         training, validation = training[: len(training) - held], training[len(training) - held :]
-    return tokenize_pairs(training, validation, tokenizer=tokenizer, longest=(model.max_encoder_len, model.max_seq_len))
+    longest = model.encoder_length, model.sequence_length
+    return tokenize_pairs(training, validation, tokenizer=tokenizer, longest=longest)
 
 
 def synthetic_task_pairs(rule: str, most: int = 0) -> list[TextPair]:
-    """The pairs that a rule makes, at most so many; 0 is all."""
+    """The pairs of a synthetic task, at most `most` of them; 0 is all."""
     return synthetic_pairs(rule, min(most or PAIRS, PAIRS), RULE_SEED)
 
 
@@ -64,20 +65,20 @@ def _of_side(folder: Path, part: str, side: str) -> Path:
     for path in (folder / f"{part}.{side}", folder / f"{part}.{side}.gz"):
         if path.is_file():
             return path
-    raise InvalidValue.of("data.path", str(folder), f"a folder with {part}.{side} or {part}.{side}.gz")
+    raise InvalidValue.of("data.dataset", str(folder), f"a folder with {part}.{side} or {part}.{side}.gz")
 
 
-def _texts(spec: DataSpec) -> tuple[list[TextPair], list[TextPair]]:
-    most = spec.max_pairs or MAX_PAIRS
-    if spec.name is not None:
-        if spec.name == SAMPLE:
+def _texts(config: DataConfig) -> tuple[list[TextPair], list[TextPair]]:
+    most = config.max_pairs or MAX_PAIRS
+    if config.name is not None:
+        if config.name == SAMPLE:
             return _columns(SAMPLE_FILE, most), []
-        if spec.name == CAPTIONS:
+        if config.name == CAPTIONS:
             return caption_pairs(min(most, IMAGES), RULE_SEED)
-        if spec.name not in TASKS:
-            raise UnknownName.of("set of pairs", spec.name, known_pair_sets())
-        return synthetic_task_pairs(spec.name, spec.max_pairs), []
-    files = pair_paths(Path(spec.path or ""), spec.languages)
+        if config.name not in TASKS:
+            raise UnknownName.of("set of pairs", config.name, known_pair_sets())
+        return synthetic_task_pairs(config.name, config.max_pairs), []
+    files = pair_paths(Path(config.path or ""), config.languages)
     if len(files) == 1:
         return _columns(files[0], most), []
     training = _sides(files[0], files[1], most)
@@ -87,7 +88,7 @@ def _texts(spec: DataSpec) -> tuple[list[TextPair], list[TextPair]]:
 def _sides(source: Path, target: Path, most: int) -> list[TextPair]:
     one, other = (list(islice(_lines(path), most)) for path in (source, target))
     if len(one) != len(other):
-        raise InvalidValue.of("data.path", str(target), f"as many lines as {source} ({len(one)}), not {len(other)}")
+        raise InvalidValue.of("data.dataset", str(target), f"as many lines as {source} ({len(one)}), not {len(other)}")
     return [(a, b) for a, b in zip(one, other, strict=True) if a and b]
 
 
@@ -96,7 +97,7 @@ def _columns(path: Path, most: int) -> list[TextPair]:
     for number, line in enumerate(islice(_lines(path), most), 1):
         columns = line.split("\t")
         if len(columns) < 2:
-            raise InvalidValue.of("data.path", f"{path}, line {number}: {line[:60]!r}", "source TAB target")
+            raise InvalidValue.of("data.dataset", f"{path}, line {number}: {line[:60]!r}", "source TAB target")
         if columns[0].strip() and columns[1].strip():
             pairs.append((columns[0].strip(), columns[1].strip()))
     return pairs

@@ -1,4 +1,4 @@
-"""Pairs that a rule makes: small tasks on which models can be compared, and captions of drawn digits."""
+"""Synthetic pairs: small tasks on which models can be compared, and captions of handwritten digits."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 WORDS, MAX_WORDS, PAIRS = 40, 20, 20_000
-"""Words of the language, and words in the longest source of the sets known by name, and how many pairs these have."""
+"""Vocabulary, maximum source length in words, and number of pairs of the named tasks."""
 MAX_NEEDLE_WORDS = 60
-"""Words in the longest source of those in which something is to be found."""
+"""Maximum source length of the needle task, in words."""
 ENTRIES = 8
 """The most keys that a text defines in the tasks of memory."""
 
 Rule = Callable[[Sequence[int]], Sequence[int]]
 Pair = tuple[list[str], list[str]]
 Maker = Callable[[random.Random, int, int], Pair]
-"""Makes the words of a source of about so many words, the shortest and the longest, and of its target."""
+"""Makes a source, of the shortest to the longest length in words, and its target."""
 
 
 def swapped(words: Sequence[int]) -> list[int]:
@@ -68,7 +68,7 @@ def glossary_pair(choose: random.Random, shortest: int, longest: int) -> Pair:
 
 
 MAKERS: dict[str, Maker] = {"recall": recall_pair, "needle": found, "glossary": glossary_pair}
-"""Tasks whose answer stands in the source itself, at a place that must be found."""
+"""Tasks whose answer is in the source, at a position that must be found."""
 TASKS = (*RULES, *MAKERS)
 
 

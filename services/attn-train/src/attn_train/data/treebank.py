@@ -10,8 +10,8 @@ from pathlib import Path
 from attn_core.errors import InvalidValue
 from attn_core.modifiers import DependencyTree
 from attn_models.tokenizers import Tokenizer
+from attn_schema.training import DataConfig
 
-from attn_train.spec import DataSpec
 from attn_train.tasks.base import PADDED
 from attn_train.tasks.seq2seq import learned_tokenizer
 from attn_train.tasks.token_classification import TaggedDataset, TaggedTokens
@@ -24,10 +24,10 @@ def text_lines(path: Path) -> Iterator[str]:
             for line in file:
                 yield line.rstrip("\r\n")
     except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise InvalidValue.of("data.path", str(path), f"UTF-8 text that can be read ({error})") from error
+        raise InvalidValue.of("data.dataset", str(path), f"UTF-8 text that can be read ({error})") from error
 
 
-FIELD = "data.path"
+FIELD = "data.dataset"
 COLUMNS = 10
 ENDINGS = (".conllu", ".conllu.gz")
 
@@ -96,18 +96,18 @@ def _sentence(rows: Sequence[Sequence[str]], where: str) -> Sentence:
 
 
 UNTAGGED = "_"
-"""What the format says of a tag that nobody gave; such words are not learned from."""
+"""The format's mark for a missing tag; such words are ignored."""
 
 
-def load_tags(spec: DataSpec, context: int, tokenizer: str) -> TaggedDataset:
+def load_tags(config: DataConfig, context: int, tokenizer: str) -> TaggedDataset:
     """The tokens of the sentences; those longer than `context` are left out.
 
     Words begin with a space, so that byte pairs of words and of texts are the same; the tokens of a word have its
     depth. Raises `InvalidValue` for what cannot be read, for heads that are no tree, and where nothing is left.
     """
-    training, validation = (read_sentences(paths) for paths in treebank_files(Path(spec.path or "")))
+    training, validation = (read_sentences(paths) for paths in treebank_files(Path(config.path or "")))
     if not validation:
-        held = int(len(training) * spec.validation)
+        held = int(len(training) * config.validation_fraction)
         training, validation = training[: len(training) - held], training[len(training) - held :]
     made = learned_tokenizer(tokenizer, [f" {' '.join(sentence.words)}" for sentence in training])
     names = sorted({tag for sentence in training for tag in sentence.tags} - {UNTAGGED})

@@ -11,9 +11,8 @@ import torch
 from attn_core.errors import InvalidValue
 from attn_models.evaluation import IGNORED, next_token_loss
 from attn_models.tokenizers import Tokenizer
+from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
-
-from attn_train.spec import TrainingSpec
 
 
 def derived(seed: int, use: str) -> int:
@@ -111,7 +110,7 @@ class Dataset(Protocol):
         """Number of training and validation examples, as text."""
         ...
 
-    def task(self, spec: TrainingSpec) -> TrainingTask:
+    def task(self, config: TrainingConfig) -> TrainingTask:
         """The training task of a run, from its first batch."""
         ...
 

@@ -13,10 +13,10 @@ from attn_models.evaluation import next_token_loss
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.learned import word_tokenizer
 from attn_models.tokenizers.tokenizer import eos_id
+from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from attn_train.spec import TrainingSpec
 from attn_train.tasks.base import PADDED, OnBatch, TokenDataset, derived, mean_validation_loss
 from attn_train.tasks.seq2seq import TextPair
 
@@ -47,13 +47,13 @@ class CompletionDataset(TokenDataset):
         """How many."""
         return f"{len(self.training)} training and {len(self.validation)} validation texts"
 
-    def task(self, spec: TrainingSpec) -> CompletionTask:
+    def task(self, config: TrainingConfig) -> CompletionTask:
         """Batches of them."""
-        return CompletionTask(self, spec)
+        return CompletionTask(self, config)
 
 
 def completion_dataset(pairs: Sequence[TextPair], *, validation: float, longest: int) -> CompletionDataset:
-    """The tokens, a word each, of "source = target" of at most `longest` tokens; the fraction `validation` apart.
+    """The pairs as texts "source = target" of at most `longest` tokens, one a word; the fraction `validation` is kept.
 
     Raises `InvalidValue` where none is left.
     """
@@ -65,17 +65,17 @@ def completion_dataset(pairs: Sequence[TextPair], *, validation: float, longest:
     kept = [text for text in texts if len(text.given) + len(text.written) <= longest]
     held = len(kept) - int(len(kept) * validation)
     if not kept[:held]:
-        raise InvalidValue.of("model.context", longest, "room for at least one of the texts")
+        raise InvalidValue.of("model.max_seq_len", longest, "room for at least one of the texts")
     return CompletionDataset(training=kept[:held], validation=kept[held:], tokenizer=tokenizer)
 
 
 class CompletionTask:
     """Batches of texts, [batch, longest] inputs and targets; what is given is no target."""
 
-    def __init__(self, texts: CompletionDataset, spec: TrainingSpec) -> None:
+    def __init__(self, texts: CompletionDataset, config: TrainingConfig) -> None:
         self._texts = texts
-        self._batch = spec.optimizer.batch
-        self.generator = torch.Generator().manual_seed(derived(spec.seed, "batches"))
+        self._batch = config.optimizer.batch_size
+        self.generator = torch.Generator().manual_seed(derived(config.seed, "batches"))
         self.tokens = 0
 
     def next_batch(self) -> tuple[Tensor, ...]:

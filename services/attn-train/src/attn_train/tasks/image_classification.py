@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attn_train.spec import TrainingSpec
 from attn_train.tasks.base import VALIDATION_SEED, OnBatch, derived
 
 WHITE = 255
 AT_ONCE = 256
-"""Images that are named together when training is over."""
+"""Batch size of the final accuracy."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,9 +46,9 @@ class ImageDataset:
         """How many."""
         return f"{len(self.training.labels)} training and {len(self.validation.labels)} validation images"
 
-    def task(self, spec: TrainingSpec) -> ImageClassificationTask:
+    def task(self, config: TrainingConfig) -> ImageClassificationTask:
         """Batches of them."""
-        return ImageClassificationTask(self, spec)
+        return ImageClassificationTask(self, config)
 
     def save(self, folder: Path, model: Any) -> Path:
         """A folder with the names of the classes, and what is done to pixels first."""
@@ -60,10 +60,10 @@ class ImageDataset:
 class ImageClassificationTask:
     """Batches of images [batch, channels, side, side] from -1, black, to 1, white, and their classes [batch]."""
 
-    def __init__(self, images: ImageDataset, spec: TrainingSpec) -> None:
+    def __init__(self, images: ImageDataset, config: TrainingConfig) -> None:
         self._images = images
-        self._batch = spec.optimizer.batch
-        self.generator = torch.Generator().manual_seed(derived(spec.seed, "batches"))
+        self._batch = config.optimizer.batch_size
+        self.generator = torch.Generator().manual_seed(derived(config.seed, "batches"))
         self.tokens = 0
 
     def next_batch(self) -> tuple[Tensor, ...]:
@@ -88,7 +88,7 @@ class ImageClassificationTask:
         return classification_metrics(model, kept, on_batch).get("loss")
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
-        """The share of all images kept for validation that are named rightly."""
+        """Accuracy over all validation images."""
         found = classification_metrics(model, self._images.validation, on_batch)
         return {"accuracy": found["right"]} if found else {}
 
@@ -101,7 +101,7 @@ def normalize_pixels(images: Tensor) -> Tensor:
 def classification_metrics(
     model: nn.Module, found: LabelledImages, on_batch: OnBatch = lambda: None
 ) -> dict[str, float]:
-    """The mean loss, in nats an image, and the share that is named rightly; none of no images. Keeps its mode."""
+    """Mean loss, in nats per image, and accuracy; empty without images. The model keeps its training mode."""
     if not len(found.labels):
         return {}
     training, device = model.training, next(model.parameters()).device

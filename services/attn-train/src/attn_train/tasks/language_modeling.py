@@ -12,9 +12,9 @@ from attn_core.errors import InvalidValue
 from attn_models.decoder.mixture_of_experts import router_aux_loss
 from attn_models.evaluation import next_token_loss
 from attn_models.tokenizers import Tokenizer, character_tokenizer
+from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 
-from attn_train.spec import TrainingSpec
 from attn_train.tasks.base import (
     VALIDATION_SEED,
     OnBatch,
@@ -42,19 +42,19 @@ class TextDataset(TokenDataset):
         """How many tokens."""
         return f"{len(self.training)} training and {len(self.validation)} validation tokens"
 
-    def task(self, spec: TrainingSpec) -> LanguageModelingTask:
+    def task(self, config: TrainingConfig) -> LanguageModelingTask:
         """Windows of the text."""
-        return LanguageModelingTask(self, spec)
+        return LanguageModelingTask(self, config)
 
 
 class LanguageModelingTask:
     """Windows of one long text; every token but the first is predicted from those before it."""
 
-    def __init__(self, text: TextDataset, spec: TrainingSpec) -> None:
+    def __init__(self, text: TextDataset, config: TrainingConfig) -> None:
         self._text = text
-        self._context, self._batch = spec.model.max_seq_len, spec.optimizer.batch
+        self._context, self._batch = config.model.sequence_length, config.optimizer.batch_size
         self._batches = RandomWindows(
-            text.training, context=self._context, batch=self._batch, seed=derived(spec.seed, "batches")
+            text.training, context=self._context, batch=self._batch, seed=derived(config.seed, "batches")
         )
         self.generator = self._batches.generator
         self.tokens = 0
@@ -113,9 +113,9 @@ def read_text(path: Path) -> str:
         try:
             texts.append(file.read_text(encoding="utf-8"))
         except UnicodeDecodeError as error:
-            raise InvalidValue.of("data.path", str(file), f"UTF-8 text; byte {error.start} is not") from error
+            raise InvalidValue.of("data.dataset", str(file), f"UTF-8 text; byte {error.start} is not") from error
         except OSError as error:
-            raise InvalidValue.of("data.path", str(file), f"a readable file: {error.strerror}") from error
+            raise InvalidValue.of("data.dataset", str(file), f"a readable file: {error.strerror}") from error
     return "".join(texts)
 
 

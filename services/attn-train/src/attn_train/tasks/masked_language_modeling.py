@@ -11,19 +11,19 @@ import torch
 from attn_core.errors import InvalidValue
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.learned import with_mask
+from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attn_train.spec import TrainingSpec
 from attn_train.tasks.base import VALIDATION_SEED, OnBatch, RandomWindows, derived
 from attn_train.tasks.language_modeling import TextDataset
 
 MASK_FRACTION = 0.15
-"""The share of tokens to guess."""
+"""Fraction of tokens to predict."""
 MASKED, REPLACED = 0.8, 0.1
 """Of the chosen, the shares that are hidden and that are replaced by any token; the others stay as they are."""
 FINAL_BATCHES = 50
-"""Validation batches that are guessed when training is over."""
+"""Validation batches of the final accuracy."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,12 +48,12 @@ class MaskedTextDataset:
         """How many tokens."""
         return self.text.summary
 
-    def task(self, spec: TrainingSpec) -> MaskedLanguageModelingTask:
+    def task(self, config: TrainingConfig) -> MaskedLanguageModelingTask:
         """Masked windows of the text."""
-        return MaskedLanguageModelingTask(self, spec)
+        return MaskedLanguageModelingTask(self, config)
 
     def save(self, folder: Path, model: Any) -> Path:
-        """A folder whose encoder can embed, and with the head that guesses."""
+        """Save the encoder with its masked language modelling head."""
         from attn_models.loading.encoders import save_masked
 
         return save_masked(folder, model, self.tokenizer)
@@ -66,7 +66,7 @@ class Masking:
         if tokenizer.mask_id is None:
             raise InvalidValue.of("tokenizer", "no token that masks", "one that has it")
         if context < 2:
-            raise InvalidValue.of("model.context", context, "at least 2 tokens, one to see and one to guess")
+            raise InvalidValue.of("model.max_seq_len", context, "at least 2 tokens, one to see and one to guess")
         # Inputs and targets of `RandomWindows` are one window together.
         self._windows = RandomWindows(tokens, context=context - 1, batch=batch, seed=seed)
         self.generator = self._windows.generator
@@ -74,7 +74,7 @@ class Masking:
         self.chosen = max(1, round(MASK_FRACTION * context))
 
     def next_batch(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Token ids [batch, context] with what is hidden hidden, places to guess, and what stood there [batch, chosen].
+        """Masked token ids [batch, tokens], the positions to predict and the true ids there, [batch, chosen] each.
 
         All int64.
         """
@@ -89,12 +89,12 @@ class Masking:
 
 
 class MaskedLanguageModelingTask:
-    """Batches of masked windows; only what was chosen is guessed."""
+    """Batches of masked windows; only chosen positions are predicted."""
 
-    def __init__(self, dataset: MaskedTextDataset, spec: TrainingSpec) -> None:
+    def __init__(self, dataset: MaskedTextDataset, config: TrainingConfig) -> None:
         self._dataset = dataset
-        self._context, self._batch = spec.model.max_seq_len, spec.optimizer.batch
-        self._masking = self._masked(dataset.text.training, derived(spec.seed, "batches"))
+        self._context, self._batch = config.model.sequence_length, config.optimizer.batch_size
+        self._masking = self._masked(dataset.text.training, derived(config.seed, "batches"))
         self.generator = self._masking.generator
         self.tokens = 0
 
@@ -104,7 +104,7 @@ class MaskedLanguageModelingTask:
         return self._masking.next_batch()
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """Mean cross-entropy, in nats a guess."""
+        """Mean cross-entropy, in nats per chosen position."""
         return functional.cross_entropy(masked_logits(model, batch).flatten(0, 1), batch[2].flatten())
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
@@ -112,7 +112,7 @@ class MaskedLanguageModelingTask:
         return self._validated(model, batches, on_batch).get("loss")
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
-        """The share of guesses over the text kept for validation that are right."""
+        """Accuracy of the predictions over the validation text."""
         found = self._validated(model, FINAL_BATCHES, on_batch)
         return {"masked_accuracy": found["right"]} if found else {}
 
@@ -137,7 +137,7 @@ def masked_logits(model: Any, batch: tuple[Tensor, ...]) -> Tensor:
 def masked_metrics(
     model: nn.Module, masking: Masking, batches: int, on_batch: OnBatch = lambda: None
 ) -> dict[str, float]:
-    """The mean loss of `batches` batches, in nats a guess, and the share of right guesses; keeps the model's mode."""
+    """Mean loss of `batches` batches, in nats per prediction, and accuracy; the model keeps its training mode."""
     training, device = model.training, next(model.parameters()).device
     model.eval()
     loss = right = 0.0

@@ -1,4 +1,4 @@
-"""Sequence-to-sequence learning: writing a target from its source."""
+"""Sequence-to-sequence learning: generating a target from its source."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from attn_engine import EngineConfig, Request, SamplingParams, build_engine
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.learned import byte_pair_tokenizer, word_tokenizer
 from attn_models.tokenizers.tokenizer import decoder_start_ids, encoder_input_ids, eos_id
+from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from attn_train.spec import TrainingSpec
 from attn_train.tasks.base import PADDED, OnBatch, TokenDataset, TrainingTask, derived, mean_validation_loss
 
 AT_ONCE = 32
@@ -29,7 +29,7 @@ def translate(
     on_batch: OnBatch = lambda: None,
     most: int | None = None,
 ) -> list[str]:
-    """The greedy translation of each source, by the engine that serves; the model is left in the mode it was in.
+    """The greedy translation of each source by attn-engine; the model keeps its training mode.
 
     At most `most` tokens each, by default what its context holds; sources longer than the model reads give "".
     """
@@ -64,7 +64,7 @@ def bleu(translations: Sequence[str], references: Sequence[str]) -> float:
 TextPair = tuple[str, str]
 """A source and its target."""
 TokenPair = tuple[tuple[int, ...], tuple[int, ...]]
-"""Source tokens with the one that ends them, and target tokens from the one that begins to the one that ends them."""
+"""Token ids of a source with EOS, and of a target from the decoder start token to EOS."""
 
 WORD, BYTE_PAIRS = "word", "byte_pairs"
 VOCABULARY = 8000
@@ -85,10 +85,10 @@ class PairDataset(TokenDataset):
         """How many."""
         return f"{len(self.training)} training and {len(self.validation)} validation pairs"
 
-    def task(self, spec: TrainingSpec) -> TrainingTask:
+    def task(self, config: TrainingConfig) -> TrainingTask:
         """Batches of pairs that are about equally long."""
 
-        return Seq2SeqTask(self, spec)
+        return Seq2SeqTask(self, config)
 
 
 def tokenize_pairs(
@@ -155,13 +155,13 @@ class Seq2SeqTask:
     A batch is padded [batch, source] tokens and which of them are real, and [batch, target] inputs and targets.
     """
 
-    def __init__(self, pairs: PairDataset, spec: TrainingSpec) -> None:
+    def __init__(self, pairs: PairDataset, config: TrainingConfig) -> None:
         self._pairs = pairs
-        self._batch = spec.optimizer.batch
-        self._smoothing = spec.optimizer.label_smoothing
-        self._bleu = spec.checkpoint.bleu_sentences
+        self._batch = config.optimizer.batch_size
+        self._smoothing = config.optimizer.label_smoothing
+        self._bleu = config.evaluation.bleu_sentences
         self._sorted = sorted(pairs.training, key=lambda pair: (len(pair[1]), len(pair[0])))
-        self.generator = torch.Generator().manual_seed(derived(spec.seed, "batches"))
+        self.generator = torch.Generator().manual_seed(derived(config.seed, "batches"))
         self.tokens = 0
 
     def next_batch(self) -> tuple[Tensor, ...]:

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from attn_models.tokenizers import Tokenizer
+from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from attn_train.spec import TrainingSpec
 from attn_train.tasks.base import PADDED, OnBatch, derived, mean_validation_loss
 
 ALL_BATCHES = 10**9
@@ -47,9 +47,9 @@ class TaggedDataset:
         """How many."""
         return f"{len(self.training)} training and {len(self.validation)} validation sentences"
 
-    def task(self, spec: TrainingSpec) -> TokenClassificationTask:
+    def task(self, config: TrainingConfig) -> TokenClassificationTask:
         """Batches of them."""
-        return TokenClassificationTask(self, spec)
+        return TokenClassificationTask(self, config)
 
     def save(self, folder: Path, model: Any) -> Path:
         """A folder with the names of the tags."""
@@ -61,10 +61,10 @@ class TaggedDataset:
 class TokenClassificationTask:
     """Batches of sentences, padded at the end; words are tagged at their first tokens."""
 
-    def __init__(self, sentences: TaggedDataset, spec: TrainingSpec) -> None:
+    def __init__(self, sentences: TaggedDataset, config: TrainingConfig) -> None:
         self._sentences = sentences
-        self._batch = spec.optimizer.batch
-        self.generator = torch.Generator().manual_seed(derived(spec.seed, "batches"))
+        self._batch = config.optimizer.batch_size
+        self.generator = torch.Generator().manual_seed(derived(config.seed, "batches"))
         self.tokens = 0
 
     def next_batch(self) -> tuple[Tensor, ...]:
@@ -84,7 +84,7 @@ class TokenClassificationTask:
         return self._mean(model, lambda batch: self.loss(model, batch), batches, on_batch)
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
-        """The share of all words kept for validation that are tagged rightly."""
+        """Accuracy over all validation words."""
         right = self._mean(model, lambda batch: tagging_accuracy(model, batch), ALL_BATCHES, on_batch)
         return {} if right is None else {"accuracy": right}
 
@@ -105,7 +105,7 @@ def collate(sentences: Sequence[TaggedTokens]) -> tuple[Tensor, Tensor, Tensor, 
 
 
 def tagging_accuracy(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-    """The share of the words of a batch that are tagged rightly."""
+    """Accuracy over the words of a batch."""
     goals = batch[-1]
     right: Tensor = (model(*batch[:-1]).argmax(-1) == goals)[goals != PADDED].float().mean()
     return right

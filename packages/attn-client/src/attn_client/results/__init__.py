@@ -1,1 +1,0 @@
-"""What calls return: frozen dataclasses, free of protobuf."""

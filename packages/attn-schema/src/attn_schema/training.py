@@ -1,0 +1,411 @@
+"""What a training job does: model, data, optimizer, checkpoints, evaluation; and what happens to the job."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self
+
+import msgspec
+from attn_core.errors import AttnError, InvalidValue
+from msgspec import Meta
+
+from attn_schema.schema import Checked, Schema, fields_of, is_noun
+
+DECODER = "decoder"
+DECODER_DEFAULTS = {"mechanism": "mha", "hidden_size": 128, "num_layers": 4, "num_heads": 4, "max_seq_len": 64}
+"""Fields of a decoder that are not given."""
+
+MAX_SEED = 2**64 - 1
+MAX_WORKERS = 1
+"""Workers that can share each batch."""
+
+
+def _of_decoder(name: str) -> str:
+    return f"{DECODER_DEFAULTS[name]} for a decoder if not given"
+
+
+def _in(panel: str) -> Callable[..., Meta]:
+    """Makes the `Meta` of fields whose options stand in a panel of the help."""
+
+    def meta(description: str, *, short: str = "", metavar: str = "", **bounds: Any) -> Meta:
+        extra = {"panel": panel, "short": short, "metavar": metavar}
+        return Meta(description=description, extra={key: value for key, value in extra.items() if value}, **bounds)
+
+    return meta
+
+
+_model, _data, _optimizer, _run = map(_in, ("Model", "Data", "Optimizer", "Checkpoints and evaluation"))
+
+
+def _given(name: str, value: int | None) -> int:
+    if value is None:
+        raise InvalidValue.of(name, None, "a whole number from 1")
+    return value
+
+
+class ModelConfig(Checked, frozen=True, kw_only=True):
+    """The model to train. A field that is not given has the default of the family's config, which has the same name."""
+
+    family: Annotated[str, _model("Model family, such as decoder or transformer.")] = DECODER
+    mechanism: (
+        Annotated[str, _model(f"Attention mechanism; see `attn list mechanisms`. {_of_decoder('mechanism')}.")] | None
+    ) = None
+    options: Annotated[dict[str, Any], _model("Options of the mechanism.", short="-o", metavar="NAME=VALUE")] = {}  # noqa: RUF012 - msgspec copies it
+    hidden_size: Annotated[int, _model(f"Size of the residual stream; {_of_decoder('hidden_size')}.", ge=1)] | None = (
+        None
+    )
+    num_layers: Annotated[int, _model(f"Number of blocks; {_of_decoder('num_layers')}.", ge=1)] | None = None
+    num_heads: Annotated[int, _model(f"Query heads of a layer; {_of_decoder('num_heads')}.", ge=1)] | None = None
+    num_kv_heads: (
+        Annotated[int, _model("Key/value heads of a layer, a divisor of num_heads, the default.", ge=1)] | None
+    ) = None
+    head_dim: Annotated[int, _model("Size of a head; hidden_size / num_heads if not given.", ge=1)] | None = None
+    intermediate_size: (
+        Annotated[int, _model("Inner size of the feed-forward layers; 4 hidden_size, or 8/3 of it with gates.", ge=1)]
+        | None
+    ) = None
+    max_seq_len: (
+        Annotated[int, _model(f"Maximum sequence length, in tokens; {_of_decoder('max_seq_len')}.", ge=1)] | None
+    ) = None
+    max_encoder_len: (
+        Annotated[int, _model("Maximum length of the encoder input, in tokens; only of encoder-decoders.", ge=1)] | None
+    ) = None
+    norm: Annotated[Literal["layer", "rms"], _model("Normalization; layer if not given.")] | None = None
+    norm_place: (
+        Annotated[Literal["pre", "post", "both"], _model("Normalize before a sublayer (pre), after it (post) or both.")]
+        | None
+    ) = None
+    feed_forward: (
+        Annotated[
+            Literal["gelu", "gelu_tanh", "relu", "swiglu", "geglu", "geglu_tanh"],
+            _model("Activation of the feed-forward layers; gelu if not given."),
+        ]
+        | None
+    ) = None
+    positions: (
+        Annotated[
+            str,
+            _model(
+                "Positions: learned, rotary, sinusoidal or none; if not given, rotary where a decoder's "
+                "mechanism and head_dim allow it, else learned."
+            ),
+        ]
+        | None
+    ) = None
+    dropout: Annotated[float, _model("Probability of dropping activations.", ge=0, lt=1)] | None = None
+    attention_dropout: Annotated[float, _model("Probability of dropping attention weights.", ge=0, lt=1)] | None = None
+    tie_word_embeddings: Annotated[bool, _model("Whether the output layer shares the token embedding.")] | None = None
+    experts: Annotated[int, _model("Experts of each feed-forward layer; none if not given.", ge=1)] | None = None
+    experts_per_token: Annotated[int, _model("Experts that a token uses.", ge=1)] | None = None
+    routing: (
+        Annotated[
+            str,
+            _model(
+                "Weights of the chosen experts: mixtral (softmax over them), switch or deepseek_v2 "
+                "(softmax over all), deepseek_v3 (sigmoids)."
+            ),
+        ]
+        | None
+    ) = None
+    router_aux_loss_coef: Annotated[float, _model("Weight of the load-balancing loss of experts.", ge=0)] | None = None
+    kv_sharing: (
+        Annotated[str, _model("Layers that share keys and values: cla:N (N neighbours) or yoco (the upper half).")]
+        | None
+    ) = None
+    model_options: Annotated[
+        dict[str, Any], _model("Other fields of the family's config, such as pattern.", metavar="NAME=VALUE")
+    ] = {}  # noqa: RUF012 - msgspec copies it
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fields = {*self.__struct_fields__, "vocab_size"} - {"kv_sharing"}
+        if named := sorted(fields & self.model_options.keys()):
+            allowed = "fields without an option of their own; the data decide on vocab_size"
+            raise InvalidValue.of("model_options", named, allowed)
+
+    @classmethod
+    def of(cls, family: str, fields: Mapping[str, Any]) -> Self:
+        """The model of a family from the fields of its config, by name."""
+        own = {name: value for name, value in fields.items() if name in cls.__struct_fields__}
+        return cls(family=family, **own, model_options={k: v for k, v in fields.items() if k not in own})
+
+    def config_fields(self) -> dict[str, Any]:
+        """The fields of the family's config that are given, by name."""
+        own = [name for name in self.__struct_fields__ if name not in ("family", "model_options")]
+        given = {name: value for name in own if (value := getattr(self, name)) not in (None, {})}
+        return given | self.model_options
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether the model reads an encoder input."""
+        return self.max_encoder_len is not None
+
+    @property
+    def sequence_length(self) -> int:
+        """`max_seq_len`; raises `InvalidValue` if it is not given."""
+        return _given("max_seq_len", self.max_seq_len)
+
+    @property
+    def encoder_length(self) -> int:
+        """`max_encoder_len`; raises `InvalidValue` if it is not given."""
+        return _given("max_encoder_len", self.max_encoder_len)
+
+    @property
+    def label(self) -> str:
+        """The mechanism of a decoder, or the family."""
+        return (self.mechanism or self.family) if self.family == DECODER else self.family
+
+    def with_defaults(self) -> Self:
+        """With the fields that a decoder needs."""
+        if self.family != DECODER:
+            return self
+        return self.replace(**{name: value for name, value in DECODER_DEFAULTS.items() if getattr(self, name) is None})
+
+
+class DataConfig(Checked, frozen=True, kw_only=True):
+    """What to train on: text, pairs, tagged sentences or images, as the model family needs."""
+
+    dataset: Annotated[
+        str,
+        _data(
+            "Dataset by name, or the path of a file or folder on the server (it has a slash): UTF-8 "
+            "text; for pairs a file SOURCE<tab>TARGET or a folder with train.LANGUAGE and "
+            "val.LANGUAGE; for tags a .conllu file or a folder of them; for images a .npz file or a "
+            "folder CLASS/IMAGE.",
+            metavar="NAME|PATH",
+        ),
+    ] = ""
+    tokenizer: Annotated[
+        str,
+        _data(
+            "character, word, byte_pairs:N (trained on the data), or the name or folder of a "
+            "tokenizer on the server. Where there are pairs or tags, character means word or "
+            "byte_pairs."
+        ),
+    ] = "character"
+    validation_fraction: Annotated[float, _data("Fraction at the end that is kept for validation.", ge=0, lt=1)] = 0.1
+    languages: Annotated[str, _data("Languages of a folder of pairs as FROM-TO, such as en-de.")] = ""
+    max_pairs: Annotated[int, _data("Maximum number of pairs to read; 0 reads all.", ge=0)] = 0
+
+    @property
+    def path(self) -> str | None:
+        """The dataset if it is a path."""
+        return self.dataset if "/" in self.dataset else None
+
+    @property
+    def name(self) -> str | None:
+        """The dataset if it is a name."""
+        return None if "/" in self.dataset else self.dataset
+
+
+class OptimizerConfig(Checked, frozen=True, kw_only=True):
+    """AdamW (arXiv 1711.05101) with linear warm-up and cosine decay of the learning rate (arXiv 1608.03983)."""
+
+    steps: Annotated[int, _optimizer("Number of optimizer steps.", ge=1)] = 2000
+    batch_size: Annotated[int, _optimizer("Sequences, pairs or images in a step.", ge=1)] = 12
+    learning_rate: Annotated[float, _optimizer("Peak learning rate.", gt=0, short="--lr")] = 1e-3
+    min_learning_rate: (
+        Annotated[float, _optimizer("Learning rate of the last step; a tenth of learning_rate if not given.", ge=0)]
+        | None
+    ) = None
+    warmup_steps: Annotated[int, _optimizer("Steps in which the learning rate rises from 0.", ge=0)] = 0
+    weight_decay: Annotated[float, _optimizer("Decoupled weight decay of matrices.", ge=0)] = 0.1
+    beta1: Annotated[float, _optimizer("Decay of the mean of gradients.", ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, _optimizer("Decay of the mean of squared gradients.", ge=0, lt=1)] = 0.99
+    max_grad_norm: Annotated[float, _optimizer("Maximum norm of the whole gradient; 0 does not clip.", ge=0)] = 1.0
+    label_smoothing: Annotated[
+        float, _optimizer("Probability that targets spread over the vocabulary; only of encoder-decoders.", ge=0, lt=1)
+    ] = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.min_learning_rate is not None and self.min_learning_rate > self.learning_rate:
+            allowed = f"0 to learning_rate {self.learning_rate:g}"
+            raise InvalidValue.of("min_learning_rate", self.min_learning_rate, allowed)
+        if self.warmup_steps > self.steps:
+            raise InvalidValue.of("warmup_steps", self.warmup_steps, f"0 to steps {self.steps}")
+
+    @property
+    def last_learning_rate(self) -> float:
+        """The learning rate of the last step."""
+        return self.learning_rate / 10 if self.min_learning_rate is None else self.min_learning_rate
+
+
+class CheckpointConfig(Checked, frozen=True, kw_only=True):
+    """When checkpoints are written; the last step always writes one."""
+
+    save_steps: Annotated[int, _run("Steps between checkpoints.", ge=1)] = 250
+    save_total_limit: Annotated[int, _run("Newest checkpoints that are kept.", ge=1)] = 2
+
+
+class EvaluationConfig(Checked, frozen=True, kw_only=True):
+    """When metrics are measured; the last step always measures all."""
+
+    logging_steps: Annotated[int, _run("Steps between reports of the training loss.", ge=1)] = 10
+    eval_steps: Annotated[int, _run("Steps between measurements of the validation loss.", ge=1)] = 250
+    eval_batches: Annotated[int, _run("Validation batches in a measurement.", ge=1)] = 20
+    bleu_sentences: Annotated[
+        int, _run("Validation sources that the trained model translates for its BLEU; only of encoder-decoders.", ge=0)
+    ] = 0
+
+
+class TrainingConfig(Checked, frozen=True, kw_only=True):
+    """A training job: equal configurations give equal losses, bit for bit, on equal machines."""
+
+    model: Annotated[ModelConfig, Meta(description="The model.")] = ModelConfig()
+    data: Annotated[DataConfig, Meta(description="The data.")] = DataConfig()
+    optimizer: Annotated[OptimizerConfig, Meta(description="The optimizer.")] = OptimizerConfig()
+    checkpoint: Annotated[CheckpointConfig, Meta(description="Checkpoints.")] = CheckpointConfig()
+    evaluation: Annotated[EvaluationConfig, Meta(description="Metrics.")] = EvaluationConfig()
+    precision: Annotated[
+        Literal["float32", "bfloat16"], _optimizer("Element type of the products of linear layers in updates.")
+    ] = "float32"
+    seed: Annotated[int, _run("Seed of initial weights, data order and dropout.", ge=0, le=MAX_SEED)] = 0
+    max_failures: Annotated[int, _run("Lost workers that are replaced before the job fails.", ge=0)] = 3
+    workers: Annotated[
+        int,
+        Meta(ge=1, le=MAX_WORKERS, description="Workers that share each batch.", extra={"flag": False}),
+    ] = 1  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.model.is_encoder_decoder:
+            for part, name in ((self.optimizer, "label_smoothing"), (self.evaluation, "bleu_sentences")):
+                if getattr(part, name):
+                    raise InvalidValue.of(name, getattr(part, name), "0, as the model is no encoder-decoder")
+
+
+@functools.cache
+def field_path(name: str) -> str:
+    """The path of a field of `TrainingConfig` or its parts, such as optimizer.steps; else the name as it is."""
+    for info in fields_of(TrainingConfig):
+        if is_noun(info.kind) and name.partition("[")[0] in info.kind.__struct_fields__:
+            return f"{info.name}.{name}"
+    return name
+
+
+class JobState(StrEnum):
+    """Where a job is in its life; UNKNOWN for a state newer than this version."""
+
+    UNKNOWN = "unknown"
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    RECOVERING = "recovering"
+    CANCELLING = "cancelling"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing more happens to the job by itself."""
+        return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+
+
+class JobError(Schema, frozen=True, kw_only=True):
+    """Why a job failed, or why its worker was replaced."""
+
+    reason: Annotated[str, Meta(description="Class of the error, such as OUT_OF_CAPACITY.")] = ""
+    message: Annotated[str, Meta(description="What was wrong, in words.")] = ""
+    metadata: Annotated[dict[str, str], Meta(description="Values that the message names.")] = {}  # noqa: RUF012
+
+    @classmethod
+    def of(cls, error: AttnError) -> Self:
+        """The record of an error."""
+        return cls(reason=error.reason, message=error.message, metadata=dict(error.metadata))
+
+    def error(self) -> AttnError:
+        """The exception, of the class that has the reason."""
+        kind = _by_reason(AttnError, self.reason) or AttnError
+        error = kind.__new__(kind)
+        AttnError.__init__(error, self.message, **self.metadata)
+        return error
+
+
+def _by_reason(kind: type[AttnError], reason: str) -> type[AttnError] | None:
+    if kind.reason == reason:
+        return kind
+    return next((found for child in kind.__subclasses__() if (found := _by_reason(child, reason))), None)
+
+
+class Checkpoint(Schema, frozen=True, kw_only=True):
+    """A complete checkpoint."""
+
+    step: Annotated[int, Meta(description="Optimizer steps done.")] = 0
+    path: Annotated[str, Meta(description="Its folder on the server.")] = ""
+    size_bytes: Annotated[int, Meta(description="Size of its files, in bytes.")] = 0
+    create_time: Annotated[datetime, Meta(description="When it was complete.")] | None = None
+
+
+class StateChange(Schema, frozen=True, kw_only=True):
+    """The job changed its state."""
+
+    previous: Annotated[JobState, Meta(description="State before.")] = JobState.UNKNOWN
+    current: Annotated[JobState, Meta(description="State now.")] = JobState.UNKNOWN
+    error: Annotated[JobError, Meta(description="Why the job failed or recovers.")] | None = None
+
+
+class Metrics(Schema, frozen=True, kw_only=True):
+    """Values measured at a step."""
+
+    step: Annotated[int, Meta(description="Optimizer steps done.")] = 0
+    values: Annotated[
+        dict[str, float],
+        Meta(
+            description="By name: loss and validation_loss in nats per token, learning_rate, gradient_norm, "
+            "tokens_per_second, elapsed_seconds of training; others may appear."
+        ),
+    ] = {}  # noqa: RUF012 - msgspec copies it  # fmt: skip
+
+
+class LogLine(Schema, frozen=True, kw_only=True):
+    """A line of the log."""
+
+    text: Annotated[str, Meta(description="The text, without line break.")] = ""
+
+
+class JobEvent(Schema, frozen=True, kw_only=True):
+    """Something that happened to a job: one of `state_change`, `metrics`, `checkpoint` and `log` is given."""
+
+    id: Annotated[int, Meta(description="Counts from 1 within the job, without gaps, over all attempts.")] = 0
+    time: Annotated[datetime, Meta(description="When it happened.")] | None = None
+    attempt: Annotated[int, Meta(description="Attempt it belongs to, from 1.")] = 0
+    state_change: Annotated[StateChange, Meta(description="The state changed.")] | None = None
+    metrics: Annotated[Metrics, Meta(description="Values were measured.")] | None = None
+    checkpoint: Annotated[Checkpoint, Meta(description="A checkpoint is complete.")] | None = None
+    log: Annotated[LogLine, Meta(description="A line of the log.")] | None = None
+
+    @property
+    def payload(self) -> StateChange | Metrics | Checkpoint | LogLine | None:
+        """What happened; None for an event newer than this version."""
+        return self.state_change or self.metrics or self.checkpoint or self.log
+
+
+class TrainingJob(Schema, frozen=True, kw_only=True):
+    """A training job."""
+
+    id: Annotated[str, Meta(description="Id given by the client or chosen by the server.")] = ""
+    config: Annotated[TrainingConfig, Meta(description="What it does, with the server's choices.")] = TrainingConfig()
+    state: Annotated[JobState, Meta(description="Where it is in its life.")] = JobState.UNKNOWN
+    attempt: Annotated[int, Meta(description="How often it has been started, from 1.")] = 0
+    step: Annotated[int, Meta(description="Optimizer steps done.")] = 0
+    last_metrics: Annotated[dict[str, float], Meta(description="Newest value of each metric, by name.")] = {}  # noqa: RUF012
+    latest_checkpoint: Annotated[Checkpoint, Meta(description="Newest complete checkpoint.")] | None = None
+    error: Annotated[JobError, Meta(description="Why it failed.")] | None = None
+    create_time: Annotated[datetime, Meta(description="When it was submitted.")] | None = None
+    start_time: Annotated[datetime, Meta(description="When its present attempt began to train.")] | None = None
+    end_time: Annotated[datetime, Meta(description="When it reached a final state.")] | None = None
+    last_event_id: Annotated[int, Meta(description="Id of its newest event; 0 if there is none.")] = 0
+    model_path: Annotated[
+        str, Meta(description="Folder of the finished model on the server; empty before it has succeeded.")
+    ] = ""  # fmt: skip
+
+
+TRAINING_NOUNS: tuple[type[msgspec.Struct], ...] = (
+    *(TrainingConfig, ModelConfig, DataConfig, OptimizerConfig, CheckpointConfig, EvaluationConfig),
+    *(TrainingJob, JobEvent, StateChange, Metrics, Checkpoint, LogLine, JobError),
+)

@@ -1,0 +1,182 @@
+"""The model of a job: its config, its defaults, and checks that it can be built and that memory and disk suffice."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from attn_core import Capability, Mechanism, installed
+from attn_core.errors import Incompatible, InvalidValue, OutOfCapacity, UnknownName, UserError
+from attn_core.models import ModelFamily
+from attn_schema.training import DECODER, DataConfig, ModelConfig, TrainingConfig
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from attn_train.data.load import IMAGES, PAIRS, TAGS, TEXT, data_kind_of
+from attn_train.tasks.seq2seq import VOCABULARY
+
+DRAWS = frozenset({Tensor.normal_, Tensor.uniform_})
+
+
+class _Undrawn(TorchFunctionMode):
+    """Leaves tensors as they are where they would be filled at random."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in DRAWS or getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def shapes_only() -> Iterator[None]:
+    """Modules made inside have shapes and no values.
+
+    Drawing numbers for a tensor without memory makes torch import its compiler, which takes seconds.
+    """
+    with torch.device("meta"), _Undrawn():
+        yield
+
+
+TRAINING_BYTES = 16
+"""Bytes of a parameter in training: itself, its gradient and two moments, in float32."""
+
+CHECKPOINT_BYTES = 12
+"""Bytes of a parameter in a checkpoint."""
+
+SPARE_BYTES = 64 << 20
+"""Disk that stays free for the records of jobs."""
+
+SAMPLE_VOCAB_SIZE = 128
+"""Vocabulary of a decoder in the checks; the text decides on the real one."""
+
+SAMPLE_TAGS = 17
+"""Universal parts of speech."""
+
+WRITES = {TEXT, PAIRS}
+"""Kinds of data of models that generate tokens."""
+
+
+def configured(model: ModelConfig, data_fields: Mapping[str, Any]) -> tuple[ModelFamily, Any]:
+    """The family of a model, and its config with the fields that follow from the data.
+
+    Raises `UnknownName` for a family, mechanism or option that does not exist, and other errors with the field of
+    `TrainingConfig` in their metadata.
+    """
+    families = {family.name: family for family in installed().models}
+    if model.family not in families:
+        raise UnknownName.of("family of models", model.family, families)
+    family, given = families[model.family], model.with_defaults().config_fields()
+    for name in data_fields:
+        if name in given:
+            raise InvalidValue.of(f"config.model.model_options.{name}", given[name], "none: the data decide")
+    try:
+        return family, family.configure({**given, **data_fields})
+    except UnknownName:
+        raise
+    except UserError as error:
+        raise _with_path(error, model) from error
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise InvalidValue(f"{model.label!r} cannot be built for this model: {error}", field="config.model") from error
+
+
+def resolved(config: TrainingConfig) -> TrainingConfig:
+    """The configuration with what was not given filled in: a decoder's fields, and the last learning rate.
+
+    Positions are rotary where the mechanism takes them, as they learn faster than learned ones, which work with all.
+    Raises `UnknownName` for a mechanism that does not exist.
+    """
+    model, optimizer = config.model.with_defaults(), config.optimizer
+    if model.family == DECODER and model.positions is None:
+        mechanism = installed().mechanisms.get(str(model.mechanism))
+        head_dim = model.head_dim or (model.hidden_size or 0) // (model.num_heads or 1)
+        # Rotation turns pairs of numbers.
+        rotary = mechanism.can(Capability.ROTARY) and head_dim % 2 == 0
+        model = model.replace(positions="rotary" if rotary else "learned")
+    optimizer = optimizer.replace(min_learning_rate=optimizer.last_learning_rate)
+    return config.replace(model=model, optimizer=optimizer)
+
+
+def check_model(config: TrainingConfig, home: Path) -> None:
+    """Raise the error of the first thing that keeps the model from being trained.
+
+    As `configured`, and `Incompatible` for a decoder whose mechanism cannot be causal, `OutOfCapacity` where memory or
+    disk is too small.
+    """
+    if config.model.family == DECODER:
+        mechanism = installed().mechanisms.get(str(config.model.with_defaults().mechanism))
+        if not mechanism.can(Capability.CAUSAL):
+            raise _not_causal(mechanism)
+    parameters = count_parameters(config.model, config.data)
+    _require_memory(parameters)
+    _require_disk(parameters, config.checkpoint.save_total_limit, home)
+
+
+def count_parameters(model: ModelConfig, data: DataConfig) -> int:
+    """Number of parameters, without allocating them; a sample vocabulary stands in for the one of the data.
+
+    Images are read, as their size decides on the model. Raises as `configured`.
+    """
+    family, made = configured(model, _sample_fields(model, data))
+    try:
+        with shapes_only():
+            built = family.build(made)
+    except UnknownName:
+        raise
+    except UserError as error:
+        raise _with_path(error, model) from error
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise InvalidValue(f"{model.label!r} cannot be built for this model: {error}", field="config.model") from error
+    if data_kind_of(model) in WRITES and not hasattr(built, "step"):
+        raise InvalidValue.of("config.model.family", model.family, "a family of models that generate tokens")
+    return sum(parameter.numel() for parameter in built.parameters())
+
+
+def _sample_fields(model: ModelConfig, data: DataConfig) -> Mapping[str, int]:
+    kind = data_kind_of(model)
+    if kind == IMAGES:
+        from attn_train.data.images import load_images
+
+        return load_images(data).model_fields
+    vocab_size = SAMPLE_VOCAB_SIZE if model.family == DECODER else VOCABULARY
+    return {"vocab_size": vocab_size} | ({"classes": SAMPLE_TAGS} if kind == TAGS else {})
+
+
+def _not_causal(mechanism: Mechanism) -> Incompatible:
+    able = sorted(found.name for found in installed().mechanisms if found.can(Capability.CAUSAL))
+    message = f"mechanism {mechanism.name!r} cannot be causal, which a decoder needs; these can: {', '.join(able)}"
+    return Incompatible(message, field="config.model.mechanism", mechanism=mechanism.name)
+
+
+def _with_path(error: UserError, model: ModelConfig) -> UserError:
+    """The error with the path of its field in `TrainingConfig`."""
+    field = str(error.metadata.get("field", "mechanism"))
+    field = "num_kv_heads" if field.startswith("heads.") else field
+    if field not in ModelConfig.__struct_fields__ or field in model.model_options:
+        own = field in model.model_options or model.family != DECODER
+        field = f"{'model_options' if own else 'options'}.{field}"
+    error.metadata["field"] = f"config.model.{field}"
+    return error
+
+
+def _require_memory(parameters: int) -> None:
+    needed = parameters * TRAINING_BYTES
+    # Not what is free now: a job may wait for others to end.
+    total = psutil.virtual_memory().total
+    if torch.cuda.is_available():
+        total = torch.cuda.get_device_properties(0).total_memory
+    if needed > total:
+        raise OutOfCapacity(f"{parameters} parameters need {needed} bytes to be trained; this machine has {total}")
+
+
+def _require_disk(parameters: int, keep: int, home: Path) -> None:
+    # While one checkpoint is written, those that are kept are still there, and the model comes last.
+    needed = parameters * (CHECKPOINT_BYTES * (keep + 1) + 4) + SPARE_BYTES
+    home.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(home).free
+    if needed > free:
+        raise OutOfCapacity(f"the job needs {needed} bytes of disk in {home}; {free} are free")
