@@ -34,12 +34,24 @@ def files_that_compare_bits() -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_bits_are_the_same_with_the_instructions_of(processor: str) -> None:
-    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not oracle and not slow", "--bitwise"]
+    options = [
+        "-q",
+        "--tb=short",
+        "-rf",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-m",
+        "not oracle and not slow",
+        "--bitwise",
+    ]
     command = [sys.executable, "-m", "pytest", *options, *files_that_compare_bits()]
     environment = {**os.environ, **PROCESSORS[processor], "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=280)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=880)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
 
