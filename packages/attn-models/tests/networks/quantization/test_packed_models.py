@@ -148,7 +148,7 @@ def test_a_format_that_does_not_exist_is_refused_with_those_that_do(tiny):
 
 
 def test_inputs_that_are_no_whole_groups_are_refused_with_every_reason(tiny):
-    with pytest.raises(KernelRefused, match=r"torch_int4.*40 inputs are not a multiple of 32"):
+    with pytest.raises(KernelRefused, match=r"torch_int4.*inputs: 40 is not a multiple of 32"):
         quantize_model(built(tiny, GPT | {"hidden_size": 40}), "int4")
 
 
