@@ -23,7 +23,7 @@ def load_form(args: argparse.Namespace, form: str) -> tuple[LoadedModel, float]:
     """The model in an element type, or packed where the form is `weights=FORMAT`, and the seconds it took."""
     torch.set_num_threads(args.threads)
     dtype, _, weights = form.partition("weights=")
-    given = {"dtype": dtype or "float32", "weights": weights or None}
+    given = {"dtype": dtype or "float32", "quantization": weights or None}
     load_model(args.model, verify="sizes", **given)  # kernels are compiled once, files come into memory
     start = time.perf_counter()
     loaded = load_model(args.model, verify="sizes", **given)

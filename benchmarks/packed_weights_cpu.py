@@ -40,9 +40,11 @@ def rounds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     text = args.text.read_text(encoding="utf-8")
     middle = len(text) // 2
     for weights in (None, *WEIGHT_FORMATS):
-        load_model(args.model, weights=weights, verify="sizes")  # kernels are compiled once, files come into memory
+        load_model(
+            args.model, quantization=weights, verify="sizes"
+        )  # kernels are compiled once, files come into memory
         start = time.perf_counter()
-        loaded = load_model(args.model, weights=weights, verify="sizes")
+        loaded = load_model(args.model, quantization=weights, verify="sizes")
         seconds = time.perf_counter() - start
         ids = loaded.tokenizer.encode(text[middle : middle + 8 * args.tokens])[: args.tokens]
         loss = text_loss(loaded.model, ids, min(loaded.model.max_seq_len, MAX_WINDOW))

@@ -80,9 +80,9 @@ def answer(loaded: LoadedModel, prompt: str, tokens: int, way: tuple[str, int, i
 
 def rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     torch.set_num_threads(args.threads)
-    loaded = load_model(args.model, weights=args.weights)
+    loaded = load_model(args.model, quantization=args.weights)
     known: dict[str, LanguageModel | None] = {"none": None, "lookup": None}
-    known["int4"] = load_model(args.model, weights="int4").model
+    known["int4"] = load_model(args.model, quantization="int4").model
     with tempfile.TemporaryDirectory() as into:
         known["shallow"] = shallow(args.model, args.layers, Path(into))
     for kind, prompts in (("questions", QUESTIONS), ("write again", AGAIN)):

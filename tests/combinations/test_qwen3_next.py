@@ -275,5 +275,5 @@ def test_its_weights_can_be_packed(weights, tmp_path):
     shaken(hidden_size=64, moe_intermediate_size=32, shared_expert_intermediate_size=32).save_pretrained(tmp_path)
     tokens = torch.randint(61, (1, 12))
     with torch.no_grad():
-        whole, packed = (load_model(tmp_path, weights=how).model(tokens) for how in (None, weights))
+        whole, packed = (load_model(tmp_path, quantization=how).model(tokens) for how in (None, weights))
     torch.testing.assert_close(packed, whole, rtol=0, atol=1e-5 if weights == "auto" else 0.2)

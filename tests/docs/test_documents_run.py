@@ -1,7 +1,6 @@
 """The Python in our documents runs as written, and the commands they show exist."""
 
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,8 @@ DOCUMENTS = [
     ROOT / "packages/attn-variants/README.md",
 ]
 """Those whose Python needs nothing that the reader was to bring, but a server where it makes a `Client()`."""
+
+WRITTEN = sorted({*DOCUMENTS, *ROOT.glob("packages/*/README.md"), *ROOT.glob("services/*/README.md")})
 
 
 def blocks(path, language):
@@ -40,17 +41,40 @@ def test_the_first_thing_that_readme_shows_is_how_to_use_it_from_python():
         assert use in text[: text.index("nox -s demo")]
 
 
-def test_every_subcommand_that_the_tutorial_types_exists_with_its_options():
-    lines = "".join(blocks(ROOT / "docs" / "tutorial.md", "console")).splitlines()
-    typed = [shlex.split(line.removeprefix("$ ").removesuffix("&")) for line in lines]
-    for words in [words for words in typed if words[0] == "attn"]:
-        names = words[1:3] if words[1] == "models" else words[1:2]
+def commands(path):
+    """The calls of `attn` in the blocks of a document, as words; comments, prompts and further programs cut off."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```", path.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    text = "\n".join(block for language, block in found if language in {"", "console", "sh"})
+    for line in text.splitlines():
+        for part in re.split(r"&& | {3,}| [|<] ", line.partition(" #")[0]):
+            if (typed := part.strip().removeprefix("$ ")).startswith("attn "):
+                yield re.sub(r"[][]|\.\.\.", "", typed).split()
+
+
+TYPED = sorted(
+    {
+        (*[word for word in words[1:3] if re.fullmatch("[a-z]+", word)], *re.findall(r"--[a-z-]+", " ".join(words)))
+        for path in [ROOT / "CONTRIBUTING.md", *WRITTEN]
+        for words in commands(path)
+    }
+)
+HELP = {}
+
+
+def help_of(*names):
+    """What `attn NAMES --help` prints, wide enough that no option is cut."""
+    if names not in HELP:
         attn = str(Path(sys.executable).with_name("attn"))
-        shown = subprocess.run(
-            [attn, *names, "--help"],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={"COLUMNS": "200", "NO_COLOR": "1"},
-        )
-        assert [word for word in words if word.startswith("--") and word not in shown.stdout] == []
+        environment = {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
+        HELP[names] = subprocess.run(
+            [attn, *names, "--help"], capture_output=True, text=True, check=False, env=environment
+        ).stdout
+    return HELP[names]
+
+
+@pytest.mark.parametrize("typed", TYPED, ids=" ".join)
+def test_a_command_that_a_document_shows_exists_with_its_options(typed):
+    names = [word for word in typed if not word.startswith("-")]
+    shown = help_of(*names) if names[:1] in (["models"], ["jobs"]) else help_of(*names[:1])
+    assert "Usage" in shown
+    assert [word for word in typed if word.startswith("-") and word not in shown] == []

@@ -151,10 +151,10 @@ def test_sixteen_bits_lose_no_more_than_rounding_inputs_and_weights(kernel, dtyp
 
 def test_more_hidden_units_than_fit_are_scored_in_pieces(monkeypatch):
     from attn_variants import scores as additive
-    from attn_variants.drawing import draw
+    from attn_variants.initialization import init_weights
 
     spec = AttentionSpec(heads=heads_of(4, 2), score=Additive(hidden=6), mask=Causal())
-    parameters = {f"score.{name}": weight.double() for name, weight in draw(spec.score, spec.heads).items()}
+    parameters = {f"score.{name}": weight.double() for name, weight in init_weights(spec.score, spec.heads).items()}
     operands = random_operands(spec.heads, 7, 7, parameters=parameters)
     with torch.no_grad():
         whole = Plain().run(spec, operands)

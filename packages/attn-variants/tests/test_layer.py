@@ -162,14 +162,14 @@ def test_all_parameters_of_every_mechanism_learn_from_the_first_step(build):
 @pytest.mark.parametrize(
     ("name", "options", "shared", "words"),
     [
-        ("mha", {}, {"num_kv_heads": 2}, "key_value_heads.*2.*gqa"),
-        ("mqa", {}, {"num_kv_heads": 2}, "key_value_heads.*2.*gqa"),
+        ("mha", {}, {"num_kv_heads": 2}, "num_kv_heads.*2.*gqa"),
+        ("mqa", {}, {"num_kv_heads": 2}, "num_kv_heads.*2.*gqa"),
         ("gqa", {}, {"num_kv_heads": 3}, "key_value.*3.*divisor"),
-        ("linear", {}, {"num_kv_heads": 2}, "key_value_heads.*2"),
+        ("linear", {}, {"num_kv_heads": 2}, "num_kv_heads.*2"),
         ("sliding_window", {"window": 0}, {}, "window.*0"),
         ("sliding_window", {"window": 2.5}, {}, "window.*2.5"),
         ("linear", {"chunk": 0}, {}, "chunk.*0"),
-        ("additive", {"intermediate_size": -1}, {}, "hidden.*-1"),
+        ("additive", {"intermediate_size": -1}, {}, "intermediate_size.*-1"),
         ("rope", {"base": 1.0}, {}, "base.*1 "),
         ("rope", {"fraction": 0.0}, {}, "fraction.*0 "),
         ("rope", {"fraction": 0.4}, {}, "fraction.*0.4"),

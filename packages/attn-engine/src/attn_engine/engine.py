@@ -344,9 +344,9 @@ class Engine:
             self._emit(SequenceOutput(sequence, (), sequence.remaining_text(), error=error))
 
     def _emit(self, output: SequenceOutput) -> None:
-        sequence, error = output.sequence, output.error
+        sequence, error, ended = output.sequence, output.error, output.ended
         group = self._groups[sequence.id]
-        if output.ended:
+        if ended:
             self._scheduler.remove(sequence)
             self._isolator.forget(sequence)
             group.remove(sequence)
@@ -355,14 +355,16 @@ class Engine:
                 for held in group.sequences:
                     self._scheduler.remove(held)
                     self._isolator.forget(held)
-        delta = OutputDelta(
-            tokens=output.tokens,
-            text=output.text,
-            finish_reason=output.finish_reason,
-            stop_reason=sequence.stops.found if output.ended else None,
-            usage=group.usage,
-            index=sequence.index,
-            score=sequence.score if output.ended else None,
-        )
+        delta = OutputDelta(tokens=output.tokens, text=output.text, index=sequence.index)
+        if ended:
+            delta = OutputDelta(
+                tokens=output.tokens,
+                text=output.text,
+                finish_reason=output.finish_reason,
+                stop_reason=sequence.stops.found,
+                usage=group.usage,
+                index=sequence.index,
+                score=sequence.score,
+            )
         known = error if isinstance(error, AttnError) or error is None else InternalError(str(error))
         self._outputs.append(RequestOutput(sequence.id, delta, known))

@@ -130,6 +130,8 @@ class Sequence:
 
     def token(self, id: int, logprob: float | None = None, top: Collection[tuple[int, float]] = ()) -> Token:  # noqa: A002
         """A token with its text; `top` are the most likely (id, logprob) at its position."""
+        if not top:
+            return Token(id=id, text=self.token_text(id), logprob=logprob)
         others = tuple(TopLogprob(id=i, text=self.token_text(i), logprob=value) for i, value in top)
         return Token(id=id, text=self.token_text(id), logprob=logprob, top_logprobs=others)
 

@@ -16,7 +16,7 @@ from attn_models.loading.sentences import SentenceEncoder, load_sentence_encoder
 from attn_schema import Embeddings, EngineConfig, EngineStats, ModelInfo, Prompt, Tensor, Tokenization, Usage
 
 from attn_host.host import EmbedTask, ModelHost
-from attn_host.loading import quantization_of, stored_as, use_kernel
+from attn_host.loading import quantization_of, use_kernel
 from attn_host.tokenization import PromptTokenizer
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class EncoderHost(ModelHost):
                 raise InvalidValue.of(name, getattr(config, name), f"{shown} for an encoder")
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
-        self._encoder = load_sentence_encoder(folder, config.dtype, weights=stored_as(config))
+        self._encoder = load_sentence_encoder(folder, config.dtype, quantization=config.quantization)
         use_kernel(self._encoder.model, config.kernel)
         self._tokenizer = PromptTokenizer(self._encoder.tokenizer, encoder=False)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="encoder")

@@ -13,7 +13,7 @@ from attn_schema import AttentionMap, AttentionMapsRequest, EngineConfig, Engine
 
 from attn_host.attention_maps import compute_maps
 from attn_host.host import Deliver, ModelHost, TextTask
-from attn_host.loading import load_draft_model, quantization_of, stored_as, use_kernel
+from attn_host.loading import load_draft_model, quantization_of, use_kernel
 from attn_host.tokenization import PromptTokenizer
 
 
@@ -27,7 +27,7 @@ class EngineHost(ModelHost):
             raise InvalidValue.of("device", config.device, "cpu")
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
-        self._loaded: LoadedModel = load_model(folder, config.dtype, weights=stored_as(config))
+        self._loaded: LoadedModel = load_model(folder, config.dtype, quantization=config.quantization)
         model, tokenizer = self._loaded.model, self._loaded.tokenizer
         if tokenizer is None:
             raise InvalidValue.of("source", folder, "a model folder with a tokenizer.json")

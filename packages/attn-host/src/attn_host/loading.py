@@ -30,14 +30,9 @@ def find_folder(source: str, home: Path) -> Path:
     return folder / source
 
 
-def stored_as(config: EngineConfig) -> str:
-    """The engine's `quantization` as `attn_models.load_model` calls it."""
-    return "unpacked" if config.quantization == "none" else config.quantization
-
-
 def quantization_of(model: Any) -> str:
     """How the weights of a model's linear layers are stored; "none" if they are as loaded."""
-    return getattr(model, "weights", None) or "none"
+    return getattr(model, "quantization", None) or "none"
 
 
 def use_kernel(model: Any, name: str | None) -> None:
@@ -66,4 +61,4 @@ def load_draft_model(served: LoadedModel, config: EngineConfig) -> LanguageModel
     """The draft model of the config; raises `Incompatible` for a model of another vocabulary."""
     if config.draft_model is None:
         return None
-    return load_draft(Path(config.draft_model), served, config.dtype, stored_as(config))
+    return load_draft(Path(config.draft_model), served, config.dtype, config.quantization)

@@ -84,9 +84,8 @@ class MultiheadAttention(nn.Module):
         require_whole("kdim", kdim, ge=1, optional=True)
         require_whole("vdim", vdim, ge=1, optional=True)
         self.kdim, self.vdim = (embed_dim if size is None else size for size in (kdim, vdim))
-        for name, ours in (("hidden_size", "embed_dim"), ("num_heads", "num_heads")):
-            if name in options:
-                raise InvalidValue.of(name, options[name], f"no option of that name beside {ours}, which says it")
+        if "hidden_size" in options:
+            raise InvalidValue.of("hidden_size", options["hidden_size"], "none beside embed_dim, which says the same")
         self.mechanism: Mechanism = installed().mechanisms.get(mechanism)
         if self.mechanism.can(Capability.BIDIRECTIONAL):
             options = {"causal": False} | options

@@ -1,4 +1,4 @@
-"""Which kernel meets remembered rows where they lie, decided once per element type, device and form of rows."""
+"""Which kernel reads cached rows in place, decided once per element type, device and form of rows."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from attn_core.kernels.dispatch import KernelTable
 from torch import Tensor
 
 PLAIN, CODED = ("plain",), ("int8", "int4")
-"""Forms of rows that views give out by one method, and by the other; see `RowsInPlace`."""
+"""Forms of rows that `in_place` and `coded_in_place` of a view give; see `RowsInPlace`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reached:
-    """Rows where a cache keeps them, and the kernel that meets them there."""
+    """Rows of a cache in place, and the kernel that reads them."""
 
     spec: AttentionSpec
     kernel: PagedAttendKernel
@@ -35,9 +35,9 @@ class Reached:
     def attend(
         self, query: Tensor, batch: RaggedBatch, parameters: Mapping[str, Tensor], requests: Iterable[int]
     ) -> Tensor:
-        """Outputs [tokens, heads, value_size] of queries [tokens, heads, key_size], right for these requests.
+        """Outputs [tokens, heads, value_size] of queries [tokens, heads, key_size], defined for these requests only.
 
-        All rows of the step must have been remembered.
+        All rows of the step must be in the cache.
         """
         operands = PagedAttentionInputs(
             query=query, batch=batch, rows=self.rows, requests=tuple(requests), parameters=parameters
@@ -48,7 +48,7 @@ class Reached:
 class PagedPlan:
     """The kernels of `attend_paged` for one spec; where none accepts, rows are gathered instead.
 
-    `latent` says that rows are those of latent attention.
+    `latent` is True for the cached rows of latent attention (MLA).
     """
 
     def __init__(self, spec: AttentionSpec, *, latent: bool = False) -> None:
@@ -57,11 +57,11 @@ class PagedPlan:
         self._table = KernelTable(installed().kernels, PagedAttendKernel, partial(_problem, spec))
 
     def reach(self, query: Tensor, view: Any) -> Reached | None:
-        """The rows of a view for queries of this type and device; None where no kernel accepts or reaches them."""
+        """The rows of a view for queries of this type and device; None where no kernel reads them in place."""
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return None
         for method, forms in (("in_place", PLAIN), ("coded_in_place", CODED)):
-            # Whether anybody would accept is known without asking the store, and mostly nobody would.
+            # Whether any kernel accepts is known without asking the view, and mostly none does.
             if not any(self.kernel(query, form) for form in forms) or not hasattr(view, method):
                 continue
             rows: RowsInPlace | None = getattr(view, method)()

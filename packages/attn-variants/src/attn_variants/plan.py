@@ -13,11 +13,10 @@ from torch import Tensor
 from attn_variants.kernels.attend import BlockSparse
 
 ALL_SEEN = frozenset({"full", "causal"})
-"""Masks that leave so many pairs that no kernel's price depends on the lengths."""
+"""Masks under which the choice of a kernel does not depend on the lengths."""
 
 COMPILED = 4096
-"""Queries and keys that a graph is priced for: it is made for all lengths, and the choice weighs most where they are
-many."""
+"""Number of queries and keys for which the kernel of a compiled graph, made for all lengths, is chosen."""
 
 VARLEN = True
 """Of the key of a call: rows hold several documents."""
@@ -112,7 +111,7 @@ def _problem(
 
 
 def no_rows(operands: AttentionInputs) -> tuple[int, ...]:
-    """The shape of no output at all."""
+    """The shape of an empty output."""
     return operands.query.shape[0], 0, operands.query.shape[2], operands.value.shape[-1]
 
 

@@ -18,8 +18,8 @@ PIECE = 1 << 24
 """Most elements of the hidden layer of all pairs held at once where no gradient is wanted."""
 
 
-def draw_additive(score: Additive, heads: Heads) -> dict[str, Tensor]:
-    """Fresh W_q [heads, key_size, units], W_k [key_value_heads, key_size, units], b and v [heads, units].
+def init_additive(score: Additive, heads: Heads) -> dict[str, Tensor]:
+    """Fresh W_q [heads, key_size, units], W_k [num_kv_heads, key_size, units], b and v [heads, units].
 
     W are drawn from N(0, 0.001²) and b is zero as in Bahdanau et al. 2015, appendix B.1. There v is zero too, which
     leaves W without a gradient in the first step; here v is uniform in ±1/√units so that all learn from the start.
@@ -29,28 +29,28 @@ def draw_additive(score: Additive, heads: Heads) -> dict[str, Tensor]:
         "query_weight": torch.randn(heads.query, heads.key_size, units) * 0.001,
         "key_weight": torch.randn(heads.key_value, heads.key_size, units) * 0.001,
         "bias": torch.zeros(heads.query, units),
-        "vector": draw_vector(heads.query, units),
+        "vector": init_vector(heads.query, units),
     }
 
 
-def draw_concat(score: Concat, heads: Heads) -> dict[str, Tensor]:
+def init_concat(score: Concat, heads: Heads) -> dict[str, Tensor]:
     """Fresh W [heads, 2 key_size, units], uniform in ±0.1 as in the code of Luong et al. 2015, b = 0 and v."""
     units = score.units(heads)
     return {
         "weight": (torch.rand(heads.query, 2 * heads.key_size, units) * 2 - 1) * 0.1,
         "bias": torch.zeros(heads.query, units),
-        "vector": draw_vector(heads.query, units),
+        "vector": init_vector(heads.query, units),
     }
 
 
-def draw_vector(heads: int, units: int) -> Tensor:
+def init_vector(heads: int, units: int) -> Tensor:
     """v [heads, units], uniform in ±1/√units."""
     drawn: Tensor = (torch.rand(heads, units) * 2 - 1) * units**-0.5
     return drawn
 
 
 def additive_scores(heads: Heads, query: Tensor, key: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
-    """Scores [batch, heads, query, key] of queries [batch, heads, query, key_size] and keys [batch, key_value_heads,
+    """Scores [batch, heads, query, key] of queries [batch, heads, query, key_size] and keys [batch, num_kv_heads,
     key, key_size]."""
     hidden_query = torch.matmul(query, parameters["query_weight"]) + parameters["bias"][:, None, :]
     hidden_key = of_query_heads(heads, torch.matmul(key, parameters["key_weight"]))

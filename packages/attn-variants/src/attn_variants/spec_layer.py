@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from attn_variants.compute.norm import normed
 from attn_variants.compute.plain import attention_weights
 from attn_variants.compute.rotary import CosSin, cos_sin_to, rotate, rotated_size
-from attn_variants.drawing import named_weights, part_weights
+from attn_variants.initialization import named_weights, part_weights
 from attn_variants.layer_utils import JointProjection, by_heads, with_dropout
 from attn_variants.paged_plan import PagedPlan, Reached
 from attn_variants.plan import KernelPlan
@@ -28,11 +28,12 @@ from attn_variants.stepping import attend_ragged, cos_sin_of_batch
 class SpecLayer(nn.Module):
     """Attention of a spec over inputs of `hidden_size`.
 
-    Learned: `query`, `key`, `value`, `output` (`nn.Linear`, uniform by Glorot's rule, biases zero) and, where the
-    parts of the spec have weights of their own, `score`, `modifiers` by kind, `distribution` and `norm`. `inner`, a
-    module, computes what lies between projections and output. A layer that `shares_kv` attends to keys and values that
-    another one lends, and has no `key` and `value`; one whose score reads no keys has no `key`. `projected` heads are
-    those before they meet, where they change. Whole sequences in training lose weights with probability `dropout`.
+    Learned: `query`, `key`, `value`, `output` (`nn.Linear`, uniform by Glorot's rule, biases zero) and, where the parts
+    of the spec have weights of their own, `score`, `modifiers` by kind, `distribution` and `norm`. `inner`, a module,
+    computes what lies between projections and output. A layer that `shares_kv` attends to the keys and values of
+    another layer, and has no `key` and `value`; one whose score reads no keys has no `key`. `projected` are the heads
+    of the projections, where those differ from the heads of attention. `dropout` is the probability with which
+    attention weights of whole sequences become zero in training.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class SpecLayer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the projections anew."""
+        """Initialise the projections."""
         for linear in self._projections():
             nn.init.xavier_uniform_(linear.weight)
             if linear.bias is not None:
@@ -107,10 +108,10 @@ class SpecLayer(nn.Module):
     def use_kernel(self, name: str | None) -> None:
         """Compute with the kernel of this name from now on; None chooses the cheapest that accepts."""
         self._plan = KernelPlan(self.spec, name)
-        # The newest token of a causal sequence sees all that is remembered, so nothing need be compared.
+        # The newest token of a causal sequence attends to all cached keys: no mask is needed.
         last = dataclasses.replace(self.spec, mask=Full()) if self.spec.mask.kind == "causal" else self.spec
         self._last_plan = KernelPlan(last, name)
-        # A kernel that is asked for by name is the one that computes, in steps too.
+        # A kernel asked for by name also computes the steps.
         self._paged = PagedPlan(self.spec) if name is None and self.inner is None else None
         self.last_needs_positions = last.located or self.inner is not None
 
@@ -123,11 +124,11 @@ class SpecLayer(nn.Module):
         borrowed: Fields | None = None,
         lengths: Sequence[int] | None = None,
     ) -> Tensor:
-        """Attend over whole sequences; each row holds texts of these `lengths` end to end, where they are given.
+        """Attend over whole sequences; with `lengths`, each row holds documents of these lengths end to end.
 
         `query` [batch, query, hidden_size]; `source` [batch, key, hidden_size] where the spec is cross, else None;
-        `key_padding_mask` [batch, key], bool, True where a key is real; `borrowed`, what another layer lends.
-        Returns [batch, query, hidden_size].
+        `key_padding_mask` [batch, key], bool, True where a key is real; `borrowed`, the keys and values of another
+        layer. Returns [batch, query, hidden_size].
         """
         if lengths is not None:
             others = {"source": source, "key_padding_mask": key_padding_mask, "borrowed": borrowed}
@@ -180,7 +181,7 @@ class SpecLayer(nn.Module):
         return weights
 
     def lend(self, query: Tensor) -> Fields:
-        """Keys and values [batch, key, key_value_heads, size] of whole sequences [batch, key, hidden_size], turned."""
+        """Rotated keys and values [batch, key, num_kv_heads, size] of whole sequences [batch, key, hidden_size]."""
         key, value = self.project_memory(query, self.cos_sin_to(query.shape[-2], query))
         return self.remembered(query, key, value)
 
@@ -189,7 +190,9 @@ class SpecLayer(nn.Module):
         return {"source": self.remembered(source, *self._memory(source))}
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """Attend for the new rows [tokens, hidden_size] of many requests; returns [tokens, hidden_size]."""
+        """One engine step: attend for the new rows [tokens, hidden_size] of all requests; returns [tokens,
+        hidden_size].
+        """
         out = attend_ragged(self, query, batch, state)
         return self.output(out.flatten(-2))  # type: ignore[no-any-return]
 
@@ -198,11 +201,11 @@ class SpecLayer(nn.Module):
         return self._attend(rows, operands, self._plan)
 
     def attend_last(self, rows: Tensor, operands: AttentionInputs) -> Tensor:
-        """As `attend`, for one query [batch, 1, heads, key_size] behind all its keys."""
+        """As `attend`, for one query [batch, 1, heads, key_size] that comes after all its keys."""
         return self._attend(rows, operands, self._last_plan)
 
     def reach(self, query: Tensor, view: Any) -> Reached | None:
-        """The rows of a view where they lie, for queries like these; None where no kernel meets them there."""
+        """The cached rows of a view in place for these queries; None where no kernel reads them in place."""
         return None if self._paged is None else self._paged.reach(query, view)
 
     def operands(
@@ -228,19 +231,19 @@ class SpecLayer(nn.Module):
         )
 
     def remembered(self, rows: Tensor, key: Tensor, value: Tensor) -> Fields:
-        """The fields of rows [..., hidden_size] with these keys, which are left out where no score reads them, and
-        values.
-        """
+        """The fields of the cache for rows [..., hidden_size]: values, and keys unless the score reads none."""
         read = {"key": key} if self.spec.score.reads_keys else {}
-        return {**read, "value": value, **self.further(rows)}
+        return {**read, "value": value, **self.inner_fields(rows)}
 
-    def further(self, rows: Tensor) -> Fields:
-        """What the inner module remembers of rows [..., hidden_size], besides keys and values."""
+    def inner_fields(self, rows: Tensor) -> Fields:
+        """The inner module's own fields of the cache for rows [..., hidden_size]."""
         remembered: Fields = {} if self.inner is None else self.inner.remember(rows)
         return remembered
 
     def project_query(self, rows: Tensor) -> Tensor:
-        """Queries [..., heads, key_size] of rows [..., hidden_size], normed where the spec says so, not yet rotated."""
+        """Queries [..., heads, key_size] of rows [..., hidden_size], normed if the spec says so, without rotary
+        positions.
+        """
         heads = self.spec.heads
         query = by_heads(self.query(rows), heads.query)
         return self._normed(query, "query_gain")
@@ -279,7 +282,7 @@ class SpecLayer(nn.Module):
                 raise InvalidValue.of("query", tuple(query.shape), f"at most {key.shape[-2]} queries, as many as keys")
             projected, keys = self._turned(projected, cos_sin.at(slice(first, None))), self._turned(keys, cos_sin)
         fields = {"key": keys, "value": values}
-        return self.operands(projected, fields, None, (self._query_places(query), None))
+        return self.operands(projected, fields, None, (self._query_positions(query), None))
 
     def cos_sin_to(self, length: int, like: Tensor) -> CosSin | None:
         """The turns of positions 0 to `length`, exclusive, or None where positions do not turn anything."""
@@ -312,7 +315,7 @@ class SpecLayer(nn.Module):
         own = (self.query, self.key, self.value, self.output)
         return [cast("nn.Linear", module) for module in own if module is not None]
 
-    def _query_places(self, query: Tensor) -> Tensor | None:
+    def _query_positions(self, query: Tensor) -> Tensor | None:
         """Positions [1, query_len] of queries that attend to another sequence: counted from 0, not aligned with it."""
         return torch.arange(query.shape[-2], device=query.device)[None] if self._counts else None
 
@@ -337,4 +340,4 @@ class SpecLayer(nn.Module):
         else:
             fields = self.lend(query) if borrowed is None else borrowed
             projected = self.project_rotated(query, self.cos_sin_to(query.shape[-2], query))
-        return self.operands(projected, fields, key_padding_mask, (self._query_places(query), None))
+        return self.operands(projected, fields, key_padding_mask, (self._query_positions(query), None))

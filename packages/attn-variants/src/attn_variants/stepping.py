@@ -1,4 +1,4 @@
-"""One engine step of a spec layer: the new rows of many requests against all that they remember."""
+"""One engine step of a spec layer: the new rows of many requests against their KV cache."""
 
 from __future__ import annotations
 
@@ -73,17 +73,17 @@ _COS_SIN: WeakKeyDictionary[RaggedBatch, dict[tuple[Rotary, int, torch.dtype, to
 
 
 def attend_ragged(layer: StepLayer, rows: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-    """Outputs [tokens, heads, value_size] of the new rows [tokens, hidden_size]; remembers their keys and values, if
-    its own.
+    """Outputs [tokens, heads, value_size] of the new rows [tokens, hidden_size]; appends their keys and values to the
+    cache.
 
-    A kernel that reaches remembered rows where they lie takes them all; else those of requests that compute one token
-    each are gathered together, the others' one by one.
+    A kernel that reads the cache in place computes all requests at once; otherwise cached rows are gathered, for all
+    requests with one new token together and for the others one by one.
     """
     query, view, fresh = remember(layer, rows, batch, state)
     reached = layer.reach(query, view)
     if batch.decoding and reached is None:
         return attend_last(layer, rows, query, batch.positions, view.rows(range(batch.requests)))
-    starts, others = parted(batch)
+    starts, others = prefills_and_rest(batch)
     if fresh is None:
         starts, others = [], list(batch.spans())
     if reached is not None:
@@ -97,10 +97,10 @@ def attend_ragged(layer: StepLayer, rows: Tensor, batch: RaggedBatch, state: Lay
     return out
 
 
-def parted(batch: RaggedBatch) -> tuple[list[Span], list[Span]]:
-    """Starts of sequences, of several tokens, and the other spans.
+def prefills_and_rest(batch: RaggedBatch) -> tuple[list[Span], list[Span]]:
+    """Spans that start a sequence with several tokens, and the other spans.
 
-    A start meets nothing but itself, which is at hand, as it is remembered.
+    The former attend to their own new keys only and need not read the cache.
     """
     starts: list[Span] = []
     others: list[Span] = []
@@ -113,9 +113,8 @@ def parted(batch: RaggedBatch) -> tuple[list[Span], list[Span]]:
 def remember(
     layer: StepLayer, rows: Tensor, batch: RaggedBatch, state: LayerState
 ) -> tuple[Tensor, PagedView, Fields | None]:
-    """Queries [tokens, heads, key_size] of the new rows, what they meet, and of that what is new, remembered now.
-
-    The last is None where keys and values are another's.
+    """Queries [tokens, heads, key_size] of the new rows, the view of the cache that they attend to, and the fields
+    appended to it; None for the last where keys and values are those of another layer or of the encoder.
     """
     if layer.spec.cross:
         return layer.project_query(rows), state["source"], None
@@ -129,7 +128,10 @@ def remember(
 def attend_gathered(
     layer: StepLayer, new: tuple[Tensor, Tensor], batch: RaggedBatch, view: PagedView, spans: Sequence[Span]
 ) -> Tensor:
-    """Outputs [tokens, heads, value_size] at these spans, unset elsewhere; `new` are rows and queries of all tokens."""
+    """Outputs [tokens, heads, value_size] at these spans, uninitialised elsewhere, over gathered rows of the cache.
+
+    `new` are the rows and queries of all tokens.
+    """
     rows, query = new
     out = query.new_empty(query.shape[0], layer.spec.heads.query, layer.spec.heads.value_size)
     single = [span for span in spans if span.stop - span.start == 1]
@@ -148,10 +150,10 @@ def attend_gathered(
 def attend_last(layer: StepLayer, rows: Tensor, query: Tensor, positions: Tensor, remembered: Rows) -> Tensor:
     """Outputs [requests, heads, value_size] of the newest row of each request.
 
-    `rows` [requests, hidden_size], `query` [requests, heads, key_size], `positions` [requests]; `remembered` holds rows
-    up to the newest.
+    `rows` [requests, hidden_size], `query` [requests, heads, key_size], `positions` [requests]; `remembered` are the
+    cached rows, the newest included.
     """
-    located = (positions[:, None], key_places(layer, remembered)) if layer.last_needs_positions else (None, None)
+    located = (positions[:, None], key_positions(layer, remembered)) if layer.last_needs_positions else (None, None)
     operands = layer.operands(query[:, None], remembered.fields, remembered.key_padding_mask, located)
     return layer.attend_last(rows[:, None], operands)[:, 0]
 
@@ -161,25 +163,25 @@ def attend_chunk(layer: StepLayer, rows: Tensor, query: Tensor, positions: Tenso
 
     `query` is [tokens, heads, key_size]; `positions` [tokens].
     """
-    located = (positions[None], key_places(layer, remembered))
+    located = (positions[None], key_positions(layer, remembered))
     operands = layer.operands(query[None], remembered.fields, remembered.key_padding_mask, located)
     return layer.attend(rows[None], operands)[0]
 
 
-def key_places(layer: StepLayer, remembered: Rows) -> Tensor | None:
-    """Positions of the remembered rows; None where they are those of a source, which are counted from the first."""
+def key_positions(layer: StepLayer, remembered: Rows) -> Tensor | None:
+    """Positions of the cached rows; None for those of an encoder, which count from 0."""
     return None if layer.spec.cross else remembered.positions
 
 
 def cos_sin_of_batch(layer: StepLayer, rows: Tensor, batch: RaggedBatch) -> CosSin | None:
-    """The turns of the rows' positions; None where positions turn nothing."""
+    """Cosines and sines of the rows' positions; None without rotary positions."""
     if layer.spec.rotary is None:
         return None
     return batch_cos_sin(layer.spec.rotary, layer.rotated, rows, batch)
 
 
 def batch_cos_sin(rotary: Rotary, rotated: int, rows: Tensor, batch: RaggedBatch) -> CosSin:
-    """The turns [tokens, 1, rotated] of a batch's positions, for the type and device of `rows`."""
+    """Cosines and sines [tokens, 1, rotated] of a batch's positions, in the type and on the device of `rows`."""
     known = _COS_SIN.setdefault(batch, {})
     key = rotary, rotated, rows.dtype, rows.device
     if key not in known:

@@ -6,8 +6,8 @@ from attn_core import Heads, installed
 from attn_core.kernels.dispatch import choose
 from attn_core.kernels.selected import KeyBlocks, SelectedBlocks, SelectedBlocksSpec, selected_blocks_problem
 from attn_core.masking import shares
-from attn_variants.compute.chosen import pieces, whole
-from attn_variants.compute.chosen.tiles import attend_in_tiles, tiled
+from attn_variants.compute import selected_blocks
+from attn_variants.compute.selected_blocks import attend_in_tiles, tiled
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 CASES = [
@@ -80,11 +80,11 @@ def test_pieces_change_nothing(most, monkeypatch):
     blocks = KeyBlocks(*tensors[1:], key_padding_mask)
 
     def run():
-        out = pieces.attend_in_pieces(SelectedBlocks(tensors[0], chosen, places), blocks)
+        out = selected_blocks.attend_in_pieces(SelectedBlocks(tensors[0], chosen, places), blocks)
         return out, *torch.autograd.grad(out.square().sum(), tensors)
 
     at_once = run()
-    monkeypatch.setattr(pieces, "PIECE", most)
+    monkeypatch.setattr(selected_blocks, "PIECE", most)
     for piece, one in zip(run(), at_once, strict=True):
         assert torch.allclose(piece, one, rtol=0, atol=1e-12)
 
@@ -116,7 +116,7 @@ def test_blocks_met_by_all_who_chose_them_give_what_tiles_give(within, top, toke
     square = KeyBlocks(blocks.key, torch.cat([blocks.value, blocks.value[..., :1]], -1), blocks.key_padding_mask)
     for met in (blocks, square):
         with sdpa_kernel(backend):
-            found = whole.attend_whole(choices, met)
+            found = selected_blocks.attend_whole(choices, met)
         assert torch.allclose(found, attend_in_tiles(*choices, met), rtol=0, atol=1e-13)
 
 

@@ -47,7 +47,7 @@ def test_an_option_that_does_not_exist_is_refused_with_the_nearest_name():
 
 
 def test_a_layer_without_a_hidden_size_is_refused():
-    with pytest.raises(InvalidValue, match="width must be given"):
+    with pytest.raises(InvalidValue, match="hidden_size must be given"):
         attn_variants.layer("mha", num_heads=2)
 
 

@@ -254,7 +254,6 @@ def test_repr_says_mechanism_heads_and_causality():
         ({"kdim": 0}, "kdim: 0"),
         ({"vdim": -1}, "vdim: -1"),
         ({"hidden_size": 24}, "beside embed_dim"),
-        ({"num_heads": 4}, "beside num_heads"),
         ({"dropout": 2.0}, "dropout: 2.0"),
     ],
 )

@@ -3,7 +3,7 @@ from attn_testing import MechanismLaws
 
 class TestAlignment(MechanismLaws):
     mechanism = "alignment"
-    options = {"hidden": 5}
+    options = {"intermediate_size": 5}
 
 
 class TestSoftVisual(MechanismLaws):

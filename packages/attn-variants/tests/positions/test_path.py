@@ -9,7 +9,7 @@ import pytest
 import torch
 from attn_core import Heads, Rotary
 from attn_core.errors import Incompatible, InvalidValue
-from attn_variants.mechanisms.path_layer import Paths, path_scores
+from attn_variants.mechanisms.path_layer import Householder, path_scores
 from torch.nn.functional import silu
 
 TOKENS = 11
@@ -106,7 +106,7 @@ def test_a_query_alone_is_turned_as_it_is_among_others():
         doubles(1, 1, 9, 3),
         torch.nn.functional.normalize(doubles(1, 1, 9, 3), dim=-1),
     )
-    paths, places = Paths(unit, torch.rand(1, 1, 9, dtype=torch.float64) * 2), torch.arange(9)[None]
+    paths, places = Householder(unit, torch.rand(1, 1, 9, dtype=torch.float64) * 2), torch.arange(9)[None]
     whole = path_scores(heads, query, key, paths, places, 4)
     for place in range(9):
         alone = path_scores(heads, query[:, :, place : place + 1], key, paths, places[:, place : place + 1], 4)
@@ -140,7 +140,7 @@ def test_scores_along_paths_are_those_of_fla(agrees):
     zeros = torch.zeros(2, tokens, 4)
     theirs = peer.naive_path_attn(query, key, value, unit, strength, zeros, scale=8**-0.5, chunk_size=16)
     by_head = [part.transpose(1, 2) for part in (query, key, value, unit)]
-    paths = Paths(by_head[3], strength.transpose(1, 2))
+    paths = Householder(by_head[3], strength.transpose(1, 2))
     scores = path_scores(heads, by_head[0] * 8**-0.5, by_head[1], paths, torch.arange(tokens)[None], 8)
     ahead = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
     weights = scores.masked_fill(ahead, -torch.inf).softmax(-1)

@@ -160,9 +160,13 @@ def test_yarn_keeps_the_fast_pairs_slows_the_slow_ones_and_multiplies_scores(bui
         ({"kind": "linear", "factor": 0.5}, InvalidValue, "factor"),
         ({"kind": "linear", "factor": float("nan")}, InvalidValue, "factor"),
         ({"kind": "linear", "faktor": 2}, UnknownName, "factor"),
-        ({"kind": "yarn", "factor": 2}, InvalidValue, "max_seq_len"),
+        ({"kind": "yarn", "factor": 2}, InvalidValue, "original_max_position_embeddings"),
         ({"kind": "yarn", "factor": 2, "original_max_position_embeddings": 64, "slow": 40}, InvalidValue, "slow"),
-        ({"kind": "llama3", "factor": 2, "original_max_position_embeddings": 1}, InvalidValue, "max_seq_len"),
+        (
+            {"kind": "llama3", "factor": 2, "original_max_position_embeddings": 1},
+            InvalidValue,
+            "original_max_position_embeddings",
+        ),
         (
             {"kind": "longrope", "short": [0], "long": [1], "original_max_position_embeddings": 8, "length": 9},
             InvalidValue,

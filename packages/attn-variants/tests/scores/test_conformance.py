@@ -7,7 +7,7 @@ class TestDot(MechanismLaws):
 
 class TestConcat(MechanismLaws):
     mechanism = "concat"
-    options = {"hidden": 5}
+    options = {"intermediate_size": 5}
 
 
 class TestCosine(MechanismLaws):

@@ -57,8 +57,8 @@ def test_sharp_cosines_start_as_wide_as_scaled_products(build):
 
 def test_concat_is_additive_with_its_weight_in_halves(build, agrees):
     concat, additive = (
-        build("concat", {"hidden": 5}, hidden_size=WIDTH, num_heads=3),
-        build("additive", {"hidden": 5}, hidden_size=WIDTH, num_heads=3),
+        build("concat", {"intermediate_size": 5}, hidden_size=WIDTH, num_heads=3),
+        build("additive", {"intermediate_size": 5}, hidden_size=WIDTH, num_heads=3),
     )
     state = concat.state_dict()
     key, query = state.pop("score.weight").chunk(2, dim=1)
@@ -127,7 +127,7 @@ def test_additive_scores_are_the_bahdanau_attention_of_joeynmt(build, agrees, na
     attention = pytest.importorskip("joeynmt.attention", reason="pip install --no-deps joeynmt==2.3.0")
     peer = attention.BahdanauAttention(hidden_size=7, key_size=WIDTH, query_size=WIDTH).double()
     shared = {"causal": False} if name == "additive" else {}
-    layer = made_identity(build(name, {"hidden": 7}, hidden_size=WIDTH, num_heads=1, **shared))
+    layer = made_identity(build(name, {"intermediate_size": 7}, hidden_size=WIDTH, num_heads=1, **shared))
     with torch.no_grad():
         layer.score.key_weight[0].copy_(peer.key_layer.weight.T)
         layer.score.query_weight[0].copy_(peer.query_layer.weight.T)
@@ -182,7 +182,7 @@ def test_weights_are_those_of_pytorch_nlp(build, agrees, score):
         ("luong", {"score": "cosine"}, "score"),
         ("local_m", {"radius": 0}, "radius"),
         ("local_p", {"radius": 1.5}, "radius"),
-        ("concat", {"hidden": 0}, "hidden"),
+        ("concat", {"intermediate_size": 0}, "intermediate_size"),
         ("location", {"longest": 0}, "longest"),
     ],
 )

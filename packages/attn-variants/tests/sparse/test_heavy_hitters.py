@@ -26,19 +26,19 @@ def by_loops(layer, rows, heavy, recent):
     heads = layer.spec.heads
     out, left = [[None] * heads.query for _ in rows], []
     for g in range(heads.key_value):
-        kept, gained = [], {}
+        kept, accumulated = [], {}
         for i in range(len(rows)):
             kept.append(i)
-            gained[i] = 0.0
+            accumulated[i] = 0.0
             left.append((g, i, sorted(kept)))
             for h in (h for h in range(heads.query) if h // heads.per_group == g):
                 scores = torch.stack([query[i, h] @ key[j, g] / heads.key_size**0.5 for j in kept])
                 weights = torch.softmax(scores, 0)
                 out[i][h] = sum(w * value[j, g] for w, j in zip(weights, kept, strict=True))
                 for w, j in zip(weights.tolist(), kept, strict=True):
-                    gained[j] += w
+                    accumulated[j] += w
             if len(kept) > heavy + recent:
-                kept.remove(min((j for j in kept if j <= i - recent), key=gained.__getitem__))
+                kept.remove(min((j for j in kept if j <= i - recent), key=accumulated.__getitem__))
     return layer.output(torch.stack(list(itertools.chain(*out))).view(len(rows), -1)), left
 
 
@@ -99,9 +99,9 @@ def test_tiles_of_queries_are_the_whole_forward_and_backward(build, tokens):
 
 
 def test_of_keys_that_gained_as_much_the_oldest_goes():
-    budget, gained = Budget(heavy=2, recent=1), torch.tensor([1.0, 0.5, 0.5, 0.1])
-    places = torch.tensor([0, 7, 3, 9])
-    assert budget.evicted(gained, places, torch.tensor([9]), torch.ones(4, dtype=torch.bool)) == 2
+    budget, accumulated = Budget(heavy=2, recent=1), torch.tensor([1.0, 0.5, 0.5, 0.1])
+    positions = torch.tensor([0, 7, 3, 9])
+    assert budget.evicted(accumulated, positions, torch.tensor([9]), torch.ones(4, dtype=torch.bool)) == 2
 
 
 def test_a_request_weighs_its_budget_however_long_it_is_and_decodes_as_the_whole():

@@ -41,7 +41,7 @@ class Differential(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`heads` counts softmax maps, two to a head of the paper, so it is even, as `key_value_heads` is.
+        """`num_heads` counts softmax maps, two to a head of the paper, so it is even, as `num_kv_heads` is.
 
         `lambda_init` is λ's part that is not learned; left out it follows from `depth`, the number of layers below:
         0.8 - 0.6 e^(-0.3 depth).

@@ -47,12 +47,12 @@ class Indexer(nn.Module):
         self.scale: float = (size * heads) ** -0.5
 
     def keys(self, rows: Tensor) -> Tensor:
-        """Index keys [..., size] of rows [..., width], not yet turned to their positions."""
+        """Index keys [..., size] of rows [..., hidden_size], not yet turned to their positions."""
         keys: Tensor = self.norm(self.key(rows.detach()))
         return keys
 
     def queries(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """Index queries [batch, query, heads, size] of rows [batch, query, width], at least float32."""
+        """Index queries [batch, query, heads, size] of rows [batch, query, hidden_size], at least float32."""
         query = wide(self.query(rows.detach())).reshape(*rows.shape[:-1], self.options.index_heads, -1)
         return self._turned(query, positions)
 

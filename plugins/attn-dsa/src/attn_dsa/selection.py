@@ -119,7 +119,7 @@ class SelectedTokens(InnerAttention, nn.Module):
         self.indexer = Indexer(options)
 
     def remember(self, rows: Tensor) -> Fields:
-        """ "index": one key [..., index_size] of rows [..., width]."""
+        """ "index": one key [..., index_size] of rows [..., hidden_size]."""
         return {"index": self.indexer.keys(rows)}
 
     def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:

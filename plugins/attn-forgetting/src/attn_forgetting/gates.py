@@ -41,18 +41,18 @@ def from_the_start(heads: Heads, operands: AttentionInputs, sums: Tensor) -> Ten
 class ForgetGates(InnerAttention, nn.Module):
     """Softmax attention whose scores fall by log f of every token after the key, up to the query's own.
 
-    Learned: `gate` (`nn.Linear` from `width` to one gate a head, uniform by Glorot's rule, its bias zero).
+    Learned: `gate` (`nn.Linear` from `hidden_size` to one gate a head, uniform by Glorot's rule, its bias zero).
     """
 
-    def __init__(self, spec: AttentionSpec, width: int) -> None:
+    def __init__(self, spec: AttentionSpec, hidden_size: int) -> None:
         super().__init__()
         self.spec = spec
-        self.gate = nn.Linear(width, spec.heads.query)
+        self.gate = nn.Linear(hidden_size, spec.heads.query)
         nn.init.xavier_uniform_(self.gate.weight)
         nn.init.zeros_(self.gate.bias)
 
     def remember(self, rows: Tensor) -> Fields:
-        """ "gate": log f [..., heads] of rows [..., width], at least float32."""
+        """ "gate": log f [..., heads] of rows [..., hidden_size], at least float32."""
         return {"gate": logsigmoid(wide(self.gate(rows)))}
 
     def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:

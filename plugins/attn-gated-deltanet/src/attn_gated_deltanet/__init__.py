@@ -66,7 +66,7 @@ class GatedDeltaNet(ComputedMechanism):
         if own.rotary is not None:
             raise Incompatible("mechanism 'gated_deltanet' takes no rotary positions; use a model without them")
         return GatedDeltaLayer(
-            own.sizes, width=own.hidden_size, bias=own.bias, taps=own.taps, chunk=own.chunk, eps=own.norm_eps
+            own.sizes, hidden_size=own.hidden_size, bias=own.bias, taps=own.taps, chunk=own.chunk, eps=own.norm_eps
         )
 
     def recurrence(self, config: MechanismConfig) -> RecurrenceSpec | None:

@@ -19,30 +19,30 @@ UNIT_EPS = 1e-6
 
 
 class GatedDeltaLayer(nn.Module):
-    """Gated DeltaNet over inputs of `width`.
+    """Gated DeltaNet over inputs of `hidden_size`.
 
     Learned: `query`, `key`, `value`, `gate`, `fade`, `strength`, `output` (`nn.Linear`), `filters` [channels, taps],
     the newest token last, `rate` [heads], natural logarithms, `fade_bias` [heads] and `norm` [value_size].
     """
 
-    def __init__(self, sizes: Sizes, *, width: int, bias: bool, taps: int, chunk: int, eps: float) -> None:
+    def __init__(self, sizes: Sizes, *, hidden_size: int, bias: bool, taps: int, chunk: int, eps: float) -> None:
         super().__init__()
         self.sizes, self.chunk, self.eps = sizes, chunk, eps
         self.plan = RecurrenceDispatcher(installed().kernels)
-        self.query = nn.Linear(width, sizes.into, bias=bias)
-        self.key = nn.Linear(width, sizes.into, bias=bias)
-        self.value = nn.Linear(width, sizes.out, bias=bias)
-        self.gate = nn.Linear(width, sizes.out, bias=False)
-        self.fade = nn.Linear(width, sizes.heads, bias=False)
-        self.strength = nn.Linear(width, sizes.heads, bias=False)
-        self.output = nn.Linear(sizes.out, width, bias=bias)
+        self.query = nn.Linear(hidden_size, sizes.into, bias=bias)
+        self.key = nn.Linear(hidden_size, sizes.into, bias=bias)
+        self.value = nn.Linear(hidden_size, sizes.out, bias=bias)
+        self.gate = nn.Linear(hidden_size, sizes.out, bias=False)
+        self.fade = nn.Linear(hidden_size, sizes.heads, bias=False)
+        self.strength = nn.Linear(hidden_size, sizes.heads, bias=False)
+        self.output = nn.Linear(sizes.out, hidden_size, bias=bias)
         self.filters = nn.Parameter(torch.empty(sizes.channels, taps).uniform_(-(taps**-0.5), taps**-0.5))
         self.rate = nn.Parameter(torch.empty(sizes.heads).uniform_(0.01, 16).log())
         self.fade_bias = nn.Parameter(torch.ones(sizes.heads))
         self.norm = nn.Parameter(torch.ones(sizes.value))
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Whole sequences [batch, tokens, width] -> [batch, tokens, width].
+        """Whole sequences [batch, tokens, hidden_size] -> [batch, tokens, hidden_size].
 
         `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
         given.
@@ -55,7 +55,7 @@ class GatedDeltaLayer(nn.Module):
         return weights(self._rule(query, source, key_padding_mask, None)[0])
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """New rows [tokens, width] of many requests -> [tokens, width].
+        """New rows [tokens, hidden_size] of many requests -> [tokens, hidden_size].
 
         Reads and replaces the state "memory": "S" [requests, heads, key_size, value_size], float32, and "tail"
         [requests, taps - 1, channels].
@@ -74,7 +74,9 @@ class GatedDeltaLayer(nn.Module):
         return torch.cat(outs)
 
     def _read(self, rule: Rule, memory: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs and memory, see `by_chunks`, from a kernel where one is quicker, for rows [batch, tokens, width]."""
+        """Outputs and memory, see `by_chunks`, from a kernel where one is quicker, for rows [batch, tokens,
+        hidden_size].
+        """
         query, key, value, decay, strength = (part.transpose(1, 2) for part in rule)
         steps = Steps(query, key, value, decay, strength[..., 0])
         if rows.shape[1] == 1:
@@ -130,7 +132,9 @@ class GatedDeltaLayer(nn.Module):
 
 
 def pieces(rows: Tensor, batch: RaggedBatch) -> Iterator[tuple[Tensor, slice]]:
-    """Rows [tokens, width] as sequences [requests, tokens, width] of one length, and which requests they belong to."""
+    """Rows [tokens, hidden_size] as sequences [requests, tokens, hidden_size] of one length, and which requests they
+    belong to.
+    """
     if batch.decoding:
         yield rows[:, None], slice(0, batch.requests)
         return

@@ -13,16 +13,16 @@ class Gate(InnerAttention, nn.Module):
     Learned: `gate` (`nn.Linear`, uniform by Glorot's rule).
     """
 
-    def __init__(self, width: int, *, heads: int, gates: int, bias: bool) -> None:
+    def __init__(self, hidden_size: int, *, heads: int, gates: int, bias: bool) -> None:
         super().__init__()
         self.heads = heads
-        self.gate = nn.Linear(width, gates, bias=bias)
+        self.gate = nn.Linear(hidden_size, gates, bias=bias)
         nn.init.xavier_uniform_(self.gate.weight)
         if self.gate.bias is not None:
             nn.init.zeros_(self.gate.bias)
 
     def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
-        """Gated outputs [batch, query, heads, value_size] of rows [batch, query, width]."""
+        """Gated outputs [batch, query, heads, value_size] of rows [batch, query, hidden_size]."""
         gates = torch.sigmoid(self.gate(rows))
         return attend(operands) * torch.unflatten(gates, -1, (self.heads, -1))
 

@@ -61,7 +61,7 @@ class Mamba2(ComputedMechanism):
             raise InvalidValue.of("num_kv_heads", own.num_kv_heads, allowed)
         if own.rotary is not None:
             raise Incompatible("mechanism 'mamba2' takes no rotary positions; use a model without them")
-        return Mamba2Layer(own.sizes, width=own.hidden_size, bias=own.bias, chunk=own.chunk)
+        return Mamba2Layer(own.sizes, hidden_size=own.hidden_size, bias=own.bias, chunk=own.chunk)
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """One matrix a head in float32, and the last inputs of the convolution in the model's type."""

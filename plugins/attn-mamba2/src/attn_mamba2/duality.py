@@ -1,7 +1,7 @@
 """State space duality: S_t = e^(g_t) S_{t-1} + B_t v_t^T, read as o_t = S_t^T C_t, one decay g_t ≤ 0 a head.
 
-Shapes: C and B [batch, groups, tokens, state_size], values v [batch, heads, tokens, head_size], log decays g [batch,
-heads, tokens, 1], memories S [batch, heads, state_size, head_size]; heads of a group are consecutive.
+Shapes: C and B [batch, groups, tokens, state_size], values v [batch, heads, tokens, head_dim], log decays g [batch,
+heads, tokens, 1], memories S [batch, heads, state_size, head_dim]; heads of a group are consecutive.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class System(NamedTuple):
 
 
 def by_chunks(system: System, memory: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """Outputs [batch, heads, tokens, head_size] and the memory after them; `chunk` tokens meet pair by pair."""
+    """Outputs [batch, heads, tokens, head_dim] and the memory after them; `chunk` tokens meet pair by pair."""
     tokens = system.value.shape[2]
     if tokens == 0:
         return system.value, memory

@@ -21,18 +21,18 @@ STEPS = (1e-3, 1e-1)
 
 
 class Mamba2Layer(nn.Module):
-    """The mixer of Mamba-2 over inputs of `width`.
+    """The mixer of Mamba-2 over inputs of `hidden_size`.
 
     Learned: `input` (`nn.Linear` to gate, x, B, C and step sizes, in this order), `output`, `filters` [channels, taps],
     the newest token last, `filter_bias` [channels], `rate` [heads], natural logarithms, `step_bias` and `skip` [heads],
     and `norm` [inner].
     """
 
-    def __init__(self, sizes: Sizes, *, width: int, bias: bool, chunk: int) -> None:
+    def __init__(self, sizes: Sizes, *, hidden_size: int, bias: bool, chunk: int) -> None:
         super().__init__()
         self.sizes, self.chunk = sizes, chunk
-        self.input = nn.Linear(width, sizes.inner + sizes.channels + sizes.num_heads, bias=bias)
-        self.output = nn.Linear(sizes.inner, width, bias=bias)
+        self.input = nn.Linear(hidden_size, sizes.inner + sizes.channels + sizes.num_heads, bias=bias)
+        self.output = nn.Linear(sizes.inner, hidden_size, bias=bias)
         spread = sizes.taps**-0.5
         self.filters = nn.Parameter(torch.empty(sizes.channels, sizes.taps).uniform_(-spread, spread))
         self.filter_bias = nn.Parameter(torch.empty(sizes.channels).uniform_(-spread, spread))
@@ -44,7 +44,7 @@ class Mamba2Layer(nn.Module):
         self.norm = nn.Parameter(torch.ones(sizes.inner))
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Whole sequences [batch, tokens, width] -> [batch, tokens, width].
+        """Whole sequences [batch, tokens, hidden_size] -> [batch, tokens, hidden_size].
 
         `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
         given.
@@ -61,9 +61,9 @@ class Mamba2Layer(nn.Module):
         return weights(system) * step
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """New rows [tokens, width] of many requests -> [tokens, width].
+        """New rows [tokens, hidden_size] of many requests -> [tokens, hidden_size].
 
-        Reads and replaces the state "memory": "S" [requests, heads, state_size, head_size], float32, and "tail"
+        Reads and replaces the state "memory": "S" [requests, heads, state_size, head_dim], float32, and "tail"
         [requests, taps - 1, channels].
         """
         held = state["memory"].read()
@@ -81,7 +81,7 @@ class Mamba2Layer(nn.Module):
     def _run(
         self, rows: Tensor, key_padding_mask: Tensor | None, memory: Tensor | None, tail: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Outputs [batch, tokens, width], the memory and the tail after them."""
+        """Outputs [batch, tokens, hidden_size], the memory and the tail after them."""
         gate, mixed, step = self._projected(rows, key_padding_mask)
         mixed, tail = self._convolved(mixed, key_padding_mask, tail)
         system, value = self._system(mixed, step)
@@ -116,7 +116,7 @@ class Mamba2Layer(nn.Module):
         ]
 
     def _system(self, mixed: Tensor, step: Tensor) -> tuple[System, Tensor]:
-        """The system of what left the convolution and of step sizes, and x [batch, heads, tokens, head_size]."""
+        """The system of what left the convolution and of step sizes, and x [batch, heads, tokens, head_dim]."""
         sizes = self.sizes
         shared = sizes.groups * sizes.state
         value, writing, reading = torch.split(mixed, [sizes.inner, shared, shared], dim=-1)
@@ -139,7 +139,9 @@ class Mamba2Layer(nn.Module):
 
 
 def pieces(rows: Tensor, batch: RaggedBatch) -> Iterator[tuple[Tensor, slice]]:
-    """Rows [tokens, width] as sequences [requests, tokens, width] of one length, and which requests they belong to."""
+    """Rows [tokens, hidden_size] as sequences [requests, tokens, hidden_size] of one length, and which requests they
+    belong to.
+    """
     if batch.decoding:
         yield rows[:, None], slice(0, batch.requests)
         return

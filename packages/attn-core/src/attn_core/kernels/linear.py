@@ -19,7 +19,7 @@ WEIGHT_FORMATS = ("float32", "bfloat16", "int8", "int4")
 
 `int8` has a step per output, `int4` a step and a least value per 32 inputs, as GGUF's Q4_1."""
 
-WEIGHT_CHOICES = ("auto", "unpacked", *WEIGHT_FORMATS)
+QUANTIZATIONS = ("auto", "none", *WEIGHT_FORMATS)
 """What a server may be told to do with the weights of a model: `auto` packs them as they are stored where that changes
 no number but for rounding in float32 and keeps requests alone equal to requests in a crowd, else nothing."""
 

@@ -145,7 +145,7 @@ PERIOD = 4
 ROTATED = 0.25
 # Options of the recurrent mechanism by their keys in config.json.
 SIZES = {
-    "linear_num_value_heads": "heads",
+    "linear_num_value_heads": "num_heads",
     "linear_num_key_heads": "key_heads",
     "linear_key_head_dim": "head_dim",
     "linear_value_head_dim": "value_size",

@@ -52,8 +52,8 @@ class PredictionModule(nn.Module):
 class Decoder(nn.Module):
     """Embeddings, blocks, a last norm unless blocks are post-norm, and the unembedding.
 
-    Implements `attn_core.models.LanguageModel`. Tokens are int64. After `quantize_model`, `weights` is the storage of
-    the weights and `head` the unembedding.
+    Implements `attn_core.models.LanguageModel`. Tokens are int64. After `quantize_model`, `quantization` is the storage
+    of the weights and `head` the unembedding.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -76,7 +76,7 @@ class Decoder(nn.Module):
         )
         self.head: Any = None
         self.stack: StackStep | None = None
-        self.weights: str | None = None
+        self.quantization: str | None = None
         self.predictors = nn.ModuleList(
             PredictionModule(config, attentions[-1]) for _ in range(config.num_nextn_predict_layers)
         )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from attn_core import installed
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
-from attn_core.kernels.linear import WEIGHT_CHOICES
+from attn_core.kernels.linear import QUANTIZATIONS
 from attn_core.models import LanguageModel
 from attn_core.states import dtype_name
 from torch import nn
@@ -128,40 +128,40 @@ class LoadedModel:
 
 
 def load_model(
-    folder: str | Path, dtype: str = "float32", *, verify: Verify = "hashes", weights: str | None = None
+    folder: str | Path, dtype: str = "float32", *, verify: Verify = "hashes", quantization: str | None = None
 ) -> LoadedModel:
     """The model in a checkpoint folder, on the CPU, in evaluation mode, its weights as `dtype`.
 
     Weights already of that type stay in the file and are paged in when they are used. They are those of the file bit
     for bit; what the model computes agrees with the model that was saved to rounding, as libraries of matrix products
     choose their loops by the addresses of tensors, which differ. `verify` says how the
-    folder is checked against its manifest, if it has one. `weights`, one of `WEIGHT_CHOICES`, packs the
+    folder is checked against its manifest, if it has one. `quantization`, one of `QUANTIZATIONS`, packs the
     weights of linear layers for serving; `dtype` is what everything else is computed in (see `quantize_model`). `auto`
-    packs them as they are stored, and a model in float32 alone (see `prepack_model`); None means `unpacked`.
+    packs them as they are stored, and a model in float32 alone (see `prepack_model`); None means `none`.
 
     Raises `CheckpointInvalid` for a folder that is damaged, hostile or does not fit the model, naming every
     tensor that is missing, extra or misshaped; `UnknownName` for a layout or mechanism that is not known; with
-    `weights`, what `quantize_model` raises.
+    `quantization`, what `quantize_model` raises.
     """
     name = dtype_name(dtype)
     if name not in FLOATS:
         raise InvalidValue.of("dtype", dtype, ", ".join(FLOATS))
-    if weights not in (None, *WEIGHT_CHOICES):
-        raise InvalidValue.of("weights", weights, ", ".join(WEIGHT_CHOICES))
+    if quantization not in (None, *QUANTIZATIONS):
+        raise InvalidValue.of("quantization", quantization, ", ".join(QUANTIZATIONS))
     checkpoint = read_folder(folder, verify=verify)
-    if weights == "unpacked" or (weights == "auto" and name != "float32"):
-        weights = None
+    if quantization == "none" or (quantization == "auto" and name != "float32"):
+        quantization = None
     # Packing reads each weight once, wherever it lies and whatever its type.
-    read_as = getattr(torch, name) if weights is None else stored_type(checkpoint)
+    read_as = getattr(torch, name) if quantization is None else stored_type(checkpoint)
     if checkpoint.config.get("model_type") in LAYOUTS:
         model: Any = build_from(checkpoint, read_as)
     else:
         model = _decoder_from(checkpoint, read_as)
     count = sum(parameter.numel() for parameter in model.parameters())
-    if weights == "auto":
+    if quantization == "auto":
         prepack_model(model, read_as)
-    elif weights is not None:
-        quantize_model(model, weights, getattr(torch, name))
+    elif quantization is not None:
+        quantize_model(model, quantization, getattr(torch, name))
     tokenizer = Tokenizer.from_folder(checkpoint.path) if checkpoint.tokenizer else None
     if tokenizer is not None and tokenizer.vocab_size > model.vocab_size:
         rule = f"{tokenizer.vocab_size} tokens in the vocabulary, {model.vocab_size} rows in the embedding"
@@ -264,12 +264,12 @@ def _compute_constants(model: Decoder, config: DecoderConfig) -> None:
                 model.get_submodule(owner).register_buffer(leaf, buffer, persistent=False)
 
 
-def load_draft(folder: Path, served: LoadedModel, dtype: str = "float32", weights: str = "auto") -> LanguageModel:
+def load_draft(folder: Path, served: LoadedModel, dtype: str = "float32", quantization: str = "auto") -> LanguageModel:
     """The model in `folder`, loaded as `load_model` does, with the tokens of the model that it guesses for.
 
     Raises `Incompatible` for other tokens or a model that reads a source, and what loading it raises.
     """
-    draft = load_model(folder, dtype, weights=weights)
+    draft = load_model(folder, dtype, quantization=quantization)
     if draft.max_encoder_len is not None:
         raise Incompatible(f"draft {folder}: it reads a source; a draft is a decoder", field="draft")
     theirs, ours = draft.tokenizer, served.tokenizer

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from attn_core.errors import CheckpointInvalid, InvalidValue
-from attn_core.kernels.linear import WEIGHT_CHOICES
+from attn_core.kernels.linear import QUANTIZATIONS
 from torch import Tensor, nn
 
 from attn_models.adapters.state_dict import stored_type
@@ -74,7 +74,7 @@ class SentenceEncoder:
 
 
 def load_sentence_encoder(
-    folder: str | Path, dtype: str = "float32", *, verify: Verify = "hashes", weights: str | None = None
+    folder: str | Path, dtype: str = "float32", *, verify: Verify = "hashes", quantization: str | None = None
 ) -> SentenceEncoder:
     """The encoder of a folder, on the CPU, in evaluation mode; `weights` as for `load_model`, but that `auto` packs
     nothing: texts come in batches of many rows, which torch multiplies as fast in float32 as any kernel that loses
@@ -83,10 +83,10 @@ def load_sentence_encoder(
     Raises what `build_encoder` does; `CheckpointInvalid` for a folder that is damaged, has no tokenizer or one with
     more tokens than the embedding has rows; with `weights`, what `quantize_model` raises.
     """
-    if weights not in (None, *WEIGHT_CHOICES):
-        raise InvalidValue.of("weights", weights, ", ".join(WEIGHT_CHOICES))
+    if quantization not in (None, *QUANTIZATIONS):
+        raise InvalidValue.of("quantization", quantization, ", ".join(QUANTIZATIONS))
     checkpoint = read_folder(folder, verify=verify)
-    form = None if weights in ("auto", "unpacked") else weights
+    form = None if quantization in ("auto", "none") else quantization
     model = build_encoder(checkpoint, getattr(torch, dtype) if form is None else stored_type(checkpoint))
     if checkpoint.tokenizer is None:
         raise CheckpointInvalid.of(checkpoint.path, "has no tokenizer.json")

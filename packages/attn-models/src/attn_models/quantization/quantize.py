@@ -23,8 +23,10 @@ PARTS = ("attention", "cross", "feed_forward", "cell")
 """What a model or a block of its calls the parts that may have a method `pack`."""
 
 
-def quantize_model(model: Any, weights: str, dtype: torch.dtype = torch.float32, kernel: str | None = None) -> None:
-    """Keep the weights of the model's linear layers in the format `weights` from now on, and compute in `dtype`.
+def quantize_model(
+    model: Any, quantization: str, dtype: torch.dtype = torch.float32, kernel: str | None = None
+) -> None:
+    """Keep the weights of the model's linear layers in the format `quantization` from now on, and compute in `dtype`.
 
     Feed-forwards, the unembedding (a tied one too) and those attentions and cells that have a method `pack` are packed,
     each by the cheapest installed `LinearKernel` that can, or by the one called `kernel`; steps of whole blocks of a
@@ -37,7 +39,7 @@ def quantize_model(model: Any, weights: str, dtype: torch.dtype = torch.float32,
     """
     require_not_quantized(model, "the model's weights are packed already, as {}")
 
-    def pack(layers: Sequence[nn.Linear], form: str = weights) -> nn.Module:
+    def pack(layers: Sequence[nn.Linear], form: str = quantization) -> nn.Module:
         matrices = [layer.weight.detach() for layer in layers]
         weight = torch.cat(matrices) if len(layers) > 1 else matrices[0]
         # torch's stubs say that a layer always has a bias.
@@ -49,17 +51,17 @@ def quantize_model(model: Any, weights: str, dtype: torch.dtype = torch.float32,
             outputs=weight.shape[0],
             dtype=str(weight.dtype).removeprefix("torch."),
         )
-        chosen = choose_linear(installed().linears, problem, kernel if form == weights else None)
+        chosen = choose_linear(installed().linears, problem, kernel if form == quantization else None)
         packed: nn.Module = chosen.pack(weight, bias)
         return packed
 
     parts = _parts(model)
     if not can_quantize(model):
-        raise Incompatible(f"no layer of a {type(model).__name__} can be packed; load it with weights=unpacked")
+        raise Incompatible(f"no layer of a {type(model).__name__} can be packed; load it with quantization=none")
     with torch.no_grad():
         for part in parts:
             part.pack(pack)
-        last = "int8" if weights == "int4" else weights
+        last = "int8" if quantization == "int4" else quantization
         if hasattr(model, "head"):
             model.head = pack([getattr(model, "unembedding", None) or linear_of(model.embedding.weight, None)], last)
             model.embedding, model.unembedding = StoredEmbedding(model.embedding.weight, dtype), None
@@ -70,12 +72,12 @@ def quantize_model(model: Any, weights: str, dtype: torch.dtype = torch.float32,
         _convert_parameters(model, dtype)
     if isinstance(model, Decoder):
         _join(model)
-    model.weights = weights
+    model.quantization = quantization
 
 
 def require_not_quantized(model: Any, said: str) -> None:
     """Raises `WrongState`, saying how the model is packed where `said` has a pair of braces."""
-    packed = getattr(model, "weights", None)
+    packed = getattr(model, "quantization", None)
     if packed is not None:
         raise WrongState(said.format(packed))
 

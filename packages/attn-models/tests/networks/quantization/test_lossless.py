@@ -41,23 +41,23 @@ def folder(request, tiny, tmp_path):
 
 
 def logits(folder, weights, dtype="float32"):
-    loaded = load_model(folder, dtype, weights=weights)
+    loaded = load_model(folder, dtype, quantization=weights)
     with torch.no_grad():
-        return loaded.model.weights, loaded.model(TOKENS)
+        return loaded.model.quantization, loaded.model(TOKENS)
 
 
 def test_weights_are_packed_as_they_are_stored_and_lose_nothing(folder):
     packed, found = logits(folder, "auto")
     assert packed == folder.name
-    plain, expected = logits(folder, "unpacked")
+    plain, expected = logits(folder, "none")
     assert plain is None
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_packed_weights_are_as_near_to_float64_as_plain_float32_is(folder):
     """Rounding a weight or an input to bfloat16 would be a thousand times as far."""
-    exact = logits(folder, "unpacked", "float64")[1]
-    plain, packed = (logits(folder, weights)[1] for weights in ("unpacked", "auto"))
+    exact = logits(folder, "none", "float64")[1]
+    plain, packed = (logits(folder, weights)[1] for weights in ("none", "auto"))
     assert (packed - exact).norm() < 2 * (plain - exact).norm()
 
 
@@ -108,5 +108,5 @@ def test_without_such_a_kernel_the_model_runs_unpacked_and_a_warning_says_why(
 @pytest.mark.parametrize("weights", ["", "int7", "AUTO"])
 def test_another_word_for_the_weights_is_refused_with_those_that_there_are(weights, tiny, tmp_path):
     save_model(tmp_path / "m", Decoder(tiny(**LLAMA)))
-    with pytest.raises(InvalidValue, match=r"weights.*auto, unpacked, float32, bfloat16, int8, int4"):
-        load_model(tmp_path / "m", weights=weights)
+    with pytest.raises(InvalidValue, match=r"quantization.*auto, none, float32, bfloat16, int8, int4"):
+        load_model(tmp_path / "m", quantization=weights)

@@ -74,7 +74,7 @@ def test_packed_weights_round_and_do_nothing_else(kind, weights):
     expected, found = logits(plain), logits(packed)
     assert not torch.equal(found, expected) or weights == "float32"
     assert (found - expected).norm() / expected.norm() < ROUNDING[weights]
-    assert packed.weights == weights
+    assert packed.quantization == weights
 
 
 @pytest.mark.parametrize(
@@ -97,22 +97,22 @@ def test_stacks_are_packed_but_for_narrow_ones_that_read_sources(kind, stack, wi
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_server_packs_them_without_loss_unasked(kind, tmp_path):
     folder = save_model(tmp_path / "model", built(kind).to(torch.bfloat16))
-    loaded, plain = load_model(folder, weights="auto"), load_model(folder)
+    loaded, plain = load_model(folder, quantization="auto"), load_model(folder)
     torch.testing.assert_close(logits(loaded.model), logits(plain.model), rtol=1e-4, atol=1e-4)
     assert loaded.parameters == plain.parameters
 
 
 @pytest.mark.parametrize("weights", ROUNDING)
 def test_vectors_of_a_packed_encoder_point_where_they_pointed(sentences, weights):
-    plain, packed = load_sentence_encoder(sentences), load_sentence_encoder(sentences, weights=weights)
+    plain, packed = load_sentence_encoder(sentences), load_sentence_encoder(sentences, quantization=weights)
     nearness = (plain.embed(TEXTS) * packed.embed(TEXTS)).sum(-1)
     assert nearness.min() > 1 - max(ROUNDING[weights] ** 2, 1e-6)
-    assert packed.model.weights == weights
+    assert packed.model.quantization == weights
     assert packed.parameters == plain.parameters
 
 
 def test_what_is_packed_is_neither_packed_again_nor_saved(sentences, tmp_path):
-    encoder, model = load_sentence_encoder(sentences, weights="int8").model, built("rnnsearch")
+    encoder, model = load_sentence_encoder(sentences, quantization="int8").model, built("rnnsearch")
     quantize_model(model, "int8")
     with pytest.raises(WrongState, match="packed already, as int8"):
         quantize_model(model, "bfloat16")
@@ -124,8 +124,8 @@ def test_what_is_packed_is_neither_packed_again_nor_saved(sentences, tmp_path):
 
 
 def test_a_format_that_cannot_be_is_refused_before_anything_is_read(sentences):
-    with pytest.raises(InvalidValue, match=r"int3.*auto, unpacked, float32"):
-        load_sentence_encoder(sentences, weights="int3")
+    with pytest.raises(InvalidValue, match=r"int3.*auto, none, float32"):
+        load_sentence_encoder(sentences, quantization="int3")
     family = installed().models.get("rnnsearch")
     odd = family.build(family.configure(SOURCE | {"embedding": 33, "maxout": 32}))
     with pytest.raises(KernelRefused, match="inputs are not a multiple of 32"):

@@ -122,7 +122,7 @@ def test_attentions_that_cannot_be_packed_stay_as_they_are(tiny):
 
 def test_embeddings_keep_their_type_and_memory(tiny, tmp_path):
     save_model(tmp_path / "model", built(tiny, LLAMA).to(torch.bfloat16))
-    model = load_model(tmp_path / "model", "float32", weights="int8").model
+    model = load_model(tmp_path / "model", "float32", quantization="int8").model
     assert model.embedding.table.dtype == torch.bfloat16
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert model(torch.zeros(1, 2, dtype=torch.int64)).dtype == torch.float32
@@ -130,7 +130,7 @@ def test_embeddings_keep_their_type_and_memory(tiny, tmp_path):
 
 def test_a_loaded_model_counts_its_parameters_packed_or_not(tiny, tmp_path):
     save_model(tmp_path / "model", built(tiny, GPT))
-    assert load_model(tmp_path / "model").parameters == load_model(tmp_path / "model", weights="int4").parameters
+    assert load_model(tmp_path / "model").parameters == load_model(tmp_path / "model", quantization="int4").parameters
 
 
 def test_attention_maps_can_be_read_off_a_packed_model(tiny):

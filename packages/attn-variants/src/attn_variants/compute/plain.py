@@ -8,11 +8,10 @@ from attn_core.masking import of_query_heads, wide
 from attn_core.modifiers import RelativeValues
 from torch import Tensor
 
-from attn_variants.compute.allowed import nothing
 from attn_variants.compute.distribution import distribute
 from attn_variants.compute.dropout import kept_weights
 from attn_variants.compute.modifiers import modify
-from attn_variants.compute.pairs import Pairs
+from attn_variants.compute.pairs import Pairs, nothing
 from attn_variants.compute.relative import relative_values
 from attn_variants.scores import scores
 

@@ -11,8 +11,8 @@ from attn_core.modifiers import BiasTable
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from attn_variants.compute.allowed import allowed_pairs, nothing
 from attn_variants.compute.modifiers import added, alibi_bias
+from attn_variants.compute.pairs import allowed_pairs, nothing
 from attn_variants.compute.relative import relative_bias
 from attn_variants.scores import scale_of
 from attn_variants.tensor_masks import TensorBias

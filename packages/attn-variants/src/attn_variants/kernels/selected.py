@@ -24,8 +24,8 @@ class SelectedBlocksTiled(SelectedBlocksKernel):
         return 1.0
 
     def run(self, selected: SelectedBlocks, blocks: KeyBlocks) -> Tensor:
-        """Outputs; see `compute.chosen.pieces`."""
-        from attn_variants.compute.chosen.pieces import attend_in_pieces
+        """Outputs; see `compute.selected_blocks`."""
+        from attn_variants.compute.selected_blocks import attend_in_pieces
 
         return attend_in_pieces(selected, blocks)
 
@@ -45,10 +45,9 @@ class SelectedBlocksWhole(SelectedBlocksKernel):
         return 0.3
 
     def run(self, selected: SelectedBlocks, blocks: KeyBlocks) -> Tensor:
-        """Outputs; see `compute.chosen.whole`. A compiled graph, which cannot count who chose a block, reads tiles."""
+        """Outputs; see `compute.selected_blocks`. A compiled graph, which cannot count queries, takes tiles."""
         import torch
 
-        from attn_variants.compute.chosen.pieces import attend_in_pieces
-        from attn_variants.compute.chosen.whole import attend_whole
+        from attn_variants.compute.selected_blocks import attend_in_pieces, attend_whole
 
         return (attend_in_pieces if torch.compiler.is_compiling() else attend_whole)(selected, blocks)

@@ -65,18 +65,18 @@ class AttentionSinks(DeclaredMechanism):
         only_causal(self.name, config)
         options, heads = self.Config.of(config), config.head_layout
         mask = Window(left=options.window - 1) | (Prefix(options.sinks) & Causal())
-        # Said outright, because turned heads meet twice as wide; see `SinkLayer`.
+        # Said outright, because turned heads meet twice as wide; see `AttentionSinksLayer`.
         score = ScaledDot(scale=heads.key_size**-0.5)
         return AttentionSpec(heads=heads, score=score, mask=mask, rotary=config.rotary)
 
     drops_weights = True
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `SinkLayer` with random weights."""
-        from attn_variants.mechanisms.attention_sinks_layer import SinkLayer
+        """A fresh `AttentionSinksLayer` with random weights."""
+        from attn_variants.mechanisms.attention_sinks_layer import AttentionSinksLayer
 
         options = self.Config.of(config)
-        return SinkLayer(
+        return AttentionSinksLayer(
             self.spec(config),
             sinks=options.sinks,
             window=options.window,

@@ -61,11 +61,11 @@ class SinkView:
         return Rows(fields, torch.cat([places, recent.positions], dim=1), key_padding_mask)
 
 
-class SinkLayer(SpecLayer):
-    """Attention to the first `sinks` tokens and the last `window`, where rotary positions count places in the cache.
+class AttentionSinksLayer(SpecLayer):
+    """Attention to the first `sinks` tokens and the last `window`, with rotary positions relative to the cache.
 
-    A query far from the start meets the sinks as if only the window lay between them, as it does in a cache that holds
-    nothing else (Xiao et al. 2023, section 3.2).
+    The distance of a query to a sink is that within the cache, which holds the sinks and the window only (Xiao et al.
+    2023, section 3.2).
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class SinkLayer(SpecLayer):
         return dataclasses.replace(operands, query=torch.cat([query, turned], dim=-1), key=key)
 
     def further_turns(self, places: Tensor, like: Tensor) -> CosSin:
-        """The turns by so many places [batch or 1, query] of rows that are turned, and scaled, already."""
+        """The rotation by so many positions [batch or 1, query] of rows that are turned, and scaled, already."""
         rotary = self.spec.rotary
         if rotary is None:
             raise TypeError("positions turn nothing here")

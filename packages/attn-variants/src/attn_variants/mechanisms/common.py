@@ -81,7 +81,7 @@ DECODER = GROUPED_SELF - {Capability.BIDIRECTIONAL}
 ENCODER = GROUPED_SELF - {Capability.CAUSAL, Capability.INCREMENTAL, Capability.BORROWS}
 """Of patterns that have no causal form."""
 
-PATTERNS = ("union", "num_heads", "local", "column")
+PATTERNS = ("union", "heads", "local", "column")
 """How the two patterns of the Sparse Transformer are put together: both in every head, even heads one and odd heads the
 other, or one alone, for models that alternate them from layer to layer."""
 

@@ -24,7 +24,7 @@ from attn_core.errors import InvalidValue
 from attn_variants.mechanisms.common import causal_heads
 
 if TYPE_CHECKING:
-    from attn_variants.mechanisms.compressive_layer import Past
+    from attn_variants.mechanisms.compressive_layer import MemorySizes
 
 POOLINGS = ("convolution", "mean")
 
@@ -81,7 +81,7 @@ class CompressiveMemory(ComputedMechanism):
 
         heads, convolve = causal_heads(config, self.name), CompressiveConfig.of(config).pooling == "convolution"
         return CompressiveLayer(
-            heads, hidden_size=config.hidden_size, bias=config.bias, past=past_of(config), convolve=convolve
+            heads, hidden_size=config.hidden_size, bias=config.bias, past=memory_sizes(config), convolve=convolve
         )
 
     def state(self, config: MechanismConfig) -> StateSpecs:
@@ -115,9 +115,9 @@ class CompressiveMemory(ComputedMechanism):
         )
 
 
-def past_of(config: MechanismConfig) -> Past:
+def memory_sizes(config: MechanismConfig) -> MemorySizes:
     """What a query sees before its own segment."""
-    from attn_variants.mechanisms.compressive_layer import Past
+    from attn_variants.mechanisms.compressive_layer import MemorySizes
 
     own = CompressiveConfig.of(config)
-    return Past(segment=own.segment, memory=own.memory, compressed=own.compressed, rate=own.rate)
+    return MemorySizes(segment=own.segment, memory=own.memory, compressed=own.compressed, rate=own.rate)

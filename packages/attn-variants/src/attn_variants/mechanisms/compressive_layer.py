@@ -14,7 +14,7 @@ from attn_variants.layer_utils import refuse_source
 
 
 @dataclass(frozen=True, kw_only=True)
-class Past:
+class MemorySizes:
     """What a query sees before its own segment of `segment` tokens: the last `memory` tokens, and before those
     `compressed` rows that stand for `rate` tokens each."""
 
@@ -52,7 +52,7 @@ class CompressiveLayer(nn.Module):
     `value` as all rows do.
     """
 
-    def __init__(self, heads: Heads, *, hidden_size: int, bias: bool, past: Past, convolve: bool) -> None:
+    def __init__(self, heads: Heads, *, hidden_size: int, bias: bool, past: MemorySizes, convolve: bool) -> None:
         super().__init__()
         inner = heads.query * heads.key_size
         self.heads, self.size, self.past = heads.query, heads.key_size, past

@@ -24,14 +24,14 @@ from attn_variants.mechanisms.common import DECODER, only_causal
 from attn_variants.mechanisms.multi_head import GroupedQueryAttention
 
 FULL = GroupedQueryAttention()
-"""The attention of which some keys are given up."""
+"""The attention over all keys."""
 
 
 class HeavyHitters(ComputedMechanism):
-    """The latest keys are kept, and of the earlier ones those that were attended to most; the others are forgotten.
+    """The cache keeps the latest keys and the heavy hitters, earlier keys with the most accumulated attention.
 
-    What is remembered is bounded, each key/value head keeping its own keys. From the first token on, every token that
-    exceeds the budget drives one out, in training too, so that a prompt in pieces is the prompt as a whole.
+    The cache of each key/value head has a fixed size: each token beyond it evicts one key, in training too, so that a
+    prompt in chunks gives what the whole prompt gives.
     """
 
     name = "h2o"
@@ -64,14 +64,14 @@ class HeavyHitters(ComputedMechanism):
             require_whole("recent", self.recent, ge=1, unit="keys")
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `HeavyLayer`; raises `Incompatible` where it should look ahead, `InvalidValue` where heads do not
-        divide."""
-        from attn_variants.mechanisms.h2o_layer import Budget, HeavyLayer
+        """A fresh `HeavyHitterLayer`; raises `Incompatible` where it should look ahead, `InvalidValue` where heads do
+        not divide."""
+        from attn_variants.mechanisms.h2o_layer import Budget, HeavyHitterLayer
 
         only_causal(self.name, config)
         own = self.Config.of(config)
         budget = Budget(heavy=own.heavy, recent=own.recent)
-        return HeavyLayer(FULL.spec(full(config)), budget, hidden_size=config.hidden_size, bias=config.bias)
+        return HeavyHitterLayer(FULL.spec(full(config)), budget, hidden_size=config.hidden_size, bias=config.bias)
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """So many keys and values a head, what was given to each, in float32 because it is a sum over all queries, and
@@ -82,15 +82,15 @@ class HeavyHitters(ComputedMechanism):
                 {
                     "key": Field((heads.key_value, rows, heads.key_size)),
                     "value": Field((heads.key_value, rows, heads.value_size)),
-                    "gained": Field((heads.key_value, rows), dtype="float32"),
-                    "place": Field((heads.key_value, rows), dtype="int32"),
+                    "accumulated": Field((heads.key_value, rows), dtype="float32"),
+                    "position": Field((heads.key_value, rows), dtype="int32"),
                 }
             )
         }
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """Projections; all pairs of whole sequences, and, where they exceed the budget, their scores once more to find
-        out what is kept; in steps what is held."""
+        out what is kept; in steps what is kept."""
         spec, rows = FULL.spec(full(config)), self.rows(config)
         whole = shape.query == shape.key
         per_pair = spec.pair_flops() + (spec.score.pair_flops(spec.heads) if whole and shape.key > rows else 0)

@@ -23,49 +23,52 @@ TILE = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """So many `heavy` keys are kept, besides the `recent` latest; each key/value head has its own."""
+    """The cache of a key/value head keeps `heavy` heavy hitters and the `recent` latest keys."""
 
     heavy: int
     recent: int
 
     @property
     def rows(self) -> int:
-        """Keys that are kept in all."""
+        """The number of keys that are kept."""
         return self.heavy + self.recent
 
-    def evicted(self, gained: Tensor, places: Tensor, newest: Tensor, present: Tensor) -> Tensor:
-        """The index [...] of the key that goes: of those that are not recent the one that gained least, of several the
-        oldest.
+    def evicted(self, accumulated: Tensor, positions: Tensor, newest: Tensor, present: Tensor) -> Tensor:
+        """The index [...] of the key to evict: of those that are not recent, the one with the least accumulated
+        attention, the oldest of equals.
 
-        `gained`, `places` and `present` broadcast to [..., key]; `newest` [..., 1] is the place of the newest key.
+        `accumulated`, `positions` and `present` broadcast to [..., key]; `newest` [..., 1] is the newest key's
+        position.
         """
-        free = present & (places <= newest - self.recent)
-        left = gained.masked_fill(~free, torch.inf)
+        free = present & (positions <= newest - self.recent)
+        left = accumulated.masked_fill(~free, torch.inf)
         least = free & (left == left.amin(-1, keepdim=True))
-        return places.expand(least.shape).masked_fill(~least, torch.iinfo(places.dtype).max).argmin(-1)
+        return positions.expand(least.shape).masked_fill(~least, torch.iinfo(positions.dtype).max).argmin(-1)
 
 
 def by_group(heads: Heads, weights: Tensor) -> Tensor:
-    """What keys gain by weights [batch, heads, key]: float32 sums [batch, key_value_heads, key] over query heads."""
+    """Weights [batch, heads, key] summed over the query heads of each key/value head: float32 [batch, num_kv_heads,
+    key]."""
     return torch.unflatten(weights.detach(), 1, (heads.key_value, -1)).sum(2).float()
 
 
 @torch.no_grad()
 def last_queries(heads: Heads, query: Tensor, key: Tensor, key_padding_mask: Tensor | None, budget: Budget) -> Tensor:
-    """The last query that meets each key, int64 [batch, key_value_heads, token]; the number of tokens where all do.
+    """The last query before each key is evicted, int64 [batch, num_kv_heads, token]; the number of tokens if it
+    never is.
 
-    `query` [batch, heads, token, size], times the scale, and `key` [batch, key_value_heads, token, size] are those of
-    whole sequences; `key_padding_mask` [batch, token], bool. Padding drives out nothing. Tokens that fit into the
-    budget gain all at once; those behind are passed one by one, for what one drives out the next does not meet.
+    `query` [batch, heads, token, size], times the scale, and `key` [batch, num_kv_heads, token, size] are those of
+    whole sequences; `key_padding_mask` [batch, token], bool. Padding evicts nothing. Queries within the budget are
+    computed at once, later ones one by one, as each depends on what the ones before it evicted.
     """
     tokens = key.shape[2]
     last = torch.full(key.shape[:3], tokens, device=key.device)
     if tokens <= budget.rows:
         return last
     real = key.new_ones(key.shape[0], tokens).bool() if key_padding_mask is None else key_padding_mask
-    places = (real.long().cumsum(1) - 1)[:, None]
+    positions = (real.long().cumsum(1) - 1)[:, None]
     here = torch.arange(tokens, device=key.device)
-    gained = gained_within(heads, query[:, :, : budget.rows], key, key_padding_mask, last)
+    accumulated = accumulated_by(heads, query[:, :, : budget.rows], key, key_padding_mask, last)
     along = of_query_heads(heads, key).transpose(-1, -2)
     for start in range(budget.rows, tokens, TILE):
         scores = query[:, :, start : start + TILE] @ along
@@ -73,40 +76,41 @@ def last_queries(heads: Heads, query: Tensor, key: Tensor, key_padding_mask: Ten
             counts = real[:, None, token, None]
             kept = real[:, None] & (here <= token) & (last == tokens)
             weights = shares(scores[:, :, token - start], of_query_heads(heads, kept))
-            gained = gained + by_group(heads, weights) * counts
+            accumulated = accumulated + by_group(heads, weights) * counts
             full = counts & (kept.sum(-1, keepdim=True) > budget.rows)
-            out = budget.evicted(gained, places, places[..., token, None], kept)
+            out = budget.evicted(accumulated, positions, positions[..., token, None], kept)
             last = last.masked_fill(full & (here == out[..., None]), token)
     return last
 
 
-def gained_within(heads: Heads, query: Tensor, key: Tensor, key_padding_mask: Tensor | None, last: Tensor) -> Tensor:
-    """What every key [batch, key_value_heads, key] gains, float32, by the first queries, before any is driven out."""
-    gained = torch.zeros(key.shape[:3], dtype=torch.float32, device=key.device)
+def accumulated_by(heads: Heads, query: Tensor, key: Tensor, key_padding_mask: Tensor | None, last: Tensor) -> Tensor:
+    """The attention that every key gets from the first queries, before any is evicted: float32 [batch, num_kv_heads,
+    key]."""
+    accumulated = torch.zeros(key.shape[:3], dtype=torch.float32, device=key.device)
     for start in range(0, query.shape[2], TILE):
         some = query[:, :, start : start + TILE]
         weights = kept_weights(heads, some, key, key_padding_mask, last, start)
         if key_padding_mask is not None:
             weights = weights * key_padding_mask[:, None, start : start + some.shape[2], None]
-        gained = gained + by_group(heads, weights.sum(2))
-    return gained
+        accumulated = accumulated + by_group(heads, weights.sum(2))
+    return accumulated
 
 
 def kept_weights(
     heads: Heads, query: Tensor, key: Tensor, key_padding_mask: Tensor | None, last: Tensor, first: int = 0
 ) -> Tensor:
-    """Weights [batch, heads, query, key] over what is kept, of queries [batch, heads, query, size] from the place
-    `first` on; the others as of `last_queries`."""
+    """Weights [batch, heads, query, key] over the keys that are not evicted, for queries [batch, heads, query, size]
+    whose first is at position `first`; the other arguments as of `last_queries`."""
     here = torch.arange(key.shape[2], device=key.device)
-    places = here[first : first + query.shape[2], None]
-    seen = (here <= places) & (places <= last[:, :, None])
+    positions = here[first : first + query.shape[2], None]
+    seen = (here <= positions) & (positions <= last[:, :, None])
     if key_padding_mask is not None:
         seen = seen & key_padding_mask[:, None, None]
     return shares(query @ of_query_heads(heads, key).transpose(-1, -2), of_query_heads(heads, seen))
 
 
-class Newest(NamedTuple):
-    """One new token of each request: `query` [requests, heads, size], `key` and `value` [requests, key_value_heads,
+class NewTokens(NamedTuple):
+    """One new token of each request: `query` [requests, heads, size], `key` and `value` [requests, num_kv_heads,
     size], and how many tokens came before, `earlier` [requests]."""
 
     query: Tensor
@@ -114,16 +118,16 @@ class Newest(NamedTuple):
     value: Tensor
     earlier: Tensor
 
-    def of(self, places: Tensor) -> Newest:
+    def of(self, positions: Tensor) -> NewTokens:
         """The tokens at these rows."""
-        return Newest(*(part[places] for part in self))
+        return NewTokens(*(part[positions] for part in self))
 
 
-class HeavyLayer(SpecLayer):
+class HeavyHitterLayer(SpecLayer):
     """Causal attention that keeps the latest keys and those that were attended to most.
 
-    Whole sequences find out query by query when each key goes, and then meet what is left in tiles of queries; steps
-    hold nothing else.
+    Whole sequences first compute when each key is evicted and then attend in tiles of queries; the cache of steps holds
+    the kept keys and values only.
     """
 
     def __init__(self, spec: AttentionSpec, budget: Budget, *, hidden_size: int, bias: bool) -> None:
@@ -147,49 +151,51 @@ class HeavyLayer(SpecLayer):
         return pairs.query * pairs.query.shape[-1] ** -0.5, pairs.key, pairs.operands.key_padding_mask
 
     def last_queries(self, pairs: Pairs) -> Tensor:
-        """The last query that meets each key, [batch, key_value_heads, token]."""
+        """The last query before each key is evicted, [batch, num_kv_heads, token]."""
         return last_queries(self.spec.heads, *self.scaled(pairs), self.budget)
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """Attend for the new rows [tokens, hidden_size] of many requests, token by token; returns [tokens,
         hidden_size].
 
-        Reads and replaces the state "kept": "key" and "value" [requests, key_value_heads, rows, size], "gained" and
-        "place" [requests, key_value_heads, rows], in no order; rows past the number of tokens mean nothing.
+        Reads and replaces the state "kept": "key" and "value" [requests, num_kv_heads, rows, size], "accumulated"
+        and "position" [requests, num_kv_heads, rows], unordered; rows beyond the number of tokens are unused.
         """
-        new = Newest(*self.project(query, cos_sin_of_batch(self, query, batch)), batch.positions)
-        held = state["kept"].read()
+        new = NewTokens(*self.project(query, cos_sin_of_batch(self, query, batch)), batch.positions)
+        kept = state["kept"].read()
         if batch.decoding:
-            out, held = self.meet(new, held)
+            out, kept = self.attend_token(new, kept)
         else:
             out = new.query.new_empty(*new.query.shape[:-1], self.spec.heads.value_size)
             for offset in range(max(batch.lengths)):
                 rows = (batch.offset_of == offset).nonzero()[:, 0]
                 requests = batch.request_of[rows]
-                out[rows], after = self.meet(new.of(rows), {name: part[requests] for name, part in held.items()})
-                held = {name: part.index_copy(0, requests, after[name]) for name, part in held.items()}
-        state["kept"].write(held)
+                out[rows], after = self.attend_token(
+                    new.of(rows), {name: part[requests] for name, part in kept.items()}
+                )
+                kept = {name: part.index_copy(0, requests, after[name]) for name, part in kept.items()}
+        state["kept"].write(kept)
         return self.output(out.flatten(-2))  # type: ignore[no-any-return]
 
-    def meet(self, new: Newest, held: Fields) -> tuple[Tensor, dict[str, Tensor]]:
-        """Outputs [requests, heads, value_size] over what is held and the new token, and what is held after it."""
+    def attend_token(self, new: NewTokens, kept: Fields) -> tuple[Tensor, dict[str, Tensor]]:
+        """Outputs [requests, heads, value_size] over the kept keys and the new token's, and the state after it."""
         heads, count = self.spec.heads, new.earlier[:, None, None]
-        token = {"key": new.key, "value": new.value, "gained": new.key.new_zeros(new.key.shape[:2])}
-        token["place"] = count[..., 0].expand(-1, heads.key_value)
-        met = {name: torch.cat([part, token[name][:, :, None].to(part.dtype)], 2) for name, part in held.items()}
-        # Rows are filled in order, and only then replaced; the new token stands behind them all.
+        token = {"key": new.key, "value": new.value, "accumulated": new.key.new_zeros(new.key.shape[:2])}
+        token["position"] = count[..., 0].expand(-1, heads.key_value)
+        met = {name: torch.cat([part, token[name][:, :, None].to(part.dtype)], 2) for name, part in kept.items()}
+        # Rows are filled in order and then replaced; the new token is the last row.
         rows = torch.arange(self.budget.rows + 1, device=count.device)
         present = (rows < count) | (rows == self.budget.rows)
         weights = self._shares(new.query, met["key"], present)
         value = of_query_heads(heads, wide(met["value"]))
         out = (weights[:, :, None] @ value)[:, :, 0].to(new.value.dtype)
-        met["gained"] = met["gained"] + by_group(heads, weights)
-        gone = self.budget.evicted(met["gained"], met["place"], count, present)[..., None]
+        met["accumulated"] = met["accumulated"] + by_group(heads, weights)
+        gone = self.budget.evicted(met["accumulated"], met["position"], count, present)[..., None]
         target = torch.where(count < self.budget.rows, count, gone)
         return out, {name: _replaced(part, target) for name, part in met.items()}
 
     def _shares(self, query: Tensor, key: Tensor, present: Tensor) -> Tensor:
-        """Weights [requests, heads, row] of queries [requests, heads, size] over keys [requests, key_value_heads, row,
+        """Weights [requests, heads, row] of queries [requests, heads, size] over keys [requests, num_kv_heads, row,
         size]."""
         along = of_query_heads(self.spec.heads, wide(key))
         found = (wide(query)[:, :, None] * query.shape[-1] ** -0.5) @ along.transpose(-1, -2)
@@ -203,7 +209,7 @@ class HeavyLayer(SpecLayer):
         def tile(some: Tensor, first: int) -> Tensor:
             return kept_weights(self.spec.heads, some, key, key_padding_mask, last, first) @ value
 
-        # Weights are made again for the gradient, so that no more than a tile of them is there at once.
+        # Weights are recomputed in the backward pass, so that memory holds one tile of them at a time.
         again = query.shape[2] > TILE and torch.is_grad_enabled()
         cut = [(some, TILE * number) for number, some in enumerate(torch.split(query, TILE, dim=2))]
         out = torch.cat([checkpoint(tile, *one, use_reentrant=False) if again else tile(*one) for one in cut], dim=2)
@@ -211,9 +217,9 @@ class HeavyLayer(SpecLayer):
 
 
 def _replaced(rows: Tensor, target: Tensor) -> Tensor:
-    """All rows [requests, heads, row, ...] but the last, which stands at `target` [requests, heads, 1]."""
+    """Rows [requests, heads, row, ...] without the last one, which replaces row `target` [requests, heads, 1]."""
     last, others = rows[:, :, -1:], rows[:, :, :-1]
-    places = target.expand((*others.shape[:2], 1))
+    positions = target.expand((*others.shape[:2], 1))
     if rows.dim() == 4:
-        places = places[..., None].expand(-1, -1, -1, rows.shape[-1])
-    return others.scatter(2, places, last)
+        positions = positions[..., None].expand(-1, -1, -1, rows.shape[-1])
+    return others.scatter(2, positions, last)

@@ -17,7 +17,7 @@ from attn_variants.layer_utils import refuse_source, with_dropout
 from attn_variants.mechanisms.latent_sizes import LatentShape
 from attn_variants.paged_plan import PagedPlan, Reached
 from attn_variants.plan import KernelPlan
-from attn_variants.stepping import batch_cos_sin, parted
+from attn_variants.stepping import batch_cos_sin, prefills_and_rest
 
 
 class OverLatents(Protocol):
@@ -146,7 +146,7 @@ class LatentAttentionLayer(nn.Module):
 
     def attend_reached(self, query: Tensor, fresh: Fields, batch: RaggedBatch, reached: Reached) -> Tensor:
         """Outputs [tokens, heads, value], absorbed over rows where they lie; starts of sequences expanded."""
-        starts, others = parted(batch)
+        starts, others = prefills_and_rest(batch)
         out = self.give_values(reached.attend(self.carry(query), batch, {}, [span.request for span in others]))
         for span in starts:
             chunk = slice(span.start, span.stop)

@@ -56,8 +56,8 @@ class LongformerAttention(DeclaredMechanism):
         def __post_init__(self) -> None:
             super().__post_init__()
             require_whole("window", self.window, ge=0)
-            places = whole_numbers("global_positions", self.global_positions, 0)
-            object.__setattr__(self, "global_positions", tuple(sorted(set(places))))
+            positions = whole_numbers("global_positions", self.global_positions, 0)
+            object.__setattr__(self, "global_positions", tuple(sorted(set(positions))))
 
     drops_weights = True
 
@@ -74,10 +74,12 @@ class LongformerAttention(DeclaredMechanism):
 
     def inner(self, config: MechanismConfig) -> InnerAttention:
         """The global projections and rows."""
-        from attn_variants.mechanisms.longformer_layer import GlobalRows
+        from attn_variants.mechanisms.longformer_layer import GlobalAttention
 
         options = self.Config.of(config)
-        return GlobalRows(self.spec(config), options.global_positions, hidden_size=config.hidden_size, bias=config.bias)
+        return GlobalAttention(
+            self.spec(config), options.global_positions, hidden_size=config.hidden_size, bias=config.bias
+        )
 
     def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:
         """That of all rows, and that of the global rows with projections of their own."""

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from attn_variants.compute.plain import attention_weights
 from attn_variants.plan import KernelPlan
 
-GLOBAL = 1
-"""Offset of the numbers that drop weights of global rows, which are counted from 0 as local ones are."""
+GLOBAL_OFFSET = 1
+"""Offset of the random numbers for dropout of the global rows, so that they differ from those of local rows."""
 
 
-class GlobalRows(nn.Module, InnerAttention):
+class GlobalAttention(nn.Module, InnerAttention):
     """Replaces the outputs at global positions by attention to all tokens with other projections.
 
     Learned: `query`, `key`, `value` (`nn.Linear` of inputs of `hidden_size`, uniform by Glorot's rule, biases zero). A
@@ -40,32 +40,32 @@ class GlobalRows(nn.Module, InnerAttention):
     def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
         """Outputs [batch, query, heads, value_size] for rows [batch, query, hidden_size]."""
         local = attend(operands)
-        places = self.places(rows)
-        if not places:
+        at = self.global_positions(rows)
+        if not at:
             return local
-        seen = self._plan.run(self.global_operands(rows, operands, places))
-        return local.index_copy(1, torch.tensor(places, device=rows.device), seen.to(local.dtype))
+        seen = self._plan.run(self.global_operands(rows, operands, at))
+        return local.index_copy(1, torch.tensor(at, device=rows.device), seen.to(local.dtype))
 
     def weights(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
         """Weights [batch, heads, query, key]; those of global rows are over the global projections."""
         local = attend(operands)
-        places = self.places(rows)
-        if not places:
+        at = self.global_positions(rows)
+        if not at:
             return local
-        seen = attention_weights(self.spec, self.global_operands(rows, operands, places))
-        return local.index_copy(2, torch.tensor(places, device=rows.device), seen)
+        seen = attention_weights(self.spec, self.global_operands(rows, operands, at))
+        return local.index_copy(2, torch.tensor(at, device=rows.device), seen)
 
-    def places(self, rows: Tensor) -> list[int]:
-        """The global positions that the sequence has."""
+    def global_positions(self, rows: Tensor) -> list[int]:
+        """The global positions within the sequence."""
         return [position for position in self.positions if position < rows.shape[1]]
 
-    def global_operands(self, rows: Tensor, operands: AttentionInputs, places: list[int]) -> AttentionInputs:
+    def global_operands(self, rows: Tensor, operands: AttentionInputs, at: list[int]) -> AttentionInputs:
         """Global queries [batch, global, heads, size] over global keys and values of all rows."""
         heads = self.spec.heads
         return AttentionInputs(
-            query=self.query(rows[:, places]).unflatten(-1, (heads.query, heads.key_size)),
+            query=self.query(rows[:, at]).unflatten(-1, (heads.query, heads.key_size)),
             key=self.key(rows).unflatten(-1, (heads.key_value, heads.key_size)),
             value=self.value(rows).unflatten(-1, (heads.key_value, heads.value_size)),
             key_padding_mask=operands.key_padding_mask,
-            dropout=operands.dropout and dataclasses.replace(operands.dropout, offset=GLOBAL),
+            dropout=operands.dropout and dataclasses.replace(operands.dropout, offset=GLOBAL_OFFSET),
         )

@@ -57,7 +57,7 @@ class Linformer(WholeSequence):
         )
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
-        """Projections of the width, of the length, and the pairs of queries and rows."""
+        """Projections of the inputs and of the length, and the pairs of queries and rows."""
         heads, size = self.inner_size(config)
         rank, (sets, kinds) = self.Config.of(config).rank, SHARING[self.Config.of(config).sharing]
         flops = self.projected(config, shape) + 8 * shape.batch * heads * shape.query * rank * size

@@ -21,7 +21,7 @@ class Tape(NamedTuple):
     allowed: Tensor
 
 
-class Written(NamedTuple):
+class LstmnOutput(NamedTuple):
     """What some tokens came to: `hidden` and `memory` [batch, token, heads, size], the last summary of hidden states
     [batch, heads, size], and each token's weights [batch, heads, written before it]."""
 
@@ -111,7 +111,7 @@ class LstmnLayer(nn.Module):
         )
         return Tape(hidden, memory, allowed)
 
-    def _run(self, rows: Tensor, tape: Tape, summary: Tensor, key_padding_mask: Tensor | None) -> Written:
+    def _run(self, rows: Tensor, tape: Tape, summary: Tensor, key_padding_mask: Tensor | None) -> LstmnOutput:
         """Tokens [batch, token, hidden_size] one after the other behind a tape."""
         batch, length, _ = rows.shape
         gates = wide(self.gates(rows)).view(batch, length, self.heads, 4 * self.size)
@@ -136,7 +136,7 @@ class LstmnLayer(nn.Module):
             keys.append(self._of_heads(new_hidden, self.attend_hidden))
             allowed.append(real)
             weights.append(share)
-        return Written(torch.stack(hidden[before:], 1), torch.stack(memory[before:], 1), summary, weights)
+        return LstmnOutput(torch.stack(hidden[before:], 1), torch.stack(memory[before:], 1), summary, weights)
 
     def _shares(self, query: Tensor, keys: Tensor, allowed: Tensor) -> Tensor:
         """Weights [batch, heads, written] of a query [batch, heads, size] over keys [batch, heads, written, size]."""

@@ -48,7 +48,7 @@ def sharpened(weights: Tensor, power: Tensor) -> Tensor:
     return raised / raised.sum(-1, keepdim=True)
 
 
-class Machine(NamedTuple):
+class NtmState(NamedTuple):
     """`memory` [batch, slots, size], `reading` and `writing` [batch, heads, slots]: where heads looked last, and `read`
     [batch, heads, size]: what they found."""
 
@@ -104,52 +104,52 @@ class NtmLayer(nn.Module):
             runs = [
                 self._run(
                     query[None, span.start : span.stop],
-                    Machine(*(field[span.request, None] for field in machine)),
+                    NtmState(*(field[span.request, None] for field in machine)),
                     None,
                 )
                 for span in batch.spans()
             ]
             out = torch.cat([rows.flatten(0, 1) for rows, _ in runs])
-            machine = Machine(*(torch.cat(fields) for fields in zip(*(after for _, after in runs), strict=True)))
+            machine = NtmState(*(torch.cat(fields) for fields in zip(*(after for _, after in runs), strict=True)))
         origin = self._started(*(torch.zeros_like(field) for field in machine))
-        changed = {name: getattr(machine, name) - getattr(origin, name) for name in Machine._fields}
+        changed = {name: getattr(machine, name) - getattr(origin, name) for name in NtmState._fields}
         kept = state["machine"].read()
         state["machine"].write({name: field.to(kept[name].dtype) for name, field in changed.items()})
         return self._out(out.flatten(0, -2), query, None)
 
-    def _started(self, memory: Tensor, reading: Tensor, writing: Tensor, read: Tensor) -> Machine:
+    def _started(self, memory: Tensor, reading: Tensor, writing: Tensor, read: Tensor) -> NtmState:
         """The machine of differences from the start: the learned memory, and all heads on slot 0."""
         first = one_hot(torch.zeros_like(reading[..., 0], dtype=torch.int64), self.slots).to(reading.dtype)
-        return Machine(memory + self.start.to(memory.dtype), reading + first, writing + first, read)
+        return NtmState(memory + self.start.to(memory.dtype), reading + first, writing + first, read)
 
     def _unread(self, like: Tensor) -> Tensor:
         return wide(like).new_zeros(like.shape[0], self.heads, self.size)
 
-    def _run(self, rows: Tensor, machine: Machine, key_padding_mask: Tensor | None) -> tuple[Tensor, Machine]:
+    def _run(self, rows: Tensor, machine: NtmState, key_padding_mask: Tensor | None) -> tuple[Tensor, NtmState]:
         """Controller's and read rows [batch, token, 2 heads size] of tokens in their order, and the machine then."""
         out = []
         for token in range(rows.shape[1]):
             seen = torch.cat([rows[:, token], machine.read.flatten(1).to(rows.dtype)], dim=-1)
             control = torch.tanh(self.controller(seen))
-            after = self._turned(control, machine)
+            after = self._updated(control, machine)
             if key_padding_mask is not None:
                 real = key_padding_mask[:, token, None, None]
-                after = Machine(*(torch.where(real, new, old) for new, old in zip(after, machine, strict=True)))
+                after = NtmState(*(torch.where(real, new, old) for new, old in zip(after, machine, strict=True)))
             machine = after
             out.append(torch.cat([wide(control), machine.read.flatten(1)], dim=-1))
         return torch.stack(out, dim=1), machine
 
-    def _turned(self, control: Tensor, machine: Machine) -> Machine:
+    def _updated(self, control: Tensor, machine: NtmState) -> NtmState:
         """The machine after the heads did what the controller's row [batch, heads size] says."""
         said = torch.unflatten(wide(self.interface(control)), -1, (self.heads, -1))
         aim, write, erase, add = torch.split(said, [sum(self.look), sum(self.look), self.size, self.size], dim=-1)
-        writing = self._aimed(write, machine.memory, machine.writing)
+        writing = self._addressed(write, machine.memory, machine.writing)
         kept = 1 - writing[..., None] * torch.sigmoid(erase)[:, :, None]
         memory = machine.memory * kept.prod(1) + writing.transpose(1, 2) @ add
-        reading = self._aimed(aim, memory, machine.reading)
-        return Machine(memory, reading, writing, reading @ memory)
+        reading = self._addressed(aim, memory, machine.reading)
+        return NtmState(memory, reading, writing, reading @ memory)
 
-    def _aimed(self, said: Tensor, memory: Tensor, before: Tensor) -> Tensor:
+    def _addressed(self, said: Tensor, memory: Tensor, before: Tensor) -> Tensor:
         """Weights [batch, heads, slots] that heads give to slots after `before`."""
         key, strength, gate, shifts, power = torch.split(said, list(self.look), dim=-1)
         content = by_content(key, memory, softplus(strength[..., 0]))

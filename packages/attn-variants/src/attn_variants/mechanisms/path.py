@@ -24,7 +24,7 @@ from attn_variants.mechanisms.common import GROUPED_SELF, only_causal, self_mask
 from attn_variants.mechanisms.positions import refuse_rotary
 
 if TYPE_CHECKING:
-    from attn_variants.mechanisms.path_layer import Reflections
+    from attn_variants.mechanisms.path_layer import PathInner
 
 
 class PathAttention(DeclaredMechanism):
@@ -70,12 +70,12 @@ class PathAttention(DeclaredMechanism):
         refuse_rotary(self.name, config)
         return AttentionSpec(heads=config.head_layout, mask=self_mask(config))
 
-    def inner(self, config: MechanismConfig) -> Reflections:
+    def inner(self, config: MechanismConfig) -> PathInner:
         """The reflections, with random weights."""
-        from attn_variants.mechanisms.path_layer import Reflections
+        from attn_variants.mechanisms.path_layer import PathInner
 
         own = self.Config.of(config)
-        return Reflections(
+        return PathInner(
             self.spec(config), hidden_size=config.hidden_size, rank=own.rank, taps=own.taps, block=own.block
         )
 

@@ -16,10 +16,10 @@ from attn_variants.layer_utils import by_heads, fresh_linear, unit
 from attn_variants.mechanisms.recurrence_layers import ShortConvolution
 
 
-class Paths(NamedTuple):
-    """What turns a query on its way back: H_t = I - β_t w_t w_tᵀ of every token t.
+class Householder(NamedTuple):
+    """The Householder-like matrices H_t = I - β_t w_t w_tᵀ of every token t, which transform queries.
 
-    `direction` w [batch, key_value_heads, key, size], of length one or zero; `strength` β [batch, key_value_heads,
+    `direction` w [batch, num_kv_heads, key, size], of length one or zero; `strength` β [batch, num_kv_heads,
     key].
     """
 
@@ -28,23 +28,24 @@ class Paths(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Tokens in blocks: [batch, key_value_heads, blocks, token, size] each.
+    """Tokens in blocks: [batch, num_kv_heads, blocks, token, size] each.
 
-    A block turns a query q to q - (q·w) U; `key_turns` X are what its tokens add to the scores of its earlier keys.
+    The product of the matrices of a block maps a query q to q - (q·w) U, U the `query_products`; `key_products` X give
+    the change of the scores of the block's own keys (UT transform).
     """
 
     key: Tensor
     direction: Tensor
-    key_turns: Tensor
-    query_turns: Tensor
+    key_products: Tensor
+    query_products: Tensor
 
 
-def path_scores(heads: Heads, query: Tensor, key: Tensor, paths: Paths, places: Tensor, block: int) -> Tensor:
-    """q_iᵀ H_i H_{i-1} ... H_{j+1} k_j, [batch, heads, query, key]; above the diagonal they mean nothing.
+def path_scores(heads: Heads, query: Tensor, key: Tensor, paths: Householder, places: Tensor, block: int) -> Tensor:
+    """q_iᵀ H_i H_{i-1} ... H_{j+1} k_j, [batch, heads, query, key]; entries above the diagonal are meaningless.
 
-    `query` [batch, heads, query, size] at `places` [batch or 1, query]; `key` [batch, key_value_heads, key, size] at
-    0, 1, ... Queries go back block by block of so many tokens, whose products of reflections are sums of as many
-    outer products (Yang et al. 2025, arXiv 2505.16381, section 3.2).
+    `query` [batch, heads, query, size] at `places` [batch or 1, query]; `key` [batch, num_kv_heads, key, size] at
+    0, 1, ... Blocks of `block` tokens are processed from last to first; the product of a block's matrices is the
+    identity minus `block` outer products (Yang et al. 2025, arXiv 2505.16381, section 3.2).
     """
     keys = key.shape[2]
     if keys == 0:
@@ -55,13 +56,13 @@ def path_scores(heads: Heads, query: Tensor, key: Tensor, paths: Paths, places: 
         tokens = torch.arange(number * block, (number + 1) * block, device=query.device)
         ahead = tokens > places[:, None, :, None]
         met = (query @ parts.direction[:, :, number].transpose(-1, -2)).masked_fill(ahead, 0.0)
-        columns.append(query @ parts.key[:, :, number].transpose(-1, -2) - met @ parts.key_turns[:, :, number])
-        query = query - met @ parts.query_turns[:, :, number]
+        columns.append(query @ parts.key[:, :, number].transpose(-1, -2) - met @ parts.key_products[:, :, number])
+        query = query - met @ parts.query_products[:, :, number]
     return torch.cat(columns[::-1], dim=-1)[..., :keys]
 
 
-def in_blocks(key: Tensor, paths: Paths, block: int) -> Blocks:
-    """Both sums of outer products of every block solve one triangular system."""
+def in_blocks(key: Tensor, paths: Householder, block: int) -> Blocks:
+    """Keys and directions in blocks, with the products of each, which solve one triangular system (UT transform)."""
     key, direction = split(key, block), split(paths.direction, block)
     strength = split(paths.strength[..., None], block)
     told = strength * torch.cat([(direction @ key.transpose(-1, -2)).tril(-1), direction], dim=-1)
@@ -77,12 +78,13 @@ def split(rows: Tensor, block: int) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Passages:
-    """What queries of later blocks need of each block, a tensor a block, of all query heads.
+class KeyBlocks:
+    """What queries of later blocks need of each block of keys, one tensor for each block, of all query heads.
 
-    `keys` [batch, heads, token, size] have met the reflections up to the end of their block, `passing` [batch, heads,
-    size, size] is the product of all of them. `values` are [batch, heads, token, value_size] of the whole sequence and
-    `key_padding_mask` [batch, token] says which tokens are real, None where all are.
+    `keys` [batch, heads, token, size] are multiplied by the matrices from them to the end of their block, `passing`
+    [batch, heads, size, size] is the product of all matrices of the block. `values` are [batch, heads, token,
+    value_size] of the whole sequence and `key_padding_mask` [batch, token] says which tokens are real, None where all
+    are.
     """
 
     keys: tuple[Tensor, ...]
@@ -93,8 +95,8 @@ class Passages:
     def attend(self, query: Tensor, own: Tensor, number: int) -> Tensor:
         """Outputs [batch, heads, token, value_size] of the queries of one block.
 
-        `query` [batch, heads, token, size] have gone back to the start of their block, whose own scores [batch, heads,
-        token, token] are `own`.
+        `query` [batch, heads, token, size] are multiplied by the matrices from the start of their block to them; `own`
+        [batch, heads, token, token] are the scores within the block.
         """
         ahead = own.new_ones(own.shape[-2:], dtype=torch.bool).triu(1)
         # Masked here: the gradient of a part of `scores` alone would keep that of all its columns in memory.
@@ -112,47 +114,48 @@ class Passages:
 
 
 def path_attention(
-    heads: Heads, rows: tuple[Tensor, Tensor, Tensor], paths: Paths, key_padding_mask: Tensor | None, block: int
+    heads: Heads, rows: tuple[Tensor, Tensor, Tensor], paths: Householder, key_padding_mask: Tensor | None, block: int
 ) -> Tensor:
     """Outputs [batch, heads, token, value_size] of whole sequences.
 
-    `rows` are queries [batch, heads, token, size], keys and values [batch, key_value_heads, token, size];
-    `key_padding_mask` [batch, token] or None. A query goes back through its own block of so many tokens, and then block
-    by block, each of which turns it by one product (Yang et al. 2025, arXiv 2505.16381, section 3.3). The backward pass
-    computes a block of queries again, so that memory grows with the length alone.
+    `rows` are queries [batch, heads, token, size], keys and values [batch, num_kv_heads, token, size];
+    `key_padding_mask` [batch, token] or None. A query is multiplied by the matrices of its own
+    block of `block` tokens, then by one product for each earlier block (Yang et al. 2025, arXiv 2505.16381, section
+    3.3). The backward pass recomputes one block of queries at a time, so that memory is linear in the length.
     """
     query, key, value = rows
     tokens = query.shape[2]
     if tokens == 0:
         return query.new_zeros(*query.shape[:3], value.shape[-1])
     parts = in_blocks(key, paths, block)
-    met_keys = parts.key - parts.key_turns.transpose(-1, -2) @ parts.direction
+    transformed_keys = parts.key - parts.key_products.transpose(-1, -2) @ parts.direction
     one = torch.eye(query.shape[-1], dtype=query.dtype, device=query.device)
-    passing = one - parts.direction.transpose(-1, -2) @ parts.query_turns
+    passing = one - parts.direction.transpose(-1, -2) @ parts.query_products
     query = split(query, block)
-    own_key, direction, key_turns, query_turns = (of_query_heads(heads, part) for part in parts)
+    own_key, direction, key_products, query_products = (of_query_heads(heads, part) for part in parts)
     met = (query @ direction.transpose(-1, -2)).tril()
-    own = query @ own_key.transpose(-1, -2) - met @ key_turns
+    own = query @ own_key.transpose(-1, -2) - met @ key_products
     missing = query.shape[2] * block - tokens
-    passages = Passages(
-        of_query_heads(heads, met_keys).unbind(2),
+    key_blocks = KeyBlocks(
+        of_query_heads(heads, transformed_keys).unbind(2),
         of_query_heads(heads, passing).unbind(2),
         of_query_heads(heads, pad(value, (0, 0, 0, missing))),
         None if key_padding_mask is None else pad(key_padding_mask, (0, missing)),
     )
-    blocks = zip((query - met @ query_turns).unbind(2), own.unbind(2), range(query.shape[2]), strict=True)
+    blocks = zip((query - met @ query_products).unbind(2), own.unbind(2), range(query.shape[2]), strict=True)
     again = query.shape[2] > 1 and torch.is_grad_enabled() and not torch.compiler.is_compiling()
     out = [
-        checkpoint(passages.attend, *each, use_reentrant=False) if again else passages.attend(*each) for each in blocks
+        checkpoint(key_blocks.attend, *each, use_reentrant=False) if again else key_blocks.attend(*each)
+        for each in blocks
     ]
     return torch.cat(out, 2)[:, :, :tokens]
 
 
-class Reflections(InnerAttention, nn.Module):
-    """Softmax attention in which a query is reflected by every token between it and the key.
+class PathInner(InnerAttention, nn.Module):
+    """Softmax attention whose queries are multiplied by the Householder-like matrices of all tokens after the key.
 
     Learned: `down` and `up`, the directions through `rank` elements, `convolution` of their last `taps` tokens, and
-    `strength` (`nn.Linear`, its bias zero), half of whose reach is a reflection. `block` tokens go as one.
+    `strength` β (`nn.Linear`, its bias zero), from 0 to 2. Tokens are processed in blocks of `block`.
     """
 
     def __init__(self, spec: AttentionSpec, *, hidden_size: int, rank: int, taps: int, block: int) -> None:
@@ -166,8 +169,8 @@ class Reflections(InnerAttention, nn.Module):
         self.strength = fresh_linear(hidden_size, heads.key_value, bias=True)
 
     def remember(self, rows: Tensor) -> Fields:
-        """Of rows [..., hidden_size]: "direction" [..., key_value_heads, key_size], not yet convolved, and "strength" β
-        [..., key_value_heads], from 0 to 2, at least float32."""
+        """Of rows [..., hidden_size]: "direction" [..., num_kv_heads, key_size], not yet convolved, and "strength" β
+        [..., num_kv_heads], from 0 to 2, at least float32."""
         direction = by_heads(self.up(self.down(rows)), self.spec.heads.key_value)
         return {"direction": direction, "strength": 2 * wide(self.strength(rows)).sigmoid()}
 
@@ -197,12 +200,12 @@ class Reflections(InnerAttention, nn.Module):
         scores = path_scores(heads, query, key, self.paths(operands), positions(operands)[0], block)
         return shares(scores, allowed_pairs(self.spec.mask, operands))
 
-    def paths(self, operands: AttentionInputs) -> Paths:
-        """The reflections of all remembered tokens, which stand at positions 0, 1, ...; padding reflects nothing."""
+    def paths(self, operands: AttentionInputs) -> Householder:
+        """The matrices of all cached tokens, at positions 0, 1, ...; those of padding are the identity."""
         direction, strength = wide(operands.fields["direction"]), wide(operands.fields["strength"])
         if operands.key_padding_mask is not None:
             direction = direction.masked_fill(~operands.key_padding_mask[:, :, None, None], 0.0)
             strength = strength.masked_fill(~operands.key_padding_mask[:, :, None], 0.0)
         convolved = self.convolution(direction.flatten(-2), None)[0]
         turned = unit(by_heads(convolved, self.spec.heads.key_value))
-        return Paths(turned.transpose(1, 2), strength.to(turned.dtype).transpose(1, 2))
+        return Householder(turned.transpose(1, 2), strength.to(turned.dtype).transpose(1, 2))

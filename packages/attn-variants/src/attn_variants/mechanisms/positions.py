@@ -254,10 +254,10 @@ class AddedPositions(DeclaredMechanism):
     drops_weights = True
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `AddedPlaces` with random weights."""
-        from attn_variants.mechanisms.sinusoidal_layers import AddedPlaces
+        """A fresh `AddedPositionsLayer` with random weights."""
+        from attn_variants.mechanisms.sinusoidal_layers import AddedPositionsLayer
 
-        return AddedPlaces(
+        return AddedPositionsLayer(
             self.spec(config),
             hidden_size=config.hidden_size,
             bias=config.bias,
@@ -297,10 +297,10 @@ class ConcatenatedPositions(DeclaredMechanism):
     drops_weights = True
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `ConcatenatedPlaces` with random weights."""
-        from attn_variants.mechanisms.sinusoidal_layers import ConcatenatedPlaces
+        """A fresh `ConcatenatedPositionsLayer` with random weights."""
+        from attn_variants.mechanisms.sinusoidal_layers import ConcatenatedPositionsLayer
 
-        return ConcatenatedPlaces(
+        return ConcatenatedPositionsLayer(
             self.spec(config),
             hidden_size=config.hidden_size,
             bias=config.bias,

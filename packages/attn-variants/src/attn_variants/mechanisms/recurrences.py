@@ -120,13 +120,13 @@ class Recurrence(ComputedMechanism):
     def extras(self, config: MechanismConfig) -> Extra:
         """The weights that only this mechanism has."""
 
-    def key_size(self, head_size: int) -> int:
+    def key_size(self, head_dim: int) -> int:
         """The default key size of a head."""
-        return head_size
+        return head_dim
 
-    def value_size(self, head_size: int) -> int:
+    def value_size(self, head_dim: int) -> int:
         """The default value size of a head."""
-        return head_size
+        return head_dim
 
     def update_of(self, config: MechanismConfig) -> Update:  # noqa: ARG002 -- most have but one
         """How the memory is updated with these options."""
@@ -262,9 +262,9 @@ class Retention(Recurrence):
         heads = self.heads(config)
         return Extra(linear=config.hidden_size * heads.query * heads.value_size)
 
-    def value_size(self, head_size: int) -> int:
+    def value_size(self, head_dim: int) -> int:
         """Twice the head size."""
-        return 2 * head_size
+        return 2 * head_dim
 
 
 class GatedLinearAttention(Recurrence):
@@ -322,9 +322,9 @@ class GatedLinearAttention(Recurrence):
             linear=rank * (config.hidden_size + into) + config.hidden_size * out, other=into + heads.value_size
         )
 
-    def key_size(self, head_size: int) -> int:
+    def key_size(self, head_dim: int) -> int:
         """Half the head size."""
-        return max(1, head_size // 2)
+        return max(1, head_dim // 2)
 
 
 class LightningAttention(Recurrence):

@@ -16,13 +16,13 @@ from attn_variants.mechanisms.common import GROUPED_SELF, self_mask
 
 @dataclass(frozen=True, kw_only=True)
 class AdditiveConfig(MechanismConfig):
-    """`hidden` units of the scoring network of one head; the head size by default."""
+    """`intermediate_size` units of the scoring network of one head; `head_dim` by default."""
 
     intermediate_size: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_whole("hidden", self.intermediate_size, ge=1, unit="units", optional=True)
+        require_whole("intermediate_size", self.intermediate_size, ge=1, unit="units", optional=True)
 
 
 class AdditiveAttention(DeclaredMechanism):

@@ -36,14 +36,14 @@ def _table(length: int, size: int, dtype: torch.dtype, device: torch.device) -> 
         return sinusoidal(torch.arange(length, device=device), size).to(dtype)
 
 
-class PlacedLayer(SpecLayer):
+class SinusoidalLayer(SpecLayer):
     """Sinusoids of the size of a head for queries, keys and values, the same in every head.
 
-    Keys and values are remembered, and lent, without positions.
+    Keys and values are cached, and shared between layers, without positions.
     """
 
     def use_kernel(self, name: str | None) -> None:
-        """As of any spec, over gathered rows: kernels that reach rows where they lie would meet them unplaced."""
+        """As of any spec, but without kernels for paged rows: those hold keys and values without positions."""
         super().use_kernel(name)
         self._paged = None
         self.last_needs_positions = True
@@ -55,35 +55,38 @@ class PlacedLayer(SpecLayer):
         key_padding_mask: Tensor | None = None,
         positions: tuple[Tensor | None, Tensor | None] = (None, None),
     ) -> AttentionInputs:
-        """AttentionInputs of queries and fields without positions, with them; arguments as of `SpecLayer.operands`."""
+        """The inputs of attention with sinusoids in queries, keys and values; arguments as of `SpecLayer.operands`."""
         plain = super().operands(query, fields, key_padding_mask, positions)
         at_query, at_key = positions_of(plain)
-        key = self._placed(plain.key, at_key)
+        key = self._with_sinusoids(plain.key, at_key)
         return dataclasses.replace(
-            plain, query=self._placed(plain.query, at_query), key=key, value=self._placed(plain.value, at_key)
+            plain,
+            query=self._with_sinusoids(plain.query, at_query),
+            key=key,
+            value=self._with_sinusoids(plain.value, at_key),
         )
 
     @abstractmethod
-    def place(self, rows: Tensor, vectors: Tensor) -> Tensor:
-        """Rows [batch, row, heads, size] that have these vectors [batch or 1, row, 1, size]."""
+    def combine(self, rows: Tensor, vectors: Tensor) -> Tensor:
+        """Rows [batch, row, heads, size] combined with sinusoids [batch or 1, row, 1, size]."""
 
-    def _placed(self, rows: Tensor, at: Tensor) -> Tensor:
-        return self.place(rows, sinusoidal_at(at, rows.shape[-1], rows)[:, :, None])
+    def _with_sinusoids(self, rows: Tensor, at: Tensor) -> Tensor:
+        return self.combine(rows, sinusoidal_at(at, rows.shape[-1], rows)[:, :, None])
 
 
-class AddedPlaces(PlacedLayer):
-    """Positions are added: q + p, k + p, v + p."""
+class AddedPositionsLayer(SinusoidalLayer):
+    """Sinusoids p are added: q + p, k + p, v + p."""
 
-    def place(self, rows: Tensor, vectors: Tensor) -> Tensor:
+    def combine(self, rows: Tensor, vectors: Tensor) -> Tensor:
         """The sums."""
         return rows + vectors
 
 
-class ConcatenatedPlaces(PlacedLayer):
-    """Positions stand behind: [q; p], [k; p], [v; p], twice as long as what is projected."""
+class ConcatenatedPositionsLayer(SinusoidalLayer):
+    """Sinusoids p are concatenated: [q; p], [k; p], [v; p], twice the size of the projections."""
 
-    def place(self, rows: Tensor, vectors: Tensor) -> Tensor:
-        """Both, [batch, row, heads, 2 size]."""
+    def combine(self, rows: Tensor, vectors: Tensor) -> Tensor:
+        """The concatenation, [batch, row, heads, 2 size]."""
         return torch.cat([rows, vectors.expand_as(rows)], dim=-1)
 
 
@@ -110,7 +113,9 @@ class DepthLayer(nn.Module):
         borrowed: Fields | None = None,
     ) -> Tensor:
         """Attend over whole sequences [batch, tokens, hidden_size]; arguments as of `SpecLayer.forward`."""
-        out: Tensor = self.attention(self._counted(query), source, key_padding_mask=key_padding_mask, borrowed=borrowed)
+        out: Tensor = self.attention(
+            self._at_positions(query), source, key_padding_mask=key_padding_mask, borrowed=borrowed
+        )
         return out
 
     def weights(
@@ -123,18 +128,18 @@ class DepthLayer(nn.Module):
     ) -> Tensor:
         """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
         return self.attention.weights(
-            self._counted(query), source, key_padding_mask=key_padding_mask, borrowed=borrowed
+            self._at_positions(query), source, key_padding_mask=key_padding_mask, borrowed=borrowed
         )
 
     def lend(self, query: Tensor) -> Fields:
-        """Keys and values [batch, key, key_value_heads, size] of whole sequences [batch, key, hidden_size]."""
-        return self.attention.lend(self._counted(query))
+        """Keys and values [batch, key, num_kv_heads, size] of whole sequences [batch, key, hidden_size]."""
+        return self.attention.lend(self._at_positions(query))
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """Attend for the new rows [tokens, hidden_size] of many requests; returns [tokens, hidden_size]."""
-        return self.attention.step(self.placed(query, batch.positions), batch, state)
+        return self.attention.step(self.with_sinusoids(query, batch.positions), batch, state)
 
-    def placed(self, rows: Tensor, positions: Tensor) -> Tensor:
+    def with_sinusoids(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Rows [..., tokens, hidden_size] at positions [tokens] with their place."""
         depths = depth_of(positions, depths_of(self.tree, rows.device))
         sequence = self.sequential(sinusoidal_at(positions, self.hidden_size, rows))
@@ -150,5 +155,5 @@ class DepthLayer(nn.Module):
         """Compute with the kernel of this name from now on; None chooses the cheapest that accepts."""
         self.attention.use_kernel(name)
 
-    def _counted(self, rows: Tensor) -> Tensor:
-        return self.placed(rows, torch.arange(rows.shape[-2], device=rows.device))
+    def _at_positions(self, rows: Tensor) -> Tensor:
+        return self.with_sinusoids(rows, torch.arange(rows.shape[-2], device=rows.device))

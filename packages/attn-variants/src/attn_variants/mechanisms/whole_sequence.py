@@ -22,7 +22,7 @@ class WholeSequence(ComputedMechanism):
     """A mechanism without a causal form: what a token may see depends on all tokens."""
 
     projections = 4
-    """Matrices of the width between inputs and heads, the output's among them."""
+    """The number of projection matrices, that of the output included."""
 
     @abstractmethod
     def attention(self, config: MechanismConfig) -> Any:

@@ -11,9 +11,9 @@ from attn_core import AttentionInputs, AttentionSpec, Mask
 from torch import Tensor
 from torch.nn.functional import pad
 
-from attn_variants.compute.allowed import nothing
 from attn_variants.compute.block_sparse.layout import parts
 from attn_variants.compute.block_sparse.tiles import Layout, Tiles
+from attn_variants.compute.pairs import nothing
 from attn_variants.scores import scale_of
 
 

@@ -13,7 +13,7 @@ from attn_core.norms import QkL2Norm
 from attn_core.scores import Additive, Concat
 from torch import Tensor, nn
 
-from attn_variants.scores import draw_additive, draw_concat
+from attn_variants.scores import init_additive, init_concat
 
 
 class PartWeights(nn.Module):
@@ -31,36 +31,36 @@ class PartWeights(nn.Module):
 
 
 def part_weights(part: Part | None, heads: Heads, *, without: str | None = None) -> PartWeights | None:
-    """A module with fresh weights of the part, but the one called `without`; None where it has none."""
+    """The learned weights of a part, initialised, except the one called `without`; None if it has none."""
     if part is None or not part.weights(heads):
         return None
-    return PartWeights({name: weight for name, weight in draw(part, heads).items() if name != without})
+    return PartWeights({name: weight for name, weight in init_weights(part, heads).items() if name != without})
 
 
 def named_weights(parts: Mapping[str, nn.Module | None]) -> dict[str, Tensor]:
-    """The weights of the parts that have any, by the place of the part and the weight's own name."""
+    """The weights of parts by "part.weight", such as "score.bias"."""
     found = [(place, cast("PartWeights", part)) for place, part in parts.items() if part is not None]
     return {f"{place}.{name}": weight for place, part in found for name, weight in part.named().items()}
 
 
-def draw(part: Part, heads: Heads) -> dict[str, Tensor]:
-    """Fresh weights of the part by name."""
+def init_weights(part: Part, heads: Heads) -> dict[str, Tensor]:
+    """Initial weights of a part by name."""
     if isinstance(part, Additive):
-        return draw_additive(part, heads)
+        return init_additive(part, heads)
     if isinstance(part, Concat):
-        return draw_concat(part, heads)
+        return init_concat(part, heads)
     if isinstance(part, QkL2Norm):
         return {"query_gain": torch.full((1,), math.log2(part.length**2 - part.length))}
-    rule = RULES.get(part.kind, small)
+    rule = INITIALIZERS.get(part.kind, normal)
     return {name: rule(shape, heads) for name, shape in part.weights(heads).items()}
 
 
-def small(shape: tuple[int, ...], heads: Heads) -> Tensor:  # noqa: ARG001 -- as all rules
+def normal(shape: tuple[int, ...], heads: Heads) -> Tensor:  # noqa: ARG001 -- as all rules
     """N(0, 0.02²)."""
     return torch.randn(shape) * 0.02
 
 
-def narrow(shape: tuple[int, ...], heads: Heads) -> Tensor:  # noqa: ARG001 -- as all rules
+def uniform(shape: tuple[int, ...], heads: Heads) -> Tensor:  # noqa: ARG001 -- as all rules
     """Uniform in ±0.1, as in the code of Luong et al. 2015."""
     return (torch.rand(shape) * 2 - 1) * 0.1
 
@@ -75,8 +75,8 @@ def ones(shape: tuple[int, ...], heads: Heads) -> Tensor:  # noqa: ARG001 -- as 
     return torch.ones(shape)
 
 
-def as_sharp_as_scaled(shape: tuple[int, ...], heads: Heads) -> Tensor:
-    """softplus(b) = √d_k: cosines then spread as scaled products of random vectors do."""
+def cosine_sharpness(shape: tuple[int, ...], heads: Heads) -> Tensor:
+    """softplus(b) = √d_k, so that scores vary as scaled dot products of random vectors do."""
     beta = heads.key_size**0.5
     return torch.full(shape, beta + math.log1p(-math.exp(-beta)))
 
@@ -87,11 +87,11 @@ def glorot(shape: tuple[int, ...], heads: Heads) -> Tensor:  # noqa: ARG001 -- a
     return (torch.rand(shape) * 2 - 1) * limit
 
 
-RULES: Mapping[str, Callable[[tuple[int, ...], Heads], Tensor]] = {
-    "general": narrow,
-    "location": narrow,
-    "local_gaussian": narrow,
-    "cosine": as_sharp_as_scaled,
+INITIALIZERS: Mapping[str, Callable[[tuple[int, ...], Heads], Tensor]] = {
+    "general": uniform,
+    "location": uniform,
+    "local_gaussian": uniform,
+    "cosine": cosine_sharpness,
     "sink": zeros,
     "adaptive_entmax": zeros,
     "relative_keys": glorot,
@@ -100,4 +100,4 @@ RULES: Mapping[str, Callable[[tuple[int, ...], Heads], Tensor]] = {
     "dependency_values": glorot,
     "qk_norm": ones,
 }
-"""By the kind of part; `small` where there is no other."""
+"""Initialisers by kind of part; `normal` for others."""

@@ -1,1 +1,0 @@
-"""Attention to chosen blocks of keys."""
