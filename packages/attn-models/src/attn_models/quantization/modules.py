@@ -94,6 +94,10 @@ class OneDnnLinear(QuantizedLinear):
         return out
 
 
+INT8_ALIGNMENT = 16
+"""Torch 2.13 with AVX2 reads past the end of rows whose size is no multiple of this: wrong sums, or a crash."""
+
+
 class Int8Linear(QuantizedLinear):
     """Weights as whole numbers from -127 to 127 times a step for each output."""
 
@@ -109,8 +113,12 @@ class Int8Linear(QuantizedLinear):
 
     def multiply(self, rows: Tensor) -> Tensor:
         """In bfloat16; steps are applied in float32, as rounding them would bend every output."""
-        ones = self.steps.new_ones(self.outputs, dtype=torch.bfloat16)
-        out: Tensor = torch._weight_int8pack_mm(rows.to(torch.bfloat16).contiguous(), self.numbers, ones)  # noqa: SLF001
+        inputs = rows.to(torch.bfloat16).contiguous()
+        if inputs.shape[-1] % INT8_ALIGNMENT:
+            out = inputs @ self.numbers.to(torch.bfloat16).T
+        else:
+            ones = self.steps.new_ones(self.outputs, dtype=torch.bfloat16)
+            out = torch._weight_int8pack_mm(inputs, self.numbers, ones)  # noqa: SLF001
         return out.float() * self.steps
 
 
