@@ -1,8 +1,4 @@
-"""Flags, fields of the wire and exported names use the words of the field, not those of public_words.toml.
-
-Names that are still to be renamed stand in public_words_to_rename.txt, which only shrinks: run this file with Python to
-take out the lines that are done.
-"""
+"""Flags, fields of the wire and exported names use the words of the field, not those of public_words.toml."""
 
 from __future__ import annotations
 
@@ -21,7 +17,6 @@ import workspace
 from attn_cli.main import load
 from attn_core import installed
 
-TO_RENAME = Path(__file__).with_name("public_words_to_rename.txt")
 WORDS = tomllib.loads(Path(__file__).with_name("public_words.toml").read_text("utf-8"))
 
 
@@ -83,20 +78,14 @@ def found() -> dict[str, str]:
     return {where: said for where, name in surface if (said := better(name)) is not None}
 
 
-def to_rename() -> list[str]:
-    """The names of the file."""
-    return [line for line in TO_RENAME.read_text("utf-8").splitlines() if line and not line.startswith("#")]
-
-
 def test_public_names_are_words_of_the_field() -> None:
-    excused = {*WORDS["kept"], *to_rename()}
-    wrong = {where: said for where, said in found().items() if where not in excused}
+    wrong = {where: said for where, said in found().items() if where not in WORDS["kept"]}
     assert not wrong, "\n".join(f"{where}: say {said}" for where, said in sorted(wrong.items()))
 
 
 def test_what_is_excused_is_still_there() -> None:
-    gone = sorted({*WORDS["kept"], *to_rename()} - set(found()))
-    assert not gone, f"renamed or removed; take out these lines (python {Path(__file__).name}): {gone}"
+    gone = sorted(set(WORDS["kept"]) - set(found()))
+    assert not gone, f"renamed or removed; take these lines out of public_words.toml: {gone}"
 
 
 @pytest.mark.parametrize("name", ["--kv-heads", "guesses", "KVLender", "OperandsOfRows", "grace_seconds", "Grammar"])
@@ -109,9 +98,3 @@ def test_a_word_of_the_list_is_found_in_any_spelling(name: str) -> None:
 )
 def test_other_names_with_a_part_of_it_may_be_said(name: str) -> None:
     assert better(name) is None
-
-
-if __name__ == "__main__":
-    lines = TO_RENAME.read_text("utf-8").splitlines()
-    left = [line for line in lines if line.startswith("#") or line in found()]
-    TO_RENAME.write_text("\n".join(left) + "\n", "utf-8")
