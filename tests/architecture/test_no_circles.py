@@ -1,8 +1,6 @@
-"""No module imports one that imports it, late imports and those of types included; circles.txt lists what remains."""
+"""No module imports one that imports it, late imports and those of types included."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import attn_core
 import import_graph
@@ -10,7 +8,6 @@ import pytest
 import workspace
 from sources import Source
 
-REMAINING = Path(__file__).with_name("circles.txt")
 MOST_NAMES_OF_THE_CONTRACT = 40
 
 
@@ -20,17 +17,8 @@ def found() -> set[tuple[str, ...]]:
     return {circle for package in packages for circle in import_graph.circles(import_graph.of_package(package))}
 
 
-def listed() -> set[tuple[str, ...]]:
-    """The circles of circles.txt: a line each, names parted by spaces."""
-    lines = REMAINING.read_text("utf-8").splitlines()
-    return {tuple(line.split()) for line in lines if line and not line.startswith("#")}
-
-
-def test_there_is_no_circle_of_imports_but_those_that_remain() -> None:
-    new = found() - listed()
-    gone = listed() - found()
-    assert not new, "\n".join(f"these import one another: {' '.join(circle)}" for circle in sorted(new))
-    assert not gone, "\n".join(f"broken up or smaller; mend {REMAINING.name}: {' '.join(c)}" for c in sorted(gone))
+def test_there_is_no_circle_of_imports() -> None:
+    assert not found(), "\n".join(f"these import one another: {' '.join(circle)}" for circle in sorted(found()))
 
 
 @pytest.mark.parametrize(

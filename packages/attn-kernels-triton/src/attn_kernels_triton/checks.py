@@ -8,7 +8,7 @@ from attn_core.errors import InvalidValue
 from attn_core.kernels.attend import check_varlen
 from torch import Tensor
 
-from attn_kernels_triton.backends.attend import WIDEST_DROPPED
+from attn_kernels_triton.backends.conditions import MAX_HEAD_DIM_DROPOUT
 from attn_kernels_triton.launch import LARGEST_OFFSET
 from attn_kernels_triton.machine import interpreted
 
@@ -40,9 +40,9 @@ def check(spec: AttentionSpec, operands: AttentionInputs) -> None:
         check_like(name, operands.parameters[name], weight, query.device)
     check_varlen(operands)
     check_biases(spec, operands)
-    if operands.dropout is not None and max(heads.key_size, heads.value_size) > WIDEST_DROPPED:
+    if operands.dropout is not None and max(heads.key_size, heads.value_size) > MAX_HEAD_DIM_DROPOUT:
         given = max(heads.key_size, heads.value_size)
-        raise InvalidValue.of("dropout", f"over heads of size {given}", f"sizes up to {WIDEST_DROPPED}")
+        raise InvalidValue.of("dropout", f"over heads of size {given}", f"sizes up to {MAX_HEAD_DIM_DROPOUT}")
     check_count("queries of all heads", batch * heads.query * query.shape[1])
     check_count("output: elements of a sequence", query.shape[1] * heads.query * heads.value_size)
 

@@ -9,19 +9,13 @@ from attn_core import AttentionInputs
 from attn_core.kernels.attend import AttendKernel, AttendProblem
 from attn_core.kernels.base import Anything, AtMost, Condition, OneOf
 
-from attn_kernels_triton.backends.conditions import MODIFIERS, OnGpu
+from attn_kernels_triton.backends.conditions import MAX_HEAD_DIM_DROPOUT, MAX_HEAD_DIM_LEARNED_BIAS, MODIFIERS, OnGpu
 from attn_kernels_triton.machine import absence
 
 if TYPE_CHECKING:
     from attn_core import AttentionSpec
     from torch import Tensor
 
-
-WIDEST_DROPPED = 128
-"""Sizes of heads up to which weights can be dropped."""
-
-WIDEST_BIASED = 128
-"""Sizes of heads up to which biases can be learned."""
 
 LEARNED = {"t5_bias", "relative_bias"}
 BIASED_MASKS = {"full", "causal", "window"}
@@ -61,8 +55,10 @@ class TritonAttend(AttendKernel):
     def further_refusals(self, problem: AttendProblem) -> list[str]:
         """What leaves too few registers is refused."""
         reasons = []
-        if problem.dropout and max(problem.key_size, problem.value_size) > WIDEST_DROPPED:
-            reasons.append(f"dropout: for sizes up to {WIDEST_DROPPED}, beyond which its words leave no registers")
+        if problem.dropout and max(problem.key_size, problem.value_size) > MAX_HEAD_DIM_DROPOUT:
+            reasons.append(
+                f"dropout: for sizes up to {MAX_HEAD_DIM_DROPOUT}, beyond which its words leave no registers"
+            )
         learned = " and ".join(sorted(LEARNED.intersection(problem.modifiers)))
         return reasons + (biased_refusals(learned, problem) if learned else [])
 
@@ -86,7 +82,7 @@ def biased_refusals(learned: str, problem: AttendProblem) -> list[str]:
     reasons = []
     if problem.gradients and problem.has_positions:
         reasons.append(f"gradients: to {learned} where positions are given")
-    if max(problem.key_size, problem.value_size) > WIDEST_BIASED:
+    if max(problem.key_size, problem.value_size) > MAX_HEAD_DIM_LEARNED_BIAS:
         reasons.append(wide_biases(learned))
     if problem.mask not in BIASED_MASKS:
         reasons.append(f"mask: {problem.mask!r} beside {learned}, which has registers for {sorted(BIASED_MASKS)}")
@@ -97,4 +93,4 @@ def biased_refusals(learned: str, problem: AttendProblem) -> list[str]:
 
 def wide_biases(learned: str) -> str:
     """Why learned biases of these names are refused beside wide heads."""
-    return f"modifiers: {learned} for sizes up to {WIDEST_BIASED}, beyond which they leave no registers"
+    return f"modifiers: {learned} for sizes up to {MAX_HEAD_DIM_LEARNED_BIAS}, beyond which they leave no registers"

@@ -7,6 +7,18 @@ from typing import Any
 
 from attn_kernels_triton.machine import interpreted
 
+MAX_HEAD_DIM_DROPOUT = 128
+"""Sizes of heads up to which attention weights can be dropped: the masks of larger ones leave no registers."""
+
+MAX_HEAD_DIM_LEARNED_BIAS = 128
+"""Sizes of heads up to which biases can be learned."""
+
+MAX_KEY_SIZE, MAX_KEY_SIZE_PER_CHANNEL = 256, 128
+"""Sizes of keys up to which the state of a recurrence stays in registers: bfloat16 with one decay a head; all else."""
+
+MAX_NORM_ROW = 8192
+"""Elements of a row up to which one program of RMSNorm keeps all of them in registers, forward and backward."""
+
 
 @dataclass(frozen=True)
 class OnGpu:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 from attn_core.kernels.attend import BAND, LATENT, PagedAttendKernel, PagedAttendProblem, PagedAttentionInputs
 from attn_core.kernels.base import Anything, AtMost, Condition, OneOf
 
-from attn_kernels_triton.backends.attend import LEARNED, WIDEST_BIASED, wide_biases
-from attn_kernels_triton.backends.conditions import LATENT_MODIFIERS, MODIFIERS, OnGpu
+from attn_kernels_triton.backends.attend import LEARNED, wide_biases
+from attn_kernels_triton.backends.conditions import LATENT_MODIFIERS, MAX_HEAD_DIM_LEARNED_BIAS, MODIFIERS, OnGpu
 from attn_kernels_triton.machine import absence
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class TritonPaged(PagedAttendKernel):
         """Groups of four-bit codes must fill heads, learned biases leave half the registers."""
         reasons = []
         learned = " and ".join(sorted(LEARNED.intersection(problem.modifiers)))
-        if learned and max(problem.key_size, problem.value_size) > WIDEST_BIASED:
+        if learned and max(problem.key_size, problem.value_size) > MAX_HEAD_DIM_LEARNED_BIAS:
             reasons.append(wide_biases(learned))
         if problem.rows == "int4":
             sizes = {"key_size": problem.key_size, "value_size": problem.value_size}

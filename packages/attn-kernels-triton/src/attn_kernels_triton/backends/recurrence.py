@@ -8,19 +8,16 @@ from typing import TYPE_CHECKING, ClassVar
 from attn_core.kernels.base import Anything, AtMost, Condition, OneOf
 from attn_core.kernels.recurrence import RecurrenceKernel, RecurrenceProblem, Steps
 
-from attn_kernels_triton.backends.conditions import OnGpu
+from attn_kernels_triton.backends.conditions import MAX_KEY_SIZE, MAX_KEY_SIZE_PER_CHANNEL, OnGpu
 from attn_kernels_triton.machine import absence
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-WIDEST, WIDEST_APART = 256, 128
-"""Sizes of keys up to which memories stay in registers: in bfloat16 where channels fade alike, and otherwise."""
-
 ACCEPTS: Mapping[str, Condition] = {
     "decay": OneOf("none", "head", "channel"),
     "delta_rule": Anything(),
-    "key_size": AtMost(WIDEST),
+    "key_size": AtMost(MAX_KEY_SIZE),
     "value_size": Anything(),
     "query_heads": Anything(),
     "key_value_heads": Anything(),
@@ -41,10 +38,10 @@ class OnRegisters(RecurrenceKernel):
     def further_refusals(self, problem: RecurrenceProblem) -> list[str]:
         """In float32, or where channels fade apart, half as many channels fit."""
         reasons = []
-        if WIDEST_APART < problem.key_size <= WIDEST:
+        if MAX_KEY_SIZE_PER_CHANNEL < problem.key_size <= MAX_KEY_SIZE:
             for field, value in (("dtype", "float32"), ("decay", "channel")):
                 if getattr(problem, field) == value:
-                    reasons.append(f"{field}: {value!r} is for key_size up to {WIDEST_APART}")
+                    reasons.append(f"{field}: {value!r} is for key_size up to {MAX_KEY_SIZE_PER_CHANNEL}")
         return reasons
 
 

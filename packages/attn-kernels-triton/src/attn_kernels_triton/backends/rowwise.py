@@ -22,14 +22,11 @@ from attn_core.kernels.rowwise import (
     Targets,
 )
 
-from attn_kernels_triton.backends.conditions import OnGpu
+from attn_kernels_triton.backends.conditions import MAX_NORM_ROW, OnGpu
 from attn_kernels_triton.machine import absence
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-NORM_WIDEST = 8192
-"""Elements of a row up to which one program keeps all of them in registers, both ways."""
 
 
 def accepts(operation: str, row_size: Condition) -> Mapping[str, Condition]:
@@ -60,7 +57,7 @@ class TritonRmsNorm(InOnePass, NormKernel):
 
     name = "triton_rms_norm"
     summary = "RMSNorm, also of a sum, on a GPU, with gradients"
-    accepts: ClassVar[Mapping[str, Condition]] = accepts(RMS_NORM, AtMost(NORM_WIDEST))
+    accepts: ClassVar[Mapping[str, Condition]] = accepts(RMS_NORM, AtMost(MAX_NORM_ROW))
 
     def norm(self, rows: Tensor, gain: Tensor | None, eps: float) -> Tensor:
         """See `rowwise.norm.rms_norm`."""

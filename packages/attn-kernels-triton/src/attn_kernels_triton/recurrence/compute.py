@@ -10,7 +10,7 @@ from attn_core.kernels.recurrence import Decay, Steps
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attn_kernels_triton.backends.recurrence import WIDEST, WIDEST_APART
+from attn_kernels_triton.backends.conditions import MAX_KEY_SIZE, MAX_KEY_SIZE_PER_CHANNEL
 from attn_kernels_triton.checks import check_count, check_like
 from attn_kernels_triton.launch import addressable
 from attn_kernels_triton.machine import interpreted
@@ -59,7 +59,7 @@ def check_key(key: Tensor, fades: Decay) -> None:
     if key.dtype not in SCAN_DTYPES:
         raise InvalidValue.of("key.dtype", str(key.dtype), "float32 or bfloat16")
     apart = fades == "channel" or key.dtype == torch.float32
-    widest = WIDEST_APART if apart else WIDEST
+    widest = MAX_KEY_SIZE_PER_CHANNEL if apart else MAX_KEY_SIZE
     if key.shape[3] > widest:
         raise InvalidValue.of("key", list(key.shape), f"a size of at most {widest} with these types and decays")
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attn_kernels_triton.backends.rowwise import NORM_WIDEST
+from attn_kernels_triton.backends.conditions import MAX_NORM_ROW
 from attn_kernels_triton.kernels.rowwise import Norm, Unnorm, norm_rows, unnorm_rows
 from attn_kernels_triton.launch import Launch
 from attn_kernels_triton.rowwise.rows import SHARES, check_gain, check_rows, check_same, flat, matrix, norm_tile
@@ -123,7 +123,7 @@ def fresh(rows: Tensor) -> Tensor:
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def rms_norm(rows: Tensor, gain: Tensor | None, eps: float) -> Tensor:
     """See `attn_core.NormKernel.norm`. Raises `InvalidValue`, see `checks`."""
-    check_rows("rows", rows, NORM_WIDEST)
+    check_rows("rows", rows, MAX_NORM_ROW)
     check_gain(gain, rows)
     out: Tensor = RmsNorm.apply(flat(rows), gain, eps)  # type: ignore[no-untyped-call]
     return out.view(rows.shape)
@@ -132,7 +132,7 @@ def rms_norm(rows: Tensor, gain: Tensor | None, eps: float) -> Tensor:
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def rms_norm_sum(rows: Tensor, added: Tensor, gain: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     """See `attn_core.NormKernel.norm_sum`. Raises `InvalidValue`, see `checks`."""
-    check_rows("rows", rows, NORM_WIDEST)
+    check_rows("rows", rows, MAX_NORM_ROW)
     check_same("added", added, rows)
     check_gain(gain, rows)
     total, out = RmsNormOfSum.apply(flat(rows), flat(added), gain, eps)  # type: ignore[no-untyped-call]

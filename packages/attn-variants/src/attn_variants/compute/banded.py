@@ -11,18 +11,18 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from attn_variants.compute import plain
-from attn_variants.kernels.attend import tile_of
 
 
-def attend(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
+def attend(spec: AttentionSpec, operands: AttentionInputs, tile: int) -> Tensor:
     """The output [batch, query, heads, value_size] in the type of the values.
 
-    The mask has a reach; keys are aligned to the end. Tiles of consecutive queries become sequences of their own, each
-    with the keys that some of its queries reach.
+    The mask has a reach; keys are aligned to the end. Tiles of `tile` consecutive queries, or of all where there are
+    fewer, become sequences of their own, each with the keys that some of its queries reach.
     """
     queries, reach = operands.query.shape[1], reach_of(spec.mask)
     # A graph is made for all lengths; where the length is known, a tile is no longer than it.
-    tile = tile_of(reach) if torch.compiler.is_compiling() else max(1, min(tile_of(reach), queries))
+    if not torch.compiler.is_compiling():
+        tile = max(1, min(tile, queries))
     if operands.key.shape[1] == 0:
         return plain.attend(spec, operands)
     cut = tiles(operands, tile, tile + reach - 1, spec.mask.lookback or 0)

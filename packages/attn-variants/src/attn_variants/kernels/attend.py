@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from attn_core import AttentionInputs
-from attn_core.kernels.attend import AttendKernel, AttendProblem
+from attn_core.kernels.attend import AttendKernel, AttendProblem, reach_of
 from attn_core.kernels.base import Anything, AtLeast, Condition, OneOf
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class Banded(AttendKernel):
         """The output [batch, query, heads, value_size]; see `compute.banded.attend`."""
         from attn_variants.compute.banded import attend
 
-        return attend(spec, operands)
+        return attend(spec, operands, tile_of(reach_of(spec.mask)))
 
 
 UNKNOWN_SPARSE = 0.9
