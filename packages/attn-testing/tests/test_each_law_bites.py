@@ -3,7 +3,7 @@
 import pytest
 
 from attn_testing.broken import BROKEN
-from attn_testing.broken.sound import Borrower, Dropper, Sound
+from attn_testing.broken.sound import Dropper, SharedKvMechanism, Sound
 from attn_testing.check import judge
 from attn_testing.laws import MECHANISM_LAWS, Compiles, DroppedWeights, KVSharing
 from attn_testing.subject import Subject
@@ -27,7 +27,7 @@ def test_a_mechanism_that_breaks_one_law_is_found_by_that_law_alone(law):
 
 
 def test_the_sound_mechanism_breaks_no_law():
-    further = {KVSharing: Borrower(), DroppedWeights: Dropper()}
+    further = {KVSharing: SharedKvMechanism(), DroppedWeights: Dropper()}
     results = [judge(law, Subject(Sound(), settings=SETTINGS)) for law in MECHANISM_LAWS if law not in further]
     for able in further.values():
         judged = [law for law in MECHANISM_LAWS if law is not Compiles and (law not in further or further[law] is able)]

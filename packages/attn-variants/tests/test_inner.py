@@ -50,7 +50,7 @@ class Marked(DeclaredMechanism):
     equation = "2 A (m V)"
     capabilities = frozenset(Capability) - {
         Capability.CROSS,
-        Capability.BORROWS,
+        Capability.SHARES_KV,
         Capability.WEIGHTS,
         Capability.NORMALISED,
     }

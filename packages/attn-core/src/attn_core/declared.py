@@ -77,7 +77,7 @@ class DeclaredMechanism(Mechanism):
         """Keys, where the score reads any, and values: of every source token where cross, else of every token, no
         further back than the mask looks.
 
-        A layer that borrows them remembers nothing.
+        A layer that attends to those of another layer has no state.
         """
         if config.shares_kv:
             return {}

@@ -51,7 +51,7 @@ class Capability(StrEnum):
     """Takes fewer key/value heads than query heads."""
     CHOOSES = "chooses"
     """Picks among keys by comparing numbers, so that rounding may change some answers by more than its own size."""
-    BORROWS = "shares_kv"
+    SHARES_KV = "shares_kv"
     """Attends to keys and values that another layer made, where it is configured to."""
 
 
@@ -78,9 +78,9 @@ class AttentionLayer(Protocol):
 
         `query` [batch, query, width]; `source` [batch, key, width], only where the mechanism is cross;
         `key_padding_mask` [batch, key], bool, True where a key is real. Returns [batch, query, width]. Where
-        `Capability.BORROWS` is declared it takes `borrowed` too, by keyword, what `lend` of another layer gave; so does
-        `weights`. A layer whose config says that it borrows needs it, and its `step` is given the states of the layer
-        that lends.
+        `Capability.SHARES_KV` is declared it takes `shared_kv` too, by keyword, what `project_kv` of another layer
+        gave; so does `weights`. A layer whose config says `shares_kv` needs it, and its `step` is given the states of
+        the layer whose keys and values it attends to.
         """
         ...
 
@@ -92,10 +92,10 @@ class AttentionLayer(Protocol):
         """Attend for the new rows [tokens, width] of many requests; where `Capability.INCREMENTAL` is declared."""
         ...
 
-    def lend(self, query: Tensor) -> Fields:
+    def project_kv(self, query: Tensor) -> Fields:
         """What other layers may attend to, field [batch, key, ...], of whole sequences [batch, key, width].
 
-        Where `Capability.BORROWS` is declared; the fields are those of the layer's only state.
+        Where `Capability.SHARES_KV` is declared; the fields are those of the layer's only state.
         """
         ...
 

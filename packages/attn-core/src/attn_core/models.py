@@ -175,16 +175,17 @@ class FindsLargest(Protocol):
 
 
 KvSharing = str | tuple[int, ...]
-"""A word for a whole stack, or for every layer the one it borrows from, itself where it has its own; () for that.
+"""Which layer's keys and values each layer attends to: a name for the whole stack, or one layer number for each layer,
+its own number where it makes its own; () where every layer makes its own.
 
-"cla:2" joins every 2 neighbours, the first of which lends (cross-layer attention, Brandon et al. 2024, arXiv
-2405.12981); "yoco" lets the upper half attend to what its first layer lends (decoder-decoder, Sun et al. 2024, arXiv
+"cla:2": groups of 2 neighbours attend to the keys and values of the first (cross-layer attention, Brandon et al. 2024,
+arXiv 2405.12981). "yoco": the upper half attends to those of its first layer (decoder-decoder, Sun et al. 2024, arXiv
 2405.05254).
 """
 
 NEIGHBOURS = "cla:"
 UPPER_HALF = "yoco"
-FORMS = "'cla:N', 'yoco', or for every layer the number of the one that lends to it"
+FORMS = "'cla:N', 'yoco', or for every layer the number of the layer whose keys and values it uses"
 
 
 def checked_kv_sharing(given: object, layers: int) -> KvSharing:
@@ -196,14 +197,14 @@ def checked_kv_sharing(given: object, layers: int) -> KvSharing:
     if given and len(given) != layers:
         raise InvalidValue.of("kv_sharing", list(given), f"{layers} entries, one for each layer, or none")
     found: list[int] = []
-    for layer, lender in enumerate(given):
-        if not isinstance(lender, int) or isinstance(lender, bool) or not 0 <= lender <= layer:
-            raise InvalidValue.of(f"kv_sharing[{layer}]", lender, f"a layer from 0 to {layer}")
-        if lender < layer and found[lender] != lender:
+    for layer, source_layer in enumerate(given):
+        if not isinstance(source_layer, int) or isinstance(source_layer, bool) or not 0 <= source_layer <= layer:
+            raise InvalidValue.of(f"kv_sharing[{layer}]", source_layer, f"a layer from 0 to {layer}")
+        if source_layer < layer and found[source_layer] != source_layer:
             raise InvalidValue.of(
-                f"kv_sharing[{layer}]", lender, f"{layer}, or a layer that has its own keys and values"
+                f"kv_sharing[{layer}]", source_layer, f"{layer}, or a layer that has its own keys and values"
             )
-        found.append(lender)
+        found.append(source_layer)
     return tuple(found)
 
 

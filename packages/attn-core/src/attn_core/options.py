@@ -23,7 +23,7 @@ def configure(mechanism: Mechanism, options: Mapping[str, Any] | None = None, **
 
     Where nothing is said of `causal`, it is False for a mechanism that has no causal form. Raises `UnknownName` for an
     option that the mechanism does not have, `InvalidValue` for a bad value and for a `causal` that the mechanism cannot
-    have, `Incompatible` for one that cannot borrow and is to, or that has no weights to drop and is to.
+    have, `Incompatible` for one that cannot share keys and values and is to, or that has no weights to drop and is to.
     """
     if not mechanism.can(Capability.CROSS):
         shared = shared | {"causal": _direction(mechanism, shared.get("causal"))}
@@ -38,7 +38,7 @@ def configure(mechanism: Mechanism, options: Mapping[str, Any] | None = None, **
         raise error.in_mechanism(mechanism.name) from error
     except TypeError as error:
         raise InvalidValue(f"mechanism {mechanism.name!r}: {error}") from error
-    if config.shares_kv and not mechanism.can(Capability.BORROWS):
+    if config.shares_kv and not mechanism.can(Capability.SHARES_KV):
         message = f"mechanism {mechanism.name!r} cannot attend to the keys and values of another layer"
         raise Incompatible(message, mechanism=mechanism.name)
     require_droppable(mechanism, config)

@@ -46,19 +46,19 @@ def layer_attentions(config: DecoderConfig) -> list[LayerAttention]:
     # Layers that repeat a choice share its config, so that a hundred layers are checked once.
     known: list[tuple[AttentionChoice, bool, LayerAttention]] = []
     for layer in range(config.num_layers):
-        choice, lender = config.choice(layer), config.lender(layer)
-        found = next((made for seen, borrows, made in known if (seen, borrows) == (choice, lender < layer)), None)
+        choice, source_layer = config.choice(layer), config.source_layer(layer)
+        found = next((made for seen, shared, made in known if (seen, shared) == (choice, source_layer < layer)), None)
         if found is None:
-            found = _layer_attention(config, choice, registry, borrows=lender < layer)
-            known.append((choice, lender < layer, found))
-        if lender < layer:
-            require_shareable(layer, found, lender, attentions[lender])
+            found = _layer_attention(config, choice, registry, shares_kv=source_layer < layer)
+            known.append((choice, source_layer < layer, found))
+        if source_layer < layer:
+            require_shareable(layer, found, source_layer, attentions[source_layer])
         attentions.append(found)
     return attentions
 
 
 def _layer_attention(
-    config: DecoderConfig, choice: AttentionChoice, registry: Registry[Mechanism], *, borrows: bool
+    config: DecoderConfig, choice: AttentionChoice, registry: Registry[Mechanism], *, shares_kv: bool
 ) -> LayerAttention:
     mechanism = registry.get(choice.mechanism)
     _require(mechanism, _needs(config, choice), registry)
@@ -73,7 +73,7 @@ def _layer_attention(
         bias=config.bias,
         rotary=config.rotary,
         max_seq_len=config.max_seq_len,
-        shares_kv=borrows,
+        shares_kv=shares_kv,
         dropout=config.attention_dropout,
     )
     return LayerAttention(mechanism, mechanism_config)
@@ -105,21 +105,21 @@ def _require(mechanism: Mechanism, needs: dict[Capability, str], registry: Itera
     )
 
 
-def require_shareable(layer: int, borrower: LayerAttention, lender: int, lending: LayerAttention) -> None:
-    """Raise `Incompatible` unless the state of the layer `lender` holds what the state of `layer` would."""
-    mine, theirs = borrower.mechanism, lending.mechanism
-    who = f"layer {layer}, {mine.name!r}, cannot share keys and values of layer {lender}, {theirs.name!r}"
-    if not theirs.can(Capability.BORROWS):
+def require_shareable(layer: int, sharing_layer: LayerAttention, source_layer: int, source: LayerAttention) -> None:
+    """Raise `Incompatible` unless the state of the layer `source_layer` holds what the state of `layer` would."""
+    mine, theirs = sharing_layer.mechanism, source.mechanism
+    who = f"layer {layer}, {mine.name!r}, cannot share keys and values of layer {source_layer}, {theirs.name!r}"
+    if not theirs.can(Capability.SHARES_KV):
         raise Incompatible(f"{who}, which cannot share them", mechanism=theirs.name)
-    needed, lent = borrower.shared_states, lending.shared_states
-    if {name: dict(spec.fields) for name, spec in needed.items()} != {n: dict(s.fields) for n, s in lent.items()}:
+    needed, given = sharing_layer.shared_states, source.shared_states
+    if {name: dict(spec.fields) for name, spec in needed.items()} != {n: dict(s.fields) for n, s in given.items()}:
         raise Incompatible(f"{who}: their keys and values differ in shape", mechanism=mine.name)
     for name, spec in needed.items():
-        own, other = getattr(spec, "window", None), getattr(lent[name], "window", None)
+        own, other = getattr(spec, "window", None), getattr(given[name], "window", None)
         if other is not None and (own is None or own > other):
             reach = "all tokens" if own is None else f"{own} tokens"
             raise Incompatible(f"{who}, which remembers {other} tokens: it looks back at {reach}", mechanism=mine.name)
-    if _rotary(borrower) != _rotary(lending):
+    if _rotary(sharing_layer) != _rotary(source):
         raise Incompatible(f"{who}: their rotary positions differ", mechanism=mine.name)
 
 

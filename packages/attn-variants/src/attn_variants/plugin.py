@@ -42,6 +42,6 @@ def spec_layer(spec: AttentionSpec, config: MechanismConfig, inner: InnerAttenti
         hidden_size=config.hidden_size,
         bias=config.bias,
         inner=inner,
-        borrows=config.shares_kv,
+        shares_kv=config.shares_kv,
         dropout=config.dropout,
     )

@@ -43,7 +43,7 @@ class SpecLayer(nn.Module):
         hidden_size: int,
         bias: bool,
         inner: InnerAttention | None = None,
-        borrows: bool = False,
+        shares_kv: bool = False,
         projected: Heads | None = None,
         dropout: float = 0.0,
     ) -> None:
@@ -51,21 +51,21 @@ class SpecLayer(nn.Module):
         heads = spec.heads
         own = projected or heads
         self.spec = spec
-        self.borrows = borrows
+        self.shares_kv = shares_kv
         self.dropout = dropout
         self.query: nn.Module = nn.Linear(hidden_size, heads.query * own.key_size, bias=bias)
         self.key: nn.Module | None = None
         self.value: nn.Module | None = None
-        if not borrows and spec.score.reads_keys:
+        if not shares_kv and spec.score.reads_keys:
             self.key = nn.Linear(hidden_size, heads.key_value * own.key_size, bias=bias)
-        if not borrows:
+        if not shares_kv:
             self.value = nn.Linear(hidden_size, heads.key_value * own.value_size, bias=bias)
         self.output: nn.Module = nn.Linear(heads.query * heads.value_size, hidden_size, bias=bias)
         self.score = part_weights(spec.score, heads)
         modifiers = {modifier.kind: part_weights(modifier, heads) for modifier in spec.modifiers}
         self.modifiers = nn.ModuleDict({kind: found for kind, found in modifiers.items() if found is not None})
         self.distribution = part_weights(spec.distribution, heads)
-        self.norm = part_weights(spec.norm, heads, without="key_gain" if borrows else None)
+        self.norm = part_weights(spec.norm, heads, without="key_gain" if shares_kv else None)
         self.inner: Any = inner
         self.joint: JointProjection | None = None
         self._counts = spec.cross and spec.located
@@ -84,7 +84,7 @@ class SpecLayer(nn.Module):
         """Pack the projections for serving; those of one input as one."""
         query, *memory, output = self._projections()
         self.output = pack([output])
-        if self.borrows:
+        if self.shares_kv:
             self.query = pack([query])
             return
         if self.spec.cross or self.key is None:
@@ -121,19 +121,19 @@ class SpecLayer(nn.Module):
         source: Tensor | None = None,
         *,
         key_padding_mask: Tensor | None = None,
-        borrowed: Fields | None = None,
+        shared_kv: Fields | None = None,
         lengths: Sequence[int] | None = None,
     ) -> Tensor:
         """Attend over whole sequences; with `lengths`, each row holds documents of these lengths end to end.
 
         `query` [batch, query, hidden_size]; `source` [batch, key, hidden_size] where the spec is cross, else None;
-        `key_padding_mask` [batch, key], bool, True where a key is real; `borrowed`, the keys and values of another
+        `key_padding_mask` [batch, key], bool, True where a key is real; `shared_kv`, the keys and values of another
         layer. Returns [batch, query, hidden_size].
         """
         if lengths is not None:
-            others = {"source": source, "key_padding_mask": key_padding_mask, "borrowed": borrowed}
+            others = {"source": source, "key_padding_mask": key_padding_mask, "shared_kv": shared_kv}
             return self._forward_documents(query, lengths, others)
-        out = self.attend(query, with_dropout(self._operands(query, source, key_padding_mask, borrowed), self))
+        out = self.attend(query, with_dropout(self._operands(query, source, key_padding_mask, shared_kv), self))
         return self.output(out.flatten(-2))  # type: ignore[no-any-return]
 
     def _forward_documents(self, rows: Tensor, lengths: Sequence[int], others: Mapping[str, object | None]) -> Tensor:
@@ -150,7 +150,7 @@ class SpecLayer(nn.Module):
         varlen = Varlen.of(lengths)
         if sum(varlen.keys) != rows.shape[-2]:
             raise InvalidValue.of("lengths", sum(varlen.keys), f"{rows.shape[-2]} in all, as there are rows")
-        if type(self) is not SpecLayer or self.inner is not None or self.borrows:
+        if type(self) is not SpecLayer or self.inner is not None or self.shares_kv:
             outs = (self(rows[..., document, :]) for document, _ in varlen.spans())
             return torch.cat([rows[..., :0, :], *outs], dim=-2)
         query, key, value = self.project(rows, self._cos_sin_of_documents(rows, varlen))
@@ -171,16 +171,16 @@ class SpecLayer(nn.Module):
         source: Tensor | None = None,
         *,
         key_padding_mask: Tensor | None = None,
-        borrowed: Fields | None = None,
+        shared_kv: Fields | None = None,
     ) -> Tensor:
         """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
-        operands = self._operands(query, source, key_padding_mask, borrowed)
+        operands = self._operands(query, source, key_padding_mask, shared_kv)
         if self.inner is None:
             return attention_weights(self.spec, operands)
         weights: Tensor = self.inner.weights(query, operands, partial(attention_weights, self.spec))
         return weights
 
-    def lend(self, query: Tensor) -> Fields:
+    def project_kv(self, query: Tensor) -> Fields:
         """Rotated keys and values [batch, key, num_kv_heads, size] of whole sequences [batch, key, hidden_size]."""
         key, value = self.project_memory(query, self.cos_sin_to(query.shape[-2], query))
         return self.remembered(query, key, value)
@@ -322,14 +322,16 @@ class SpecLayer(nn.Module):
     def _memory(self, rows: Tensor, value_rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         heads = self.spec.heads
         if self.value is None:
-            raise WrongState("a layer that borrows has no keys and values: give it those that another one lends")
+            raise WrongState(
+                "a layer with shares_kv has no keys and values of its own: give it those of another layer as shared_kv"
+            )
         value = by_heads(self.value(rows if value_rows is None else value_rows), heads.key_value)
         if self.key is None:
             return value[..., :0], value
         return self._normed(by_heads(self.key(rows), heads.key_value), "key_gain"), value
 
     def _operands(
-        self, query: Tensor, source: Tensor | None, key_padding_mask: Tensor | None, borrowed: Fields | None = None
+        self, query: Tensor, source: Tensor | None, key_padding_mask: Tensor | None, shared_kv: Fields | None = None
     ) -> AttentionInputs:
         if self.spec.cross != (source is not None):
             allowed = "a tensor [batch, key, hidden_size]" if self.spec.cross else "None: this attention is not cross"
@@ -338,6 +340,6 @@ class SpecLayer(nn.Module):
             projected = self.project_query(query)
             fields = self.remembered(source, *self._memory(source))
         else:
-            fields = self.lend(query) if borrowed is None else borrowed
+            fields = self.project_kv(query) if shared_kv is None else shared_kv
             projected = self.project_rotated(query, self.cos_sin_to(query.shape[-2], query))
         return self.operands(projected, fields, key_padding_mask, (self._query_positions(query), None))

@@ -19,7 +19,7 @@ class StepLayer(Protocol):
     """What one engine step needs of a layer; see `attn_variants.spec_layer.SpecLayer`."""
 
     spec: AttentionSpec
-    borrows: bool
+    shares_kv: bool
     rotated: int
     last_needs_positions: bool
 
@@ -119,7 +119,7 @@ def remember(
     if layer.spec.cross:
         return layer.project_query(rows), state["source"], None
     cos_sin, view = cos_sin_of_batch(layer, rows, batch), state["kv"]
-    if layer.borrows:
+    if layer.shares_kv:
         return layer.project_rotated(rows, cos_sin), view, None
     query, key, value = layer.project(rows, cos_sin)
     return query, view, view.append(layer.remembered(rows, key, value))

@@ -68,7 +68,7 @@ def test_whole_sequences_by_blocks_are_those_of_all_pairs_and_so_are_gradients(b
     layer = build("path", {"rank": 5, "block": 4}, hidden_size=16, num_heads=4, num_kv_heads=2)
     rows = doubles(2, tokens, 16)
     key_padding_mask = torch.rand(2, tokens) > 0.3 if padded else None
-    value = layer.lend(rows)["value"].repeat_interleave(2, dim=2)
+    value = layer.project_kv(rows)["value"].repeat_interleave(2, dim=2)
     expected = layer.output(
         torch.einsum("bhqk,bkhd->bqhd", layer.weights(rows, key_padding_mask=key_padding_mask), value).flatten(-2)
     )

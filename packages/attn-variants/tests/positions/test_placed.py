@@ -78,7 +78,7 @@ def test_where_projections_change_nothing_adding_to_each_is_adding_to_the_inputs
 
 def test_concatenated_positions_remember_no_more_than_none(build):
     layer = build("positions_concatenated", hidden_size=24, num_heads=4)
-    lent = layer.lend(doubles(1, 5, 24))
+    lent = layer.project_kv(doubles(1, 5, 24))
     assert {name: tuple(field.shape) for name, field in lent.items()} == {"key": (1, 5, 4, 6), "value": (1, 5, 4, 6)}
 
 

@@ -45,7 +45,7 @@ class Dsa(DeclaredMechanism):
         r" I_{is} = \sum_j w^I_{ij}\, \mathrm{ReLU}\left(q^I_{ij} \cdot k^I_s\right)"
     )
     sketch: ClassVar = {"index_heads": 2, "index_size": 8, "top": 4}
-    capabilities = frozenset(Capability) - {Capability.CROSS, Capability.BIDIRECTIONAL, Capability.BORROWS}
+    capabilities = frozenset(Capability) - {Capability.CROSS, Capability.BIDIRECTIONAL, Capability.SHARES_KV}
     Config = DsaConfig
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:

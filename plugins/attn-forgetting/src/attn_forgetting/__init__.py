@@ -46,7 +46,7 @@ class Forgetting(DeclaredMechanism):
     capabilities = frozenset(Capability) - {
         Capability.CROSS,
         Capability.BIDIRECTIONAL,
-        Capability.BORROWS,
+        Capability.SHARES_KV,
         Capability.CHOOSES,
     }
 

@@ -81,15 +81,15 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         self.joined: BlockStep | None = None
 
-    def forward(self, hidden: Tensor, borrowed: Fields | None = None) -> Tensor:
-        """Whole sequences, [batch, tokens, width] to [batch, tokens, width]; `borrowed` are another block's keys and
+    def forward(self, hidden: Tensor, shared_kv: Fields | None = None) -> Tensor:
+        """Whole sequences, [batch, tokens, width] to [batch, tokens, width]; `shared_kv` are another block's keys and
         values.
         """
-        return self._around(hidden, self.attention(self.entering(hidden), **given(borrowed)))
+        return self._around(hidden, self.attention(self.entering(hidden), **given(shared_kv)))
 
-    def lend(self, hidden: Tensor) -> Fields:
+    def project_kv(self, hidden: Tensor) -> Fields:
         """Keys and values for other blocks, fields [batch, tokens, ...], of whole sequences [batch, tokens, width]."""
-        lent: Fields = self.attention.lend(self.entering(hidden))
+        lent: Fields = self.attention.project_kv(self.entering(hidden))
         return lent
 
     def step(self, hidden: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
@@ -120,7 +120,7 @@ class Block(nn.Module):
             eps=norms[0].eps or 0.0,
         )
 
-    def weights(self, hidden: Tensor, borrowed: Fields | None = None) -> Tensor:
+    def weights(self, hidden: Tensor, shared_kv: Fields | None = None) -> Tensor:
         """Attention weights [batch, heads, query, key] of whole sequences [batch, tokens, width].
 
         Raises `Incompatible` for a mechanism that has none.
@@ -128,7 +128,7 @@ class Block(nn.Module):
         if not self.mechanism.can(Capability.WEIGHTS):
             name = self.mechanism.name
             raise Incompatible(f"mechanism {name!r} returns no attention weights", mechanism=name)
-        weights: Tensor = self.attention.weights(self.entering(hidden), **given(borrowed))
+        weights: Tensor = self.attention.weights(self.entering(hidden), **given(shared_kv))
         return weights
 
     def entering(self, hidden: Tensor) -> Tensor:
@@ -147,9 +147,9 @@ class Block(nn.Module):
         return normed
 
 
-def given(borrowed: Fields | None) -> dict[str, Fields]:
-    """The argument `borrowed` of attention that uses another layer's keys and values; none for others."""
-    return {} if borrowed is None else {"borrowed": borrowed}
+def given(shared_kv: Fields | None) -> dict[str, Fields]:
+    """The argument `shared_kv` of attention that uses another layer's keys and values; none for others."""
+    return {} if shared_kv is None else {"shared_kv": shared_kv}
 
 
 class SharedKeyValues:
@@ -157,7 +157,7 @@ class SharedKeyValues:
 
     def __init__(self, kv_sharing: Sequence[int]) -> None:
         self._kv_sharing = kv_sharing
-        self._wanted = {lender for layer, lender in enumerate(kv_sharing) if lender < layer}
+        self._wanted = {source_layer for layer, source_layer in enumerate(kv_sharing) if source_layer < layer}
         self._lent: dict[int, Fields] = {}
 
     def of(self, layer: int, block: Block, hidden: Tensor) -> Fields | None:
@@ -165,5 +165,5 @@ class SharedKeyValues:
         does.
         """
         if layer in self._wanted:
-            self._lent[layer] = block.lend(hidden)
+            self._lent[layer] = block.project_kv(hidden)
         return self._lent.get(self._kv_sharing[layer])

@@ -340,8 +340,8 @@ class DecoderConfig:
             scaling=scaling,
         )
 
-    def lender(self, layer: int) -> int:
-        """The layer whose keys and values this one attends to: itself where it does not borrow."""
+    def source_layer(self, layer: int) -> int:
+        """The layer whose keys and values this one attends to: itself where it does not share."""
         return kv_source_layer_of(self.kv_sharing, layer, self.num_layers)
 
     def choice(self, layer: int) -> AttentionChoice:
@@ -365,7 +365,7 @@ class DecoderConfig:
         """
         plain = plain_fields(cls, values, "a decoder")
         if isinstance(plain.get("kv_sharing"), list):
-            plain["kv_sharing"] = [whole(lender) for lender in plain["kv_sharing"]]
+            plain["kv_sharing"] = [whole(source_layer) for source_layer in plain["kv_sharing"]]
         return cls(
             **plain | {"pattern": tuple(AttentionChoice.from_plain(item) for item in plain.get("pattern") or ())}
         )

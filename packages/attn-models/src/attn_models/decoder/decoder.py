@@ -80,8 +80,8 @@ class Decoder(nn.Module):
         self.predictors = nn.ModuleList(
             PredictionModule(config, attentions[-1]) for _ in range(config.num_nextn_predict_layers)
         )
-        self._kv_sharing = [config.lender(layer) for layer in range(config.num_layers)]
-        self._lender_names = [layer_name(lender) for lender in self._kv_sharing]
+        self._kv_sharing = [config.source_layer(layer) for layer in range(config.num_layers)]
+        self._source_layer_names = [layer_name(source_layer) for source_layer in self._kv_sharing]
         self._specs = {layer_name(i): attention.states for i, attention in enumerate(attentions)}
         self._mechanisms = {layer_name(i): attention.mechanism.name for i, attention in enumerate(attentions)}
         for module in (self.embedding, self.positions, self.unembedding):
@@ -122,11 +122,11 @@ class Decoder(nn.Module):
     def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
         """Hidden rows [tokens, width] of the new tokens [tokens] of many requests."""
         hidden = self._embed(tokens, batch.positions)
-        states = (state[lender] for lender in self._lender_names)
+        states = (state[source_layer] for source_layer in self._source_layer_names)
         done = None if self.stack is None else self.stack.step(hidden, batch, states)
         if done is None:
-            for lender, block in zip(self._lender_names, self._blocks(), strict=True):
-                hidden = block.step(hidden, batch, state[lender])
+            for source_layer, block in zip(self._source_layer_names, self._blocks(), strict=True):
+                hidden = block.step(hidden, batch, state[source_layer])
         normed: Tensor = self.norm(hidden if done is None else done)
         return normed
 
@@ -174,10 +174,10 @@ class Decoder(nn.Module):
         hidden = self._embed(tokens[None], torch.arange(len(tokens), device=tokens.device))
         loans = SharedKeyValues(self._kv_sharing)
         for index, block in enumerate(self._blocks()[: max(layers, default=-1) + 1]):
-            borrowed = loans.of(index, block, hidden)
+            shared_kv = loans.of(index, block, hidden)
             if index in layers:
-                maps[index] = block.weights(hidden, borrowed)[0]
-            hidden = block(hidden, borrowed)
+                maps[index] = block.weights(hidden, shared_kv)[0]
+            hidden = block(hidden, shared_kv)
         return maps
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:

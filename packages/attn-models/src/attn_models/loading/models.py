@@ -196,7 +196,7 @@ def save_model(
     if isinstance(model, Decoder):
         adapter = decoder_adapter(layout)
         if model.config.kv_sharing and layout != NativeAdapter.model_type:
-            raise Incompatible(f"layers that borrow keys and values cannot be expressed in a {layout} config.json")
+            raise Incompatible(f"layers that share keys and values cannot be expressed in a {layout} config.json")
         described, tensors = (
             adapter.to_hf_config(model.config),
             stored_tensors(model.state_dict(), adapter.layout(model.config)),

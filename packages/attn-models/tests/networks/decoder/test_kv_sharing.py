@@ -90,7 +90,7 @@ def test_layers_that_all_have_their_own_are_the_ordinary_decoder(tiny, kv_sharin
 
 
 def test_layers_with_equal_keys_and_values_may_borrow_them(tiny):
-    """Where every input of the upper layer is that of the lower one, borrowing changes nothing."""
+    """Where every input of the upper layer is that of the lower one, sharing changes nothing."""
     ordinary, model = build(tiny, num_layers=2), build(tiny, num_layers=2, kv_sharing="cla:2")
     with torch.no_grad():
         for block in ordinary.blocks:
@@ -134,7 +134,7 @@ def test_it_is_saved_and_loaded_by_our_own_layout_and_refused_by_others(tiny, tm
     again = load_model(save_model(tmp_path / "model", model)).model
     tokens = torch.randint(31, (1, 7))
     require_same_model(again, model, tokens)
-    with pytest.raises(Incompatible, match="borrow"):
+    with pytest.raises(Incompatible, match="share keys and values"):
         save_model(tmp_path / "other", model, layout="llama")
 
 
@@ -165,9 +165,9 @@ def test_a_loan_that_would_not_fit_is_refused_with_the_reason(tiny, fields, erro
 
 def test_numbers_of_layers_may_be_whole_floats_as_other_programs_write_them(tiny):
     config = DecoderConfig.from_plain({**tiny().plain(), "num_layers": 2.0, "kv_sharing": [0.0, 0.0]})
-    assert [config.lender(layer) for layer in range(2)] == [0, 0]
+    assert [config.source_layer(layer) for layer in range(2)] == [0, 0]
 
 
 def test_a_stack_of_absurd_height_costs_nothing_to_describe(tiny):
     config = DecoderConfig.from_plain({**tiny().plain(), "num_layers": 10**15, "kv_sharing": "yoco"})
-    assert config.lender(10**15 - 1) == 5 * 10**14
+    assert config.source_layer(10**15 - 1) == 5 * 10**14

@@ -116,7 +116,7 @@ class Sound(ComputedMechanism):
     summary = "Scaled dot-product attention, written out."
     paper = VASWANI
     equation = r"\mathrm{softmax}(q^\top k / \sqrt{d_k}) V"
-    capabilities = frozenset(Capability) - {Capability.CROSS, Capability.ROTARY, Capability.BORROWS}
+    capabilities = frozenset(Capability) - {Capability.CROSS, Capability.ROTARY, Capability.SHARES_KV}
     layer: ClassVar[type[nn.Module]] = SoundLayer
 
     def build(self, config: MechanismConfig) -> nn.Module:
@@ -183,16 +183,16 @@ class AlwaysDrops(Dropper):
     layer = AlwaysDropsLayer
 
 
-class BorrowerLayer(SoundLayer):
-    """The sound layer, which lends its keys and values, and may have none of its own."""
+class SharedKvLayer(SoundLayer):
+    """The sound layer, which shares its keys and values, and may have none of its own."""
 
     def __init__(self, config: MechanismConfig) -> None:
         super().__init__(config)
-        self.borrows = config.shares_kv
-        if self.borrows:
+        self.shares_kv = config.shares_kv
+        if self.shares_kv:
             del self.key, self.value
 
-    def lend(self, query: Tensor) -> Fields:
+    def project_kv(self, query: Tensor) -> Fields:
         """Keys and values [batch, key, heads, size]."""
         return {"key": self._rows(self.key(query)), "value": self._rows(self.value(query))}
 
@@ -202,13 +202,14 @@ class BorrowerLayer(SoundLayer):
         source: Tensor | None = None,
         *,
         key_padding_mask: Tensor | None = None,
-        borrowed: Fields | None = None,
+        shared_kv: Fields | None = None,
     ) -> Tensor:
         """Rows [batch, query, width] over whole sequences."""
-        if borrowed is None:
+        if shared_kv is None:
             return super().forward(query, source, key_padding_mask=key_padding_mask)
         return self._project(
-            self.weights(query, key_padding_mask=key_padding_mask, borrowed=borrowed), borrowed["value"].transpose(1, 2)
+            self.weights(query, key_padding_mask=key_padding_mask, shared_kv=shared_kv),
+            shared_kv["value"].transpose(1, 2),
         )
 
     def weights(
@@ -217,12 +218,12 @@ class BorrowerLayer(SoundLayer):
         source: Tensor | None = None,
         *,
         key_padding_mask: Tensor | None = None,
-        borrowed: Fields | None = None,
+        shared_kv: Fields | None = None,
     ) -> Tensor:
         """Weights [batch, heads, query, key]."""
-        if borrowed is None:
+        if shared_kv is None:
             return super().weights(query, source, key_padding_mask=key_padding_mask)
-        scores = self._scores(self._split(self.query(query), self.heads.query), borrowed["key"].transpose(1, 2))
+        scores = self._scores(self._split(self.query(query), self.heads.query), shared_kv["key"].transpose(1, 2))
         places = torch.arange(query.shape[1], device=query.device)
         allowed = self._allowed(places[:, None], places[None, :])[None, None]
         return self._share(
@@ -230,8 +231,8 @@ class BorrowerLayer(SoundLayer):
         )
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """Rows [tokens, width] of the new tokens; a layer that borrows adds nothing to the state."""
-        if not self.borrows:
+        """Rows [tokens, width] of the new tokens; a layer with shares_kv adds nothing to the state."""
+        if not self.shares_kv:
             return super().step(query, batch, state)
         return self._over(query, batch, state)
 
@@ -244,18 +245,18 @@ class BorrowerLayer(SoundLayer):
         return torch.cat(out)
 
 
-class Borrower(Sound):
-    """Keeps every law, that of borrowing too."""
+class SharedKvMechanism(Sound):
+    """Keeps every law, that of sharing keys and values too."""
 
-    layer: ClassVar[type[nn.Module]] = BorrowerLayer
-    capabilities = Sound.capabilities | {Capability.BORROWS}
+    layer: ClassVar[type[nn.Module]] = SharedKvLayer
+    capabilities = Sound.capabilities | {Capability.SHARES_KV}
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """Keys and values, if its own."""
         return {} if config.shares_kv else super().state(config)
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
-        """Without the projections of keys and values where these are borrowed."""
+        """Without the projections of keys and values where those of another layer are used."""
         whole = super().cost(config, shape)
         if not config.shares_kv:
             return whole
@@ -271,7 +272,7 @@ class Borrower(Sound):
         )
 
 
-class FirstRequestLayer(BorrowerLayer):
+class FirstRequestLayer(SharedKvLayer):
     """Reads what the first request remembers for all of them."""
 
     def _over(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
@@ -283,7 +284,7 @@ class FirstRequestLayer(BorrowerLayer):
         return torch.cat(rows)
 
 
-class FirstRequest(Borrower):
-    """Breaks borrowing: a request attends to what another one left with the layer that lends."""
+class FirstRequest(SharedKvMechanism):
+    """Breaks sharing: a request attends to what another one left in the state of the source layer."""
 
     layer = FirstRequestLayer

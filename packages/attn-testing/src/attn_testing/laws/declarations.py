@@ -115,7 +115,7 @@ class Settings(MechanismLaw):
 
 
 class Undeclared(MechanismLaw):
-    """What is not declared is refused, never ignored: padding, sources, causality, grouping, borrowing, dropping."""
+    """What is not declared is refused, never ignored: padding, sources, causality, grouping, shared_kv, dropping."""
 
     def test_a_mask_of_padded_keys_is_refused(self, subject: Subject) -> None:
         if not subject.mechanism.can(Capability.PADDING):
@@ -143,8 +143,8 @@ class Undeclared(MechanismLaw):
             refuses(lambda: build(subject, rotary=Rotary()), "ROTARY", "rotary positions")
 
     def test_borrowing_is_refused(self, subject: Subject) -> None:
-        if not subject.mechanism.can(Capability.BORROWS):
-            refuses(lambda: build(subject, shares_kv=True), "BORROWS", "a config that borrows keys and values")
+        if not subject.mechanism.can(Capability.SHARES_KV):
+            refuses(lambda: build(subject, shares_kv=True), "SHARES_KV", "a config with shares_kv")
 
     def test_dropping_weights_is_refused(self, subject: Subject) -> None:
         if not subject.mechanism.drops_weights:

@@ -23,34 +23,36 @@ LAYER = "layer"
 
 
 class KVSharing(MechanismLaw):
-    """A layer that attends to what its double lends gives what the double gives; it has and remembers no keys."""
+    """A layer that attends to its double's keys and values gives what the double gives; it has and remembers none."""
 
-    needs: ClassVar[tuple[Capability, ...]] = (Capability.BORROWS,)
+    needs: ClassVar[tuple[Capability, ...]] = (Capability.SHARES_KV,)
     cases_at_most = 4
 
     def test_a_layer_that_borrows_from_its_double_equals_it(self, case: Case) -> None:
-        rows, borrower = case.rows(2, TOKENS), borrowing(case)
+        rows, sharing_layer = case.rows(2, TOKENS), kv_sharing(case)
         with torch.no_grad():
-            lent: Fields = case.layer.lend(rows)
-            found, expected = borrower(rows, borrowed=lent), case.attend(rows)
-            require_same(found, expected, "a layer that borrows and its double", case.tolerance)
-            own = case.layer(rows, borrowed=lent)
-            require_same(own, expected, "a layer given what it lends, and given nothing", case.tolerance)
+            lent: Fields = case.layer.project_kv(rows)
+            found, expected = sharing_layer(rows, shared_kv=lent), case.attend(rows)
+            require_same(found, expected, "a layer with shares_kv and its double", case.tolerance)
+            own = case.layer(rows, shared_kv=lent)
+            require_same(own, expected, "a layer given its own keys and values, and given nothing", case.tolerance)
             if case.mechanism.can(Capability.WEIGHTS):
-                weights = borrower.weights(rows, borrowed=lent)
-                require_same(weights, case.weights(rows), "weights of a layer that borrows and of its double", 1e-10)
+                weights = sharing_layer.weights(rows, shared_kv=lent)
+                require_same(weights, case.weights(rows), "weights of a layer with shares_kv and of its double", 1e-10)
 
     def test_gradients_reach_the_layer_that_lends(self, case: Case) -> None:
-        lender, rows = case.build(), case.rows(1, TOKENS)
-        borrowing(case)(rows, borrowed=lender.lend(rows)).square().sum().backward()
-        moved = [name for name, weight in lender.named_parameters() if weight.grad is not None and weight.grad.any()]
-        require(moved, "no weight of the layer that lends gets a gradient from the one that borrows")
+        source_layer, rows = case.build(), case.rows(1, TOKENS)
+        kv_sharing(case)(rows, shared_kv=source_layer.project_kv(rows)).square().sum().backward()
+        moved = [
+            name for name, weight in source_layer.named_parameters() if weight.grad is not None and weight.grad.any()
+        ]
+        require(moved, "no weight of the source layer gets a gradient from the layer with shares_kv")
 
     def test_steps_over_the_states_of_the_double_give_what_the_double_gives(self, case: Case) -> None:
         if silent_where_nothing_decodes(case):
             return
-        require(not case.mechanism.state(config_of(case)), "a layer that borrows says that it remembers something")
-        borrower, store = borrowing(case), DictionaryStore({LAYER: case.specs})
+        require(not case.mechanism.state(config_of(case)), "a layer with shares_kv says that it remembers something")
+        sharing_layer, store = kv_sharing(case), DictionaryStore({LAYER: case.specs})
         rows = {name: case.rows(TOKENS, seed=40 + name) for name in range(2)}
         for name in rows:
             store.admit(name)
@@ -62,34 +64,34 @@ class KVSharing(MechanismLaw):
             view = store.view(batch, list(rows))[LAYER]
             with torch.no_grad():
                 case.layer.step(new, batch, view)
-                got.append(borrower.step(new, batch, view).unflatten(0, (2, length)))
+                got.append(sharing_layer.step(new, batch, view).unflatten(0, (2, length)))
             done += length
         with torch.no_grad():
             expected = torch.stack([case.attend(one[None])[0] for one in rows.values()])
-        require_same(torch.cat(got, dim=1), expected, "steps that borrow, and the double", case.tolerance)
+        require_same(torch.cat(got, dim=1), expected, "steps with shares_kv, and the double", case.tolerance)
 
     def test_it_costs_what_it_computes_without_keys_and_values(self, case: Case) -> None:
-        borrower, rows = borrowing(case), case.rows(1, TOKENS)
-        if hasattr(borrower, "use_kernel"):
-            borrower.use_kernel("plain")
+        sharing_layer, rows = kv_sharing(case), case.rows(1, TOKENS)
+        if hasattr(sharing_layer, "use_kernel"):
+            sharing_layer.use_kernel("plain")
         said = case.mechanism.cost(config_of(case), Shape(query=TOKENS, key=TOKENS))
         with torch.no_grad():
-            lent = case.layer.lend(rows)
+            lent = case.layer.project_kv(rows)
             with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-                borrower(rows, borrowed=lent)
+                sharing_layer(rows, shared_kv=lent)
         counted = int(counter.get_total_flops())
-        require(said.flops == counted, f"{said.flops} FLOPs are declared for a layer that borrows, {counted} counted")
-        has = sum(weight.numel() for weight in borrower.parameters())
-        require(said.parameters == has, f"{said.parameters} parameters are declared, a layer that borrows has {has}")
+        require(said.flops == counted, f"{said.flops} FLOPs are declared for a layer with shares_kv, {counted} counted")
+        has = sum(weight.numel() for weight in sharing_layer.parameters())
+        require(said.parameters == has, f"{said.parameters} parameters are declared, a layer with shares_kv has {has}")
 
 
 def config_of(case: Case) -> Any:
-    """The config of a layer that borrows."""
+    """The config of a layer with shares_kv."""
     return dataclasses.replace(case.config, shares_kv=True)
 
 
-def borrowing(case: Case) -> Any:
-    """A layer that borrows, with the weights of the case's own."""
+def kv_sharing(case: Case) -> Any:
+    """A layer with shares_kv, with the weights of the case's own."""
     layer = case.mechanism.build(config_of(case)).double().eval()
     weights = case.layer.state_dict()
     layer.load_state_dict({name: weights[name] for name in layer.state_dict()})

@@ -17,7 +17,7 @@ from attn_variants.mechanisms.scores import AdditiveConfig
 if TYPE_CHECKING:
     from attn_variants.mechanisms.alignment_layer import GatedAttention, GatedSamplingAttention
 
-CROSS = GROUPED_SELF - {Capability.CAUSAL, Capability.ROTARY, Capability.BORROWS} | {Capability.CROSS}
+CROSS = GROUPED_SELF - {Capability.CAUSAL, Capability.ROTARY, Capability.SHARES_KV} | {Capability.CROSS}
 
 
 class Alignment(DeclaredMechanism):

@@ -46,7 +46,7 @@ class AttentionSinks(DeclaredMechanism):
         r" A_i = \{j \le i : j < s \text{ or } i - j < w\}"
     )
     sketch: ClassVar = {"sinks": 2, "window": 3}
-    capabilities = DECODER - {Capability.BORROWS}
+    capabilities = DECODER - {Capability.SHARES_KV}
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):

@@ -81,10 +81,10 @@ class AttentionSinksLayer(SpecLayer):
         source: Tensor | None = None,
         *,
         key_padding_mask: Tensor | None = None,
-        borrowed: Fields | None = None,
+        shared_kv: Fields | None = None,
     ) -> Tensor:
         """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
-        return attention_weights(self.spec, self.in_cache(self._operands(query, source, key_padding_mask, borrowed)))
+        return attention_weights(self.spec, self.in_cache(self._operands(query, source, key_padding_mask, shared_kv)))
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """Attend for the new rows [tokens, hidden_size] of many requests; returns [tokens, hidden_size]."""

@@ -18,7 +18,7 @@ SELF = frozenset(
         Capability.NORMALISED,
         Capability.PADDING,
         Capability.ROTARY,
-        Capability.BORROWS,
+        Capability.SHARES_KV,
     }
 )
 """Of every declared self-attention."""
@@ -78,7 +78,7 @@ def projection_biases(config: MechanismConfig, heads: Heads) -> int:
 DECODER = GROUPED_SELF - {Capability.BIDIRECTIONAL}
 """Of patterns that only look back."""
 
-ENCODER = GROUPED_SELF - {Capability.CAUSAL, Capability.INCREMENTAL, Capability.BORROWS}
+ENCODER = GROUPED_SELF - {Capability.CAUSAL, Capability.INCREMENTAL, Capability.SHARES_KV}
 """Of patterns that have no causal form."""
 
 PATTERNS = ("union", "heads", "local", "column")

@@ -126,7 +126,7 @@ class DependencyDepthAttention(DeclaredMechanism):
             self.spec(config),
             hidden_size=config.hidden_size,
             bias=config.bias,
-            borrows=config.shares_kv,
+            shares_kv=config.shares_kv,
             dropout=config.dropout,
         )
         return DepthLayer(attention, DependencyTree(self.Config.of(config).parse), hidden_size=config.hidden_size)

@@ -48,7 +48,7 @@ class HeavyHitters(ComputedMechanism):
         r" \text{ where } |S_i| > h + r"
     )
     sketch: ClassVar = {"heavy": 2, "recent": 3}
-    capabilities = DECODER - {Capability.BORROWS} | {Capability.CHOOSES}
+    capabilities = DECODER - {Capability.SHARES_KV} | {Capability.CHOOSES}
     sequential = True
 
     @dataclass(frozen=True, kw_only=True)

@@ -140,10 +140,10 @@ class HeavyHitterLayer(SpecLayer):
         source: Tensor | None = None,
         *,
         key_padding_mask: Tensor | None = None,
-        borrowed: Fields | None = None,
+        shared_kv: Fields | None = None,
     ) -> Tensor:
         """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
-        pairs = pairs_of(self.spec, self._operands(query, source, key_padding_mask, borrowed))
+        pairs = pairs_of(self.spec, self._operands(query, source, key_padding_mask, shared_kv))
         return kept_weights(self.spec.heads, *self.scaled(pairs), self.last_queries(pairs))
 
     def scaled(self, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor | None]:

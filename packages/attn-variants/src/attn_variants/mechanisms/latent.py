@@ -46,7 +46,7 @@ class MultiHeadLatentAttention(ComputedMechanism):
         r"c_j = \mathrm{RMSNorm}(W^{DKV} x_j),\quad k_j = [W^{UK} c_j; R_j W^{KR} x_j],\quad v_j = W^{UV} c_j,\quad"
         r" o_i = \sum_j \mathrm{softmax}_j\left(\frac{q_i^\top k_j}{\sqrt{d_n + d_R}}\right) v_j"
     )
-    capabilities = SELF - {Capability.BORROWS}
+    capabilities = SELF - {Capability.SHARES_KV}
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
@@ -160,7 +160,7 @@ class FactorisedAttention(ComputedMechanism):
         r"c_j = W^{D} x_j,\quad k_{hj} = R_j W^{K}_h c_j,\quad v_{hj} = W^{V}_h c_j,\quad"
         r" o_{hi} = \sum_j \mathrm{softmax}_j\left(\frac{(R_i q_{hi})^\top k_{hj}}{\sqrt{d}}\right) v_{hj}"
     )
-    capabilities = SELF - {Capability.BORROWS}
+    capabilities = SELF - {Capability.SHARES_KV}
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):

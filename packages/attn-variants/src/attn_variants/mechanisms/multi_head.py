@@ -114,7 +114,7 @@ class CrossAttention(DeclaredMechanism):
         r"O = \mathrm{softmax}\left(\frac{Q K^\top}{\sqrt{d_k}}\right) V,\quad"
         r" Q = X W^Q,\ K = S W^K,\ V = S W^V"
     )
-    capabilities = GROUPED_SELF - {Capability.CAUSAL, Capability.ROTARY, Capability.BORROWS} | {Capability.CROSS}
+    capabilities = GROUPED_SELF - {Capability.CAUSAL, Capability.ROTARY, Capability.SHARES_KV} | {Capability.CROSS}
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `Incompatible` where rotary positions are asked for: queries and source share no positions."""

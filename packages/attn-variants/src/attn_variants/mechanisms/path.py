@@ -45,7 +45,7 @@ class PathAttention(DeclaredMechanism):
         r"\alpha_{ij} \propto \exp\left(\frac{q_i^\top H_i H_{i-1} \cdots H_{j+1} k_j}{\sqrt{d_k}}\right),\quad"
         r" H_t = I - \beta_t w_t w_t^\top,\quad \lVert w_t \rVert = 1,\quad \beta_t = 2\,\sigma(u^\top x_t + b)"
     )
-    capabilities = GROUPED_SELF - {Capability.BIDIRECTIONAL, Capability.ROTARY, Capability.BORROWS}
+    capabilities = GROUPED_SELF - {Capability.BIDIRECTIONAL, Capability.ROTARY, Capability.SHARES_KV}
     sequential = True
 
     @dataclass(frozen=True, kw_only=True)

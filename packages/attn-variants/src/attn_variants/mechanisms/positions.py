@@ -261,7 +261,7 @@ class AddedPositions(DeclaredMechanism):
             self.spec(config),
             hidden_size=config.hidden_size,
             bias=config.bias,
-            borrows=config.shares_kv,
+            shares_kv=config.shares_kv,
             dropout=config.dropout,
         )
 
@@ -304,7 +304,7 @@ class ConcatenatedPositions(DeclaredMechanism):
             self.spec(config),
             hidden_size=config.hidden_size,
             bias=config.bias,
-            borrows=config.shares_kv,
+            shares_kv=config.shares_kv,
             projected=self.projected(config),
             dropout=config.dropout,
         )

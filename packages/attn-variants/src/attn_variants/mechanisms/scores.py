@@ -145,7 +145,7 @@ LUONG = Paper(
     year=2015,
     arxiv="1508.04025",
 )
-CAPABILITIES = GROUPED_SELF - {Capability.CAUSAL, Capability.ROTARY, Capability.BORROWS} | {Capability.CROSS}
+CAPABILITIES = GROUPED_SELF - {Capability.CAUSAL, Capability.ROTARY, Capability.SHARES_KV} | {Capability.CROSS}
 WORDS = ("dot", "general", "concat", "location")
 UNKNOWN = 1024
 """Rows of W of location-based scores where neither the options nor the model name a longest sequence."""

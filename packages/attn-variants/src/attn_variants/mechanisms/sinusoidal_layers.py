@@ -110,11 +110,11 @@ class DepthLayer(nn.Module):
         source: Tensor | None = None,
         *,
         key_padding_mask: Tensor | None = None,
-        borrowed: Fields | None = None,
+        shared_kv: Fields | None = None,
     ) -> Tensor:
         """Attend over whole sequences [batch, tokens, hidden_size]; arguments as of `SpecLayer.forward`."""
         out: Tensor = self.attention(
-            self._at_positions(query), source, key_padding_mask=key_padding_mask, borrowed=borrowed
+            self._at_positions(query), source, key_padding_mask=key_padding_mask, shared_kv=shared_kv
         )
         return out
 
@@ -124,16 +124,16 @@ class DepthLayer(nn.Module):
         source: Tensor | None = None,
         *,
         key_padding_mask: Tensor | None = None,
-        borrowed: Fields | None = None,
+        shared_kv: Fields | None = None,
     ) -> Tensor:
         """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
         return self.attention.weights(
-            self._at_positions(query), source, key_padding_mask=key_padding_mask, borrowed=borrowed
+            self._at_positions(query), source, key_padding_mask=key_padding_mask, shared_kv=shared_kv
         )
 
-    def lend(self, query: Tensor) -> Fields:
+    def project_kv(self, query: Tensor) -> Fields:
         """Keys and values [batch, key, num_kv_heads, size] of whole sequences [batch, key, hidden_size]."""
-        return self.attention.lend(self._at_positions(query))
+        return self.attention.project_kv(self._at_positions(query))
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """Attend for the new rows [tokens, hidden_size] of many requests; returns [tokens, hidden_size]."""
