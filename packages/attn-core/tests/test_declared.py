@@ -89,7 +89,11 @@ def test_a_decode_step_projects_the_new_token_only_unless_the_keys_are_of_a_sour
     ("score", "own", "learned"),
     [
         (General(), [(5, 3, 3)] * 4 + [(5, 3, 5)] * 4, 4 * 9),
-        (Additive(hidden=6), [(5, 3, 6)] * 4 + [(5, 3, 6)] * 2 + [(25, 6, 1)] * 4, 4 * 18 + 2 * 18 + 2 * 4 * 6),
+        (
+            Additive(intermediate_size=6),
+            [(5, 3, 6)] * 4 + [(5, 3, 6)] * 2 + [(25, 6, 1)] * 4,
+            4 * 18 + 2 * 18 + 2 * 4 * 6,
+        ),
     ],
 )
 def test_learned_scores_are_priced(score, own, learned):

@@ -153,7 +153,7 @@ def test_more_hidden_units_than_fit_are_scored_in_pieces(monkeypatch):
     from attn_variants import scores as additive
     from attn_variants.initialization import init_weights
 
-    spec = AttentionSpec(heads=heads_of(4, 2), score=Additive(hidden=6), mask=Causal())
+    spec = AttentionSpec(heads=heads_of(4, 2), score=Additive(intermediate_size=6), mask=Causal())
     parameters = {f"score.{name}": weight.double() for name, weight in init_weights(spec.score, spec.heads).items()}
     operands = random_operands(spec.heads, 7, 7, parameters=parameters)
     with torch.no_grad():

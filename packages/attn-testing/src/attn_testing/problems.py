@@ -60,8 +60,8 @@ SCORES: Mapping[str, Score] = {
     "dot": Dot(),
     "general": General(),
     "cosine": Cosine(),
-    "additive": Additive(hidden=7),
-    "concat": Concat(hidden=6),
+    "additive": Additive(intermediate_size=7),
+    "concat": Concat(intermediate_size=6),
     "location": Location(longest=140),
 }
 SENTENCE = DependencyTree((1, -1, 4, 4, 1, 4))

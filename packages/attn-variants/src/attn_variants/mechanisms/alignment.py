@@ -40,7 +40,7 @@ class Alignment(DeclaredMechanism):
         """Raises `Incompatible` where rotary positions are asked for: queries and source share no positions."""
         if config.rotary is not None:
             raise Incompatible(f"mechanism {self.name!r} takes no rotary positions: queries and source share none")
-        score = Additive(hidden=AdditiveConfig.of(config).intermediate_size)
+        score = Additive(intermediate_size=AdditiveConfig.of(config).intermediate_size)
         return AttentionSpec(heads=config.head_layout, score=score, distribution=self.distribution, cross=True)
 
 

@@ -45,7 +45,7 @@ class AdditiveAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        score = Additive(hidden=AdditiveConfig.of(config).intermediate_size)
+        score = Additive(intermediate_size=AdditiveConfig.of(config).intermediate_size)
         heads = config.head_layout
         return AttentionSpec(heads=heads, score=score, mask=self_mask(config), rotary=config.rotary)
 
@@ -134,7 +134,7 @@ class ConcatAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        score = Concat(hidden=AdditiveConfig.of(config).intermediate_size)
+        score = Concat(intermediate_size=AdditiveConfig.of(config).intermediate_size)
         heads = config.head_layout
         return AttentionSpec(heads=heads, score=score, mask=self_mask(config), rotary=config.rotary)
 
