@@ -86,7 +86,7 @@ def test_a_layer_in_training_takes_this_kernel_and_drops_what_the_plain_one_does
 
     monkeypatch.setattr(TritonAttend, "run", counted)
     options = {"latent": 16, "rotary_size": 8} if name == "mla" else {}
-    layer = mechanism.build(configure(mechanism, options, width=32, heads=2, dropout=0.3))
+    layer = mechanism.build(configure(mechanism, options, hidden_size=32, num_heads=2, dropout=0.3))
     rows, found = torch.randn(2, 37, 32, generator=torch.Generator().manual_seed(1)), []
     for kernel in (None, "plain"):
         layer.use_kernel(kernel)

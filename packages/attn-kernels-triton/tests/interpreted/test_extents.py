@@ -102,7 +102,7 @@ def test_memory_of_more_elements_than_32_bits_count_is_read_where_it_lies(outerm
         fields[name][numbers[0]] = torch.randn(3, 3, 16).to(HALF)
     operands = paged(fields, numbers, context=2)
     near = {name: field[numbers[0]] for name, field in fields.items()}
-    alone = dataclasses.replace(operands.rows, fields=near, numbers=torch.arange(3)[None])
+    alone = dataclasses.replace(operands.rows, fields=near, kv_indices=torch.arange(3)[None])
     expected = attend_rows(asked(16, heads=3), dataclasses.replace(operands, rows=alone))
     assert torch.equal(attend_rows(asked(16, heads=3), operands), expected)
 

@@ -49,11 +49,11 @@ def learned(model: Decoder, text: torch.Tensor) -> list[torch.Tensor]:
 def test_a_decoder_takes_these_kernels_and_learns_the_same(monkeypatch, taken, place):
     torch.manual_seed(0)
     config = DecoderConfig(
-        vocabulary=VOCABULARY,
-        context=16,
-        width=32,
-        layers=1,
-        heads=2,
+        vocab_size=VOCABULARY,
+        max_seq_len=16,
+        hidden_size=32,
+        num_layers=1,
+        num_heads=2,
         norm="rms",
         norm_place=place,
         feed_forward="swiglu",
@@ -66,7 +66,7 @@ def test_a_decoder_takes_these_kernels_and_learns_the_same(monkeypatch, taken, p
     monkeypatch.setitem(losses.LOGITS, "cpu", 4 * VOCABULARY)
     found = learned(model, text)
     assert taken == {name for names in METHODS.values() for name in names}
-    monkeypatch.setattr(rowwise, "able", lambda kind: ())
+    monkeypatch.setattr(rowwise, "row_table", lambda kind: None)
     torch.testing.assert_close(found, learned(model, text), rtol=1e-4, atol=1e-5)
 
 

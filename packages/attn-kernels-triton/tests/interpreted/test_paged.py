@@ -9,7 +9,8 @@ from attn_core import AttentionInputs, AttentionSpec, Causal, Full, Heads, Mask,
 from attn_core.batch import RowsInPlace
 from attn_core.distributions import Distribution, Softmax, SoftmaxOne, SoftmaxWithSink
 from attn_core.errors import InvalidValue, KernelRefused
-from attn_core.kernels.attend import PagedAttentionInputs, paged_problem
+from attn_core.kernels.attend import PagedAttentionInputs, attend_problem, paged_problem
+from attn_core.kernels.dispatch import choose
 from attn_core.masks import Prefix
 from attn_core.modifiers import Alibi, Modifier, RelativeBias, SoftCap, T5Bias
 from attn_core.scores import ScaledDot
@@ -206,5 +207,8 @@ def test_masks_that_look_ahead_or_leave_holes_are_refused(mask):
 
 
 def test_a_paged_kernel_does_not_attend_to_whole_sequences():
+    whole = attend_problem(Step().spec, dtype="float32", device="cpu", gradients=False, padded=False)
+    (reason,) = installed().kernels.get("triton_paged").refusals(whole)
+    assert "attend_paged" in reason
     with pytest.raises(KernelRefused, match="attend_paged"):
-        installed().kernels.get("triton_paged").run(Step().spec, None)
+        choose(installed().kernels, whole, "triton_paged")

@@ -234,7 +234,7 @@ def handed(monkeypatch):
 def test_layers_in_bfloat16_hand_it_on_and_stay_as_close_to_float64_as_those_that_do_not(handed, name):
     mechanism, tokens = installed().mechanisms.get(name), 20
     torch.manual_seed(0)
-    layer = mechanism.build(configure(mechanism, width=32, heads=2)).bfloat16()
+    layer = mechanism.build(configure(mechanism, hidden_size=32, num_heads=2)).bfloat16()
     rows = torch.randn(1, tokens, 32, generator=torch.Generator().manual_seed(1)).bfloat16()
     plain, exact = copy.deepcopy(layer), copy.deepcopy(layer).double()
     plain.plan = exact.plan = RecurrenceDispatcher(installed().kernels, "plain_chunked")
@@ -257,7 +257,7 @@ def learned(layer, rows: Tensor) -> dict[str, Tensor]:
 @pytest.mark.parametrize("name", ["retnet", *PLUGGED])
 def test_prompts_are_handed_in_bfloat16_single_tokens_and_memories_in_float32(handed, name):
     mechanism = installed().mechanisms.get(name)
-    config = configure(mechanism, width=32, heads=2)
+    config = configure(mechanism, hidden_size=32, num_heads=2)
     layer = mechanism.build(config).bfloat16()
     store = DictionaryStore({"layer": mechanism.state(config)}, "bfloat16")
     rows, done = torch.randn(2, 24, 32).bfloat16(), [0, 0]
@@ -275,7 +275,7 @@ def test_prompts_are_handed_in_bfloat16_single_tokens_and_memories_in_float32(ha
 @pytest.mark.parametrize("name", NAMED)
 def test_layers_take_these_kernels_and_compute_the_same(name):
     mechanism = installed().mechanisms.get(name)
-    layer = mechanism.build(configure(mechanism, width=16, heads=2))
+    layer = mechanism.build(configure(mechanism, hidden_size=16, num_heads=2))
     rows = torch.randn(1, 19, 16, generator=torch.Generator().manual_seed(1))
     key_padding_mask = torch.arange(19)[None] < 17
     found = [layer(rows, key_padding_mask=key_padding_mask)]

@@ -39,7 +39,7 @@ def config_of(name: str) -> MechanismConfig:
     mechanism = installed().mechanisms.get(name)
     options = OPTIONS[name]
     groups = 2 if name == "gqa" else None
-    return configure(mechanism, options, width=64, heads=4, key_value_heads=groups, causal=True, head_size=32)
+    return configure(mechanism, options, hidden_size=64, num_heads=4, num_kv_heads=groups, causal=True, head_dim=32)
 
 
 def steps(layer: torch.nn.Module, cache: str, config: MechanismConfig, name: str) -> list[torch.Tensor]:

@@ -136,5 +136,5 @@ def test_texts_that_are_not_all_rows_are_refused(change, said):
 
 @pytest.mark.parametrize("given", [((1,), (1, 2)), ((-1,), (3,))])
 def test_texts_of_no_length_are_refused(given):
-    with pytest.raises(InvalidValue, match=r"^packed"):
+    with pytest.raises(InvalidValue, match=r"^varlen"):
         Varlen(*given)

@@ -130,7 +130,7 @@ def masked_logits(model: Any, batch: tuple[Tensor, ...]) -> Tensor:
     """Logits [batch, chosen, vocabulary] at the places of a batch of `Masking`."""
     tokens, places, _ = batch
     rows = model.encoder(tokens)
-    logits: Tensor = model.guess(rows.gather(1, places[..., None].expand(-1, -1, rows.shape[-1])))
+    logits: Tensor = model.logits(rows.gather(1, places[..., None].expand(-1, -1, rows.shape[-1])))
     return logits
 
 
