@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_core import installed
-from attn_core.models import GreedyHead
+from attn_core.models import FindsLargest, GreedyHead
 from attn_engine import EngineConfig, Request, SamplingParams, build_engine
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
@@ -46,7 +46,12 @@ def completions(model):
 def test_likeliest_tokens_are_those_of_the_logits(weights):
     model, hidden = packed(weights), torch.randn(20, 64)
     assert isinstance(model, GreedyHead)
-    assert model.greedy_tokens(hidden).tolist() == model.logits(hidden).argmax(-1).tolist()
+    found = model.greedy_tokens(hidden)
+    if weights == "bfloat16" and not isinstance(model.head, FindsLargest):
+        # Some processors have oneDNN multiply bfloat16 fastest, which gives outputs and not where the largest is.
+        assert found is None
+    else:
+        assert found.tolist() == model.logits(hidden).argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("weights", FORMATS)
