@@ -71,7 +71,7 @@ def paged_verdicts(
 ) -> list[dict[str, Any]]:
     """A row per kernel for a step over rows where a cache keeps them, in this form; none where the step gathers them.
 
-    Where all refuse, rows are gathered, and `verdicts` says who computes.
+    Where all refuse, rows are gathered, and `verdicts` says which kernel computes.
     """
     if rows not in CACHE_FORMS:
         raise InvalidValue.of("--rows", rows, ", ".join(CACHE_FORMS))

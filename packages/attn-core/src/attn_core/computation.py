@@ -1,4 +1,4 @@
-"""Who computes a layer, said by its mechanism before any layer is built."""
+"""Which kernel or module computes a layer, as its mechanism says before any layer is built."""
 
 from __future__ import annotations
 

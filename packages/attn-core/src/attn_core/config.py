@@ -95,7 +95,7 @@ SIMPLE: Mapping[str, tuple[Callable[[object], bool], str]] = {
 def check_option_types(config: MechanismConfig) -> None:
     """Raise `InvalidValue` for an option of another type than its annotation says, where that is simple or a choice.
 
-    Whoever declares a config can then compare numbers with their bounds without asking whether they are numbers.
+    Subclasses can then compare numbers with their bounds without checking their types first.
     """
     for field in dataclasses.fields(config):
         said = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))

@@ -1,4 +1,4 @@
-"""Weights dropped at random, by numbers that follow from where a pair stands and not from who computes it.
+"""Attention dropout whose mask depends on the seed and the indices of a query-key pair, not on the kernel or its tiles.
 
 Only methods and operators of tensors are used, so that the contract needs no tensor library.
 """
@@ -67,7 +67,8 @@ class Dropout:
     def words(self, row: Tensor, query: Tensor, four: Tensor) -> list[Tensor]:
         """The words, int64, of keys 4 `four` to 4 `four` + 3, each of the shape that the arguments broadcast to.
 
-        Whoever needs neighbouring keys gets them so for a quarter of the work; see `kept`.
+        Neighbouring keys share a counter, so a kernel that computes them together does a quarter of the work; see
+        `kept`.
         """
         return philox([four, query, row, row * 0 + self.offset], self.seed)
 

@@ -154,7 +154,7 @@ class Mechanism(ABC):
         return None
 
     def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:
-        """Who computes whole sequences of `tokens` tokens in evaluation: kernels, or the layer's own module."""
+        """What computes whole sequences of `tokens` tokens in evaluation: kernels, or the layer's own module."""
         found = self.recurrence(config)
         return (Computation() if found is None else Computation(part="recurrence", asked=found),)
 

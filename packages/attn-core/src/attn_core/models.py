@@ -209,7 +209,7 @@ def checked_kv_sharing(given: object, layers: int) -> KvSharing:
 
 
 def kv_source_layer_of(kv_sharing: KvSharing, layer: int, layers: int) -> int:
-    """The layer to whose keys and values this one of so many attends: itself where it has its own."""
+    """The number of the layer whose keys and values `layer`, of `layers`, attends to: its own where it makes them."""
     if kv_sharing == UPPER_HALF:
         return min(layer, layers // 2)
     if isinstance(kv_sharing, str):

@@ -260,7 +260,7 @@ def _looser(one: int | None, other: int | None) -> int | None:
 class PerHead(Mask):
     """`masks[h]` is the mask of query head h; as many as there are heads.
 
-    It has no predicate of its own: whoever computes attention asks each head's mask by `of_head`.
+    It has no predicate of its own: kernels ask each head's mask by `of_head`.
     """
 
     masks: tuple[Mask, ...]

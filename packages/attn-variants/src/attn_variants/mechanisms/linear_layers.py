@@ -200,7 +200,7 @@ def causal_sums(
 ) -> tuple[Tensor, Memory]:
     """Sums over earlier keys, and the memory after them, of features of queries, log features of keys, and values.
 
-    As of `causal_steps`; `plan` chooses who computes.
+    As of `causal_steps`; `plan` chooses the kernel.
     """
     query, log_key, value = parts
     steps, running = causal_steps(query, log_key, value, before)

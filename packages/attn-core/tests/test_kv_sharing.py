@@ -8,7 +8,7 @@ def everyone(kv_sharing, layers):
     return [kv_source_layer_of(checked_kv_sharing(kv_sharing, layers), layer, layers) for layer in range(layers)]
 
 
-def test_words_say_who_lends_to_whom():
+def test_forms_say_whose_keys_and_values_each_layer_uses():
     assert everyone((), 3) == [0, 1, 2]
     assert everyone("cla:1", 3) == [0, 1, 2]
     assert everyone("cla:2", 5) == [0, 0, 2, 2, 4]
