@@ -73,11 +73,11 @@ def test_every_command_explains_itself(shell: Shell, command: Any) -> None:
 
 
 def test_generate_prints_the_text(shell: Shell) -> None:
-    assert shell.run("generate", "words", "one two", "-n", "3") == (0, "one two one \n", "")
+    assert shell.run("generate", "words", "one two", "--max-new-tokens", "3") == (0, "one two one \n", "")
 
 
 def test_chat_with_a_server_shows_it_the_conversation_so_far(shell: Shell, server: Any) -> None:
-    code, out, _ = shell.run("chat", "words", "-n", "2", "--system", "terse", text="hello\n\nagain\n")
+    code, out, _ = shell.run("chat", "words", "--max-new-tokens", "2", "--system", "terse", text="hello\n\nagain\n")
     assert (code, out) == (0, "system:terse user:hello \nsystem:terse user:hello \n")
     turns = [(turn.role, turn.content) for turn in server.words.requests[-1].prompt.chat.messages]
     answer = "system:terse user:hello "
@@ -91,7 +91,7 @@ def test_generate_wants_a_model_and_a_prompt(shell: Shell) -> None:
 
 
 def test_generate_reads_standard_input_and_prints_json(shell: Shell) -> None:
-    code, out, _ = shell.run("generate", "words", "-", "-n", "2", "--json", text="from a pipe")
+    code, out, _ = shell.run("generate", "words", "-", "--max-new-tokens", "2", "--json", text="from a pipe")
     lines = [json.loads(line) for line in out.splitlines()]
     assert code == 0
     assert "".join(line["text"] for line in lines) == "from a "
@@ -99,7 +99,7 @@ def test_generate_reads_standard_input_and_prints_json(shell: Shell) -> None:
 
 
 def test_generate_prints_each_of_several_completions_whole(shell: Shell, server: Any) -> None:
-    code, out, _ = shell.run("generate", "words", "one two", "-n", "3", "--n", "2", "--typical-p", "0.5")
+    code, out, _ = shell.run("generate", "words", "one two", "--max-new-tokens", "3", "--n", "2", "--typical-p", "0.5")
     assert (code, out) == (0, "--- 1\n1: one\n--- 0\none two one \n")
     sampling = server.words.requests[-1].sampling
     assert (sampling.n, sampling.typical_p) == (2, 0.5)
@@ -107,7 +107,7 @@ def test_generate_prints_each_of_several_completions_whole(shell: Shell, server:
 
 def test_generate_asks_for_a_beam_search(shell: Shell, server: Any) -> None:
     options = ["--num-beams", "5", "--length-penalty", "0.5", "--n", "2", "--num-speculative-tokens", "3"]
-    assert shell.run("generate", "words", "hi", "-n", "1", *options)[0] == 0
+    assert shell.run("generate", "words", "hi", "--max-new-tokens", "1", *options)[0] == 0
     sampling = server.words.requests[-1].sampling
     assert (sampling.num_beams, sampling.length_penalty, sampling.n) == (5, 0.5, 2)
     assert sampling.num_speculative_tokens == 3
@@ -128,7 +128,7 @@ def test_generate_sends_every_option(shell: Shell, server: Any) -> None:
         "--min-new-tokens",
         "1",
     ]
-    assert shell.run("generate", "words", "hi", "-n", "1", *options, *more)[0] == 0
+    assert shell.run("generate", "words", "hi", "--max-new-tokens", "1", *options, *more)[0] == 0
     request = server.words.requests[-1]
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed) == (0, 5, 0.5, 0.25, 3)

@@ -36,14 +36,14 @@ def attn(home):
 
 
 def test_generate_runs_a_model_here(attn, client):
-    done = attn("generate", "--model", "writer", "to be or ", "-n", "12")
+    done = attn("generate", "--model", "writer", "to be or ", "--max-new-tokens", "12")
     assert done.stdout == client.complete("writer", "to be or ", SamplingParams(max_new_tokens=12)).text + "\n"
     assert done.stderr == ""
 
 
 def test_the_engine_is_configured_where_no_server_is(attn, home):
     """Eight bits change what is written no more than they change in a model loaded so; branches change nothing."""
-    words = ("--model", "writer", "to be or ", "-n", "12")
+    words = ("--model", "writer", "to be or ", "--max-new-tokens", "12")
     with LocalClient(home, EngineConfig(quantization="int8")) as coded:
         expected = coded.complete("writer", "to be or ", SamplingParams(max_new_tokens=12)).text
         assert coded.host("writer").info.quantization == "int8"
@@ -53,14 +53,14 @@ def test_the_engine_is_configured_where_no_server_is(attn, home):
         attn("generate", *words, "--num-speculative-tokens", "3", "--speculative-tree-width", "3").stdout
         == plain.stdout
     )
-    assert attn("chat", "-n", "6", "--quantization", "int8", text="hello\n").exit_code == 0
-    for command, given in (("generate", words), ("chat", ("-n", "6"))):
+    assert attn("chat", "--max-new-tokens", "6", "--quantization", "int8", text="hello\n").exit_code == 0
+    for command, given in (("generate", words), ("chat", ("--max-new-tokens", "6"))):
         with pytest.raises(InvalidValue, match=r"int3.*int8"):
             attn(command, *given, "--quantization", "int3", text="hello\n")
 
 
 def test_a_chat_remembers_what_was_said(attn, client):
-    done = attn("chat", "-n", "6", text="hello\nand again\n/new\nhello\n")
+    done = attn("chat", "--max-new-tokens", "6", text="hello\nand again\n/new\nhello\n")
     turns: list[ChatMessage] = []
     expected = ""
     for line in ("hello", "and again"):
@@ -76,18 +76,18 @@ def test_a_chat_remembers_what_was_said(attn, client):
 
 
 def test_a_chat_that_outgrows_the_context_forgets_its_oldest_turns(attn):
-    done = attn("chat", "-n", "30", text="one\ntwo\nthree\nfour\n")
+    done = attn("chat", "--max-new-tokens", "30", text="one\ntwo\nthree\nfour\n")
     assert "the oldest turn is forgotten" in done.stderr
     assert done.exit_code == 0
 
 
 def test_a_turn_that_could_never_fit_is_refused(attn):
     with pytest.raises(ContextLengthExceeded):
-        attn("chat", "-n", "30", text="word " * 50 + "\n")
+        attn("chat", "--max-new-tokens", "30", text="word " * 50 + "\n")
 
 
 def test_ctrl_c_ends_the_answer_and_not_the_chat(home):
-    words = ["chat", "-n", "100", "--temperature", "1", "--seed", "1"]
+    words = ["chat", "--max-new-tokens", "100", "--temperature", "1", "--seed", "1"]
     with subprocess.Popen(
         [sys.executable, "-c", SLOW + ATTN, *words],
         stdin=subprocess.PIPE,
@@ -146,7 +146,10 @@ def test_without_the_package_that_runs_models_the_reason_is_said():
 def test_a_draft_writes_the_same_text_and_must_have_the_same_tokens(attn, client, home, tmp_path):
     whole = client.complete("writer", "to be or ", SamplingParams(max_new_tokens=12)).text + "\n"
     for draft in ("writer", "talker", str(home / "models" / "talker")):
-        assert attn("generate", "--model", "writer", "to be or ", "-n", "12", "--draft-model", draft).stdout == whole
+        assert (
+            attn("generate", "--model", "writer", "to be or ", "--max-new-tokens", "12", "--draft-model", draft).stdout
+            == whole
+        )
     other = character_tokenizer("abcdefgh")
     config = DecoderConfig(vocab_size=other.vocab_size, max_seq_len=64, hidden_size=16, num_layers=1, num_heads=2)
     save_model(tmp_path / "other", Decoder(config), other)

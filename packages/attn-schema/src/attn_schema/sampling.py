@@ -88,7 +88,6 @@ class SamplingParams(Checked, frozen=True, kw_only=True):
             ge=1,
             description=f"Maximum number of tokens to generate; {DEFAULT_MAX_NEW_TOKENS} if not given, or what the "
             "context still holds.",
-            extra={"short": "-n"},
         ),
     ] | None = None  # fmt: skip
     min_new_tokens: Annotated[
