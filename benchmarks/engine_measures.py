@@ -15,7 +15,7 @@ LONG_PROMPT = 1000
 """Tokens of the prompt that is computed to measure prefill."""
 RUNNING = 16
 """Streams that run while the time to a first token is taken."""
-INSIDE = ("step", "logits", "likeliest")
+INSIDE = ("step", "logits", "greedy_tokens")
 """What an engine asks of a model in a step."""
 
 
