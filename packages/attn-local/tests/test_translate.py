@@ -54,15 +54,17 @@ def test_each_line_is_translated_in_order_whatever_runs_beside_it(attn, shelf):
         alone = [client.complete("searcher", sourced(line), greedy).text.strip() for line in LINES]
     assert len(set(alone)) == len(LINES)
     lines = [LINES[0], "", *LINES[1:]]
-    done = attn("translate", "--model", "searcher", "-", "-n", "6", text="\n".join(lines))
+    done = attn("translate", "--model", "searcher", "-", "--max-new-tokens", "6", text="\n".join(lines))
     assert done.stdout.splitlines() == [alone[0], "", *alone[1:]]
-    begun = attn("generate", "--model", "searcher", "--encoder-prompt", LINES[0], "--temperature", "0", "-n", "6")
+    begun = attn(
+        "generate", "--model", "searcher", "--encoder-prompt", LINES[0], "--temperature", "0", "--max-new-tokens", "6"
+    )
     assert begun.stdout.strip() == alone[0]
 
 
 def test_beams_find_what_is_likelier_than_the_likeliest_words(attn, shelf):
     lines = [" ".join(words) for words in product(["a", "dog", "cat", "runs", "sees"], repeat=2)]
-    words = ("translate", "--model", "searcher", "-", "-n", "5")
+    words = ("translate", "--model", "searcher", "-", "--max-new-tokens", "5")
     found = attn(*words, "--num-beams", "5", "--length-penalty", "0", text="\n".join(lines)).stdout.splitlines()
     assert found != attn(*words, text="\n".join(lines)).stdout.splitlines()
     with LocalClient(shelf) as client:
