@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from attn_core import Capability, Causal, Full, Heads, Mask, MechanismConfig
+from attn_core import AttentionSpec, Capability, Causal, Full, Heads, Mask, MechanismConfig
 from attn_core.checks import is_whole
 from attn_core.errors import Incompatible, InvalidValue
 
@@ -36,6 +37,15 @@ CHOOSING = GROUPED_SELF | {Capability.CHOOSES}
 def self_mask(config: MechanismConfig) -> Mask:
     """Causal where the model is, else full."""
     return Causal() if config.causal else Full()
+
+
+def self_attention(config: MechanismConfig, **parts: Any) -> AttentionSpec:
+    """The spec of self-attention at the sizes, causality and rotary positions of a config; `parts` are what differs.
+
+    Raises `InvalidValue` where the key/value heads do not divide the heads.
+    """
+    usual: dict[str, Any] = {"heads": config.head_layout, "mask": self_mask(config), "rotary": config.rotary}
+    return AttentionSpec(**usual | parts)
 
 
 def check_causal(config: MechanismConfig, mechanism: str) -> None:

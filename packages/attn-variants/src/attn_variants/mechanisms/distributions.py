@@ -26,7 +26,7 @@ from attn_core.distributions import (
     StickBreaking,
 )
 
-from attn_variants.mechanisms.common import CHOOSING, GROUPED_SELF, UNNORMALISED, only_causal, self_mask
+from attn_variants.mechanisms.common import CHOOSING, GROUPED_SELF, UNNORMALISED, only_causal, self_attention
 
 
 class SparsemaxAttention(DeclaredMechanism):
@@ -48,8 +48,7 @@ class SparsemaxAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        heads = config.head_layout
-        return AttentionSpec(heads=heads, mask=self_mask(config), distribution=Sparsemax(), rotary=config.rotary)
+        return self_attention(config, distribution=Sparsemax())
 
 
 LARGEST_ALPHA = 32
@@ -85,10 +84,7 @@ class EntmaxAttention(DeclaredMechanism):
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
         alpha = self.Config.of(config).alpha
-        heads = config.head_layout
-        return AttentionSpec(
-            heads=heads, distribution=Entmax(alpha=alpha), mask=self_mask(config), rotary=config.rotary
-        )
+        return self_attention(config, distribution=Entmax(alpha=alpha))
 
 
 class AdaptiveEntmaxAttention(DeclaredMechanism):
@@ -110,8 +106,7 @@ class AdaptiveEntmaxAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        heads = config.head_layout
-        return AttentionSpec(heads=heads, distribution=AdaptiveEntmax(), mask=self_mask(config), rotary=config.rotary)
+        return self_attention(config, distribution=AdaptiveEntmax())
 
 
 class SigmoidAttention(DeclaredMechanism):
@@ -133,8 +128,7 @@ class SigmoidAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        heads = config.head_layout
-        return AttentionSpec(heads=heads, distribution=Sigmoid(), mask=self_mask(config), rotary=config.rotary)
+        return self_attention(config, distribution=Sigmoid())
 
 
 class SinkAttention(DeclaredMechanism):
@@ -156,8 +150,7 @@ class SinkAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        heads = config.head_layout
-        return AttentionSpec(heads=heads, distribution=SoftmaxWithSink(), mask=self_mask(config), rotary=config.rotary)
+        return self_attention(config, distribution=SoftmaxWithSink())
 
 
 class SoftmaxOneAttention(DeclaredMechanism):
@@ -178,8 +171,7 @@ class SoftmaxOneAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        heads = config.head_layout
-        return AttentionSpec(heads=heads, distribution=SoftmaxOne(), mask=self_mask(config), rotary=config.rotary)
+        return self_attention(config, distribution=SoftmaxOne())
 
 
 class StickBreakingAttention(DeclaredMechanism):
@@ -231,8 +223,7 @@ class HardAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        heads = config.head_layout
-        return AttentionSpec(heads=heads, distribution=Hard(), mask=self_mask(config), rotary=config.rotary)
+        return self_attention(config, distribution=Hard())
 
 
 class SampledAttention(DeclaredMechanism):
@@ -269,8 +260,7 @@ class SampledAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        heads = config.head_layout
-        return AttentionSpec(heads=heads, distribution=Hard(), mask=self_mask(config), rotary=config.rotary)
+        return self_attention(config, distribution=Hard())
 
     def inner(self, config: MechanismConfig) -> InnerAttention:
         """The module that draws."""

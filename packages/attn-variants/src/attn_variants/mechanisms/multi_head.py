@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from attn_core import AttentionSpec, Capability, DeclaredMechanism, Heads, MechanismConfig, Paper
 from attn_core.errors import Incompatible, InvalidValue
 
-from attn_variants.mechanisms.common import GROUPED_SELF, SELF, self_mask, whole_numbers
+from attn_variants.mechanisms.common import GROUPED_SELF, SELF, self_attention, self_mask, whole_numbers
 
 
 class MultiHeadAttention(DeclaredMechanism):
@@ -28,7 +28,7 @@ class MultiHeadAttention(DeclaredMechanism):
         if config.num_kv_heads not in {None, config.num_heads}:
             allowed = f"{config.num_heads}, as many as heads; mechanism 'gqa' takes fewer, 'mqa' one"
             raise InvalidValue.of("num_kv_heads", config.num_kv_heads, allowed)
-        return AttentionSpec(heads=config.head_layout, mask=self_mask(config), rotary=config.rotary)
+        return self_attention(config)
 
 
 class GroupedQueryAttention(DeclaredMechanism):

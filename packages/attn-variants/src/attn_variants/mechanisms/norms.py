@@ -15,7 +15,7 @@ from attn_core.norms import QkL2Norm, QkNorm
 from attn_core.rotary import rotary_scaling
 from attn_core.scores import Dot, ScaledDot
 
-from attn_variants.mechanisms.common import GROUPED_SELF, self_mask
+from attn_variants.mechanisms.common import GROUPED_SELF, self_attention, self_mask
 
 
 class QkNormAttention(DeclaredMechanism):
@@ -49,8 +49,7 @@ class QkNormAttention(DeclaredMechanism):
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
         eps = self.Config.of(config).eps
-        heads = config.head_layout
-        return AttentionSpec(heads=heads, norm=QkNorm(eps=eps), mask=self_mask(config), rotary=config.rotary)
+        return self_attention(config, norm=QkNorm(eps=eps))
 
 
 class QkL2NormAttention(DeclaredMechanism):
@@ -87,7 +86,7 @@ class QkL2NormAttention(DeclaredMechanism):
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
         own = self.Config.of(config)
         norm = QkL2Norm(eps=own.eps, length=own.length)
-        return AttentionSpec(heads=own.head_layout, score=Dot(), norm=norm, mask=self_mask(own), rotary=own.rotary)
+        return self_attention(own, score=Dot(), norm=norm)
 
 
 class SoftCapAttention(DeclaredMechanism):
@@ -117,8 +116,7 @@ class SoftCapAttention(DeclaredMechanism):
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
         cap = self.Config.of(config).cap
-        heads = config.head_layout
-        return AttentionSpec(heads=heads, modifiers=(SoftCap(cap=cap),), mask=self_mask(config), rotary=config.rotary)
+        return self_attention(config, modifiers=(SoftCap(cap=cap),))
 
 
 class GemmaAttention(DeclaredMechanism):

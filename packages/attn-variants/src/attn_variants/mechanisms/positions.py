@@ -14,7 +14,7 @@ from attn_core.modifiers import Alibi, RelativeBias, RelativeKeys, RelativeValue
 from attn_core.rotary import rotary_scaling
 from attn_core.scores import Dot
 
-from attn_variants.mechanisms.common import GROUPED_SELF, self_mask
+from attn_variants.mechanisms.common import GROUPED_SELF, self_attention, self_mask
 
 
 class NoPositions(DeclaredMechanism):
@@ -112,8 +112,7 @@ class AttentionWithLinearBiases(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        heads = config.head_layout
-        return AttentionSpec(heads=heads, modifiers=(Alibi(),), mask=self_mask(config), rotary=config.rotary)
+        return self_attention(config, modifiers=(Alibi(),))
 
 
 class T5Attention(DeclaredMechanism):
@@ -147,8 +146,7 @@ class T5Attention(DeclaredMechanism):
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
         options = self.Config.of(config)
         bias = T5Bias(buckets=options.buckets, max_distance=options.max_distance, bidirectional=not config.causal)
-        heads = config.head_layout
-        return AttentionSpec(heads=heads, score=Dot(), modifiers=(bias,), mask=self_mask(config), rotary=config.rotary)
+        return self_attention(config, score=Dot(), modifiers=(bias,))
 
 
 class RelativeBiasAttention(DeclaredMechanism):
@@ -180,10 +178,7 @@ class RelativeBiasAttention(DeclaredMechanism):
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
         clip = self.Config.of(config).clip
-        heads = config.head_layout
-        return AttentionSpec(
-            heads=heads, modifiers=(RelativeBias(clip=clip),), mask=self_mask(config), rotary=config.rotary
-        )
+        return self_attention(config, modifiers=(RelativeBias(clip=clip),))
 
 
 class ShawAttention(DeclaredMechanism):
@@ -223,8 +218,7 @@ class ShawAttention(DeclaredMechanism):
             RelativeKeys(clip=options.clip, share=options.share),
             RelativeValues(clip=options.clip, share=options.share),
         )
-        heads = config.head_layout
-        return AttentionSpec(heads=heads, modifiers=tables, mask=self_mask(config), rotary=config.rotary)
+        return self_attention(config, modifiers=tables)
 
 
 COURSE = Paper(title="CS224N, Note 10: Self-Attention and Transformers", authors="Hewitt", year=2023)

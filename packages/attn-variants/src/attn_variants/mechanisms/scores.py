@@ -11,7 +11,7 @@ from attn_core.distributions import LocalGaussian
 from attn_core.errors import Incompatible
 from attn_core.scores import Additive, Concat, Cosine, Dot, General, Location, Score
 
-from attn_variants.mechanisms.common import GROUPED_SELF, self_mask
+from attn_variants.mechanisms.common import GROUPED_SELF, self_attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +46,7 @@ class AdditiveAttention(DeclaredMechanism):
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
         score = Additive(intermediate_size=AdditiveConfig.of(config).intermediate_size)
-        heads = config.head_layout
-        return AttentionSpec(heads=heads, score=score, mask=self_mask(config), rotary=config.rotary)
+        return self_attention(config, score=score)
 
 
 class GeneralAttention(DeclaredMechanism):
@@ -66,8 +65,7 @@ class GeneralAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        heads = config.head_layout
-        return AttentionSpec(heads=heads, score=General(), mask=self_mask(config), rotary=config.rotary)
+        return self_attention(config, score=General())
 
 
 class DotAttention(DeclaredMechanism):
@@ -86,8 +84,7 @@ class DotAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        heads = config.head_layout
-        return AttentionSpec(heads=heads, score=Dot(), mask=self_mask(config), rotary=config.rotary)
+        return self_attention(config, score=Dot())
 
 
 class CosineAttention(DeclaredMechanism):
@@ -110,8 +107,7 @@ class CosineAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        heads = config.head_layout
-        return AttentionSpec(heads=heads, score=Cosine(), mask=self_mask(config), rotary=config.rotary)
+        return self_attention(config, score=Cosine())
 
 
 class ConcatAttention(DeclaredMechanism):
@@ -135,8 +131,7 @@ class ConcatAttention(DeclaredMechanism):
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
         score = Concat(intermediate_size=AdditiveConfig.of(config).intermediate_size)
-        heads = config.head_layout
-        return AttentionSpec(heads=heads, score=score, mask=self_mask(config), rotary=config.rotary)
+        return self_attention(config, score=score)
 
 
 LUONG = Paper(
@@ -235,8 +230,7 @@ class LocationAttention(DeclaredMechanism):
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
         longest = self.Config.of(config).longest
         longest = longest or config.max_seq_len or UNKNOWN
-        heads = config.head_layout
-        return AttentionSpec(heads=heads, score=Location(longest=longest), mask=self_mask(config), rotary=config.rotary)
+        return self_attention(config, score=Location(longest=longest))
 
 
 class MonotonicLocalAttention(DeclaredMechanism):
