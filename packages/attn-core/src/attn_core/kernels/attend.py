@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_core.batch import RaggedBatch, RowsInPlace
 from attn_core.checks import require_whole
@@ -96,23 +96,13 @@ TILE = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttendProblem(Problem):
-    """Attention over whole sequences.
+class SpecProblem(Problem):
+    """What kernels of softmax attention ask of an `AttentionSpec`, whichever the operation.
 
-    `score`, `modifiers`, `mask` and `distribution` are the kinds of the parts of an `AttentionSpec`. `irregular_groups`
-    says that key/value heads are shared by unequal numbers of query heads, `head_masks` that heads have masks of their
-    own, `length_bound` that the mask depends on the number of keys. `padded` says that a padding mask or explicit
-    positions are given, `has_positions` that positions are, `kv_unordered` that those of keys are: they may stand in
-    any order. `varlen` says that rows hold several documents, see `Varlen`; where no kernel takes that, documents are
-    computed one by one. `dropout` says that attention weights are dropped at random, `weights` that they are returned.
-
-    For prices: `queries` and `keys` are lengths, 0 where unknown. `density` is the share of all pairs that is left to a
-    kernel which skips, for every `TILE` neighbouring queries, the keys that none of them may see. `reach` is the number
-    of neighbouring positions that hold all that a query can see, 0 where there is no bound.
+    `score`, `modifiers`, `mask` and `distribution` are the kinds of its parts. `irregular_groups` says that key/value
+    heads are shared by unequal numbers of query heads, `head_masks` that heads have masks of their own, `length_bound`
+    that the mask depends on the number of keys.
     """
-
-    operation: ClassVar[str] = "attend"
-    priced: ClassVar[frozenset[str]] = frozenset({"queries", "keys", "density", "reach"})
 
     score: str = "scaled_dot"
     modifiers: tuple[str, ...] = ()
@@ -125,6 +115,42 @@ class AttendProblem(Problem):
     irregular_groups: bool = False
     head_masks: bool = False
     length_bound: bool = False
+
+
+def spec_fields(spec: AttentionSpec) -> dict[str, Any]:
+    """The fields of a `SpecProblem` by name."""
+    return {
+        "score": spec.score.kind,
+        "modifiers": tuple(modifier.kind for modifier in spec.modifiers),
+        "mask": spec.mask.kind,
+        "distribution": spec.distribution.kind,
+        "key_size": spec.heads.key_size,
+        "value_size": spec.heads.value_size,
+        "query_heads": spec.heads.query,
+        "key_value_heads": spec.heads.key_value,
+        "irregular_groups": spec.heads.per_group is None,
+        "head_masks": spec.mask.heads is not None,
+        "length_bound": spec.mask.by_length,
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttendProblem(SpecProblem):
+    """Attention over whole sequences.
+
+    `padded` says that a padding mask or explicit positions are given, `has_positions` that positions are,
+    `kv_unordered` that those of keys are: they may stand in any order. `varlen` says that rows hold several documents,
+    see `Varlen`; where no kernel takes that, documents are computed one by one. `dropout` says that attention weights
+    are dropped at random, `weights` that they are returned.
+
+    For prices: `queries` and `keys` are lengths, 0 where unknown. `density` is the share of all pairs that is left to a
+    kernel which skips, for every `TILE` neighbouring queries, the keys that none of them may see. `reach` is the number
+    of neighbouring positions that hold all that a query can see, 0 where there is no bound.
+    """
+
+    operation: ClassVar[str] = "attend"
+    priced: ClassVar[frozenset[str]] = frozenset({"queries", "keys", "density", "reach"})
+
     padded: bool = False
     has_positions: bool = False
     kv_unordered: bool = False
@@ -147,19 +173,9 @@ def attend_problem(
     explicit, and `kv_unordered`, that those of keys are; `varlen`, that rows hold several texts; `dropout`, that
     weights are dropped; `weights`, that they are wanted too; `queries` and `keys`, the lengths.
     """
-    heads, queries, keys = spec.heads, int(known.get("queries", 0)), int(known.get("keys", 0))
+    queries, keys = int(known.get("queries", 0)), int(known.get("keys", 0))
     return AttendProblem(
-        score=spec.score.kind,
-        modifiers=tuple(modifier.kind for modifier in spec.modifiers),
-        mask=spec.mask.kind,
-        distribution=spec.distribution.kind,
-        key_size=heads.key_size,
-        value_size=heads.value_size,
-        query_heads=heads.query,
-        key_value_heads=heads.key_value,
-        irregular_groups=heads.per_group is None,
-        head_masks=spec.mask.heads is not None,
-        length_bound=spec.mask.by_length,
+        **spec_fields(spec),
         padded=padded,
         has_positions=bool(known.get("has_positions")),
         kv_unordered=bool(known.get("kv_unordered")),
@@ -226,47 +242,23 @@ LATENT = "latent"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PagedAttendProblem(Problem):
-    """Attention of new rows to remembered ones where a cache keeps them; fields as of `AttendProblem`.
+class PagedAttendProblem(SpecProblem):
+    """Attention of new rows to remembered ones where a cache keeps them; fields as of `SpecProblem`.
 
     `mask` is `BAND` for every causal band. `rows` says how the cache keeps rows: `RowsInPlace.form`, or `LATENT`.
     """
 
     operation: ClassVar[str] = "attend_paged"
 
-    score: str = "scaled_dot"
-    modifiers: tuple[str, ...] = ()
-    mask: str = "full"
-    distribution: str = "softmax"
-    key_size: int = 0
-    value_size: int = 0
-    query_heads: int = 1
-    key_value_heads: int = 1
-    irregular_groups: bool = False
-    head_masks: bool = False
-    length_bound: bool = False
     rows: str = "plain"
 
 
 def paged_problem(spec: AttentionSpec, *, dtype: str, device: str, rows: str = "plain") -> PagedAttendProblem:
     """The problem of attending to remembered rows; `rows` is `RowsInPlace.form`, or `LATENT`."""
-    band, heads = band_of(spec.mask), spec.heads
-    return PagedAttendProblem(
-        score=spec.score.kind,
-        modifiers=tuple(modifier.kind for modifier in spec.modifiers),
-        mask=BAND if band is not None and band.right == 0 else spec.mask.kind,
-        distribution=spec.distribution.kind,
-        key_size=heads.key_size,
-        value_size=heads.value_size,
-        query_heads=heads.query,
-        key_value_heads=heads.key_value,
-        irregular_groups=heads.per_group is None,
-        head_masks=spec.mask.heads is not None,
-        length_bound=spec.mask.by_length,
-        dtype=dtype,
-        device=device,
-        rows=rows,
-    )
+    fields, band = spec_fields(spec), band_of(spec.mask)
+    if band is not None and band.right == 0:
+        fields["mask"] = BAND
+    return PagedAttendProblem(**fields, rows=rows, dtype=dtype, device=device)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
