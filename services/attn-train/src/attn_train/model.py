@@ -74,14 +74,8 @@ def configured(model: ModelConfig, data_fields: Mapping[str, Any]) -> tuple[Mode
     for name in data_fields:
         if name in given:
             raise InvalidValue.of(f"config.model.model_options.{name}", given[name], "none: the data decide")
-    try:
+    with _naming_field(model):
         return family, family.configure({**given, **data_fields})
-    except UnknownName:
-        raise
-    except UserError as error:
-        raise _with_path(error, model) from error
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise InvalidValue(f"{model.label!r} cannot be built for this model: {error}", field="config.model") from error
 
 
 def resolved(config: TrainingConfig) -> TrainingConfig:
@@ -122,15 +116,8 @@ def count_parameters(model: ModelConfig, data: DataConfig) -> int:
     Images are read, as their size decides on the model. Raises as `configured`.
     """
     family, made = configured(model, _sample_fields(model, data))
-    try:
-        with shapes_only():
-            built = family.build(made)
-    except UnknownName:
-        raise
-    except UserError as error:
-        raise _with_path(error, model) from error
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise InvalidValue(f"{model.label!r} cannot be built for this model: {error}", field="config.model") from error
+    with _naming_field(model), shapes_only():
+        built = family.build(made)
     if data_kind_of(model) in WRITES and not hasattr(built, "step"):
         raise InvalidValue.of("config.model.family", model.family, "a family of models that generate tokens")
     return sum(parameter.numel() for parameter in built.parameters())
@@ -150,6 +137,19 @@ def _not_causal(mechanism: Mechanism) -> Incompatible:
     able = sorted(found.name for found in installed().mechanisms if found.can(Capability.CAUSAL))
     message = f"mechanism {mechanism.name!r} cannot be causal, which a decoder needs; these can: {', '.join(able)}"
     return Incompatible(message, field="config.model.mechanism", mechanism=mechanism.name)
+
+
+@contextmanager
+def _naming_field(model: ModelConfig) -> Iterator[None]:
+    """Errors of a model's family get the path of the field in `TrainingConfig`; unknown names say themselves which."""
+    try:
+        yield
+    except UnknownName:
+        raise
+    except UserError as error:
+        raise _with_path(error, model) from error
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise InvalidValue(f"{model.label!r} cannot be built for this model: {error}", field="config.model") from error
 
 
 def _with_path(error: UserError, model: ModelConfig) -> UserError:
