@@ -95,7 +95,7 @@ class OneDnnLinear(QuantizedLinear):
 
 
 INT8_ALIGNMENT = 16
-"""Torch 2.13 with AVX2 reads past the end of rows whose size is no multiple of this: wrong sums, or a crash."""
+"""Torch 2.13 with AVX-512 reads past the end of rows whose size is no multiple of this: wrong sums, or a crash."""
 
 
 class Int8Linear(QuantizedLinear):
