@@ -73,7 +73,7 @@ TABLES = (
 )
 """What bars are about first: what there is no time for is what comes last."""
 
-ASKED = [*(name for table in TABLES for name in table.verdicts), "doors.verdicts"]
+ASKED = [*(name for table in TABLES for name in table.verdicts), "layers.verdicts"]
 VERDICTS = [Part(*name.split("."), JUDGING) for name in dict.fromkeys(ASKED)]
 
 

@@ -1,4 +1,4 @@
-"""A small real service over the wire format, and a door in front of it."""
+"""A small real service over the wire format, and a gateway in front of it."""
 
 # ruff: noqa: N802 - the names of calls are the interface's
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Health, reflection, start, drain and the settings of the door."""
+"""Health, reflection, start, drain and the settings of the gateway."""
 
 from __future__ import annotations
 

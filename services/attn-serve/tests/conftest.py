@@ -1,4 +1,4 @@
-"""Small real models in a home of their own, and the inference service behind a real door."""
+"""Small real models in a home of their own, and the inference service behind a real gateway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of images behind the door: they are loaded, and their maps are over the cells of an image."""
+"""Models of images behind the gateway: they are loaded, and their maps are over the cells of an image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gRPC door: health, reflection, rich errors, tokens, TLS; services are plugins."""
+"""The gRPC server: health, reflection, rich errors, tokens, TLS; services are plugins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The door: a `grpc.aio` server in front of services."""
+"""The gateway: a `grpc.aio` server in front of services."""
 
 from __future__ import annotations
 

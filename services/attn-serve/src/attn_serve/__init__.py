@@ -1,1 +1,1 @@
-"""Inference over gRPC: engines as Ray actors behind one door."""
+"""Inference over gRPC: engines as Ray actors behind one gateway."""

@@ -1,4 +1,4 @@
-"""A real door on loopback with training behind it, and a real client."""
+"""A real gateway on loopback with training behind it, and a real client."""
 
 from __future__ import annotations
 

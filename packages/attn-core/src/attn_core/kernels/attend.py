@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Varlen:
-    """`queries[t]` queries and `keys[t]` keys of text t, end to end; text 0 begins each row of a batch.
+    """`queries[t]` queries and `keys[t]` keys of document t, end to end; document 0 begins each row of a batch.
 
-    Each text is attended alone: positions start anew, queries are aligned to the end of their own keys. Raises
-    `InvalidValue` for a negative length, and where not every text has both.
+    Each document is attended alone: positions start anew, queries are aligned to the end of their own keys. Raises
+    `InvalidValue` for a negative length, and where not every document has both.
     """
 
     queries: tuple[int, ...]
@@ -44,24 +44,24 @@ class Varlen:
 
     @classmethod
     def of(cls, lengths: Sequence[int]) -> Varlen:
-        """Texts that attend to themselves."""
+        """Documents that attend to themselves."""
         return cls(tuple(lengths), tuple(lengths))
 
     def spans(self) -> Iterator[tuple[slice, slice]]:
-        """The queries and the keys of each text."""
+        """The queries and the keys of each document."""
         for query, key in zip(pairwise(starts(self.queries)), pairwise(starts(self.keys)), strict=True):
             yield slice(*query), slice(*key)
 
 
 def starts(lengths: Sequence[int]) -> list[int]:
-    """Where each text begins, and where the last one ends."""
+    """Where each document begins, and where the last one ends."""
     return list(accumulate(lengths, initial=0))
 
 
 def texts(operands: AttentionInputs) -> Iterator[AttentionInputs]:
-    """The operands of each packed text; raises `InvalidValue`, see `check_varlen`.
+    """The inputs of each document; raises `InvalidValue`, see `check_varlen`.
 
-    Where weights are dropped, rows of a batch are counted on from text to text.
+    Where weights are dropped, rows of a batch are counted on from document to document.
     """
     varlen = operands.varlen
     check_varlen(operands)
@@ -170,7 +170,7 @@ def attend_problem(
     """The problem of computing `spec` over given tensors.
 
     `padded` says that a key mask or explicit positions are given. Known may be: `has_positions`, that positions are
-    explicit, and `kv_unordered`, that those of keys are; `varlen`, that rows hold several texts; `dropout`, that
+    explicit, and `kv_unordered`, that those of keys are; `varlen`, that rows hold several documents; `dropout`, that
     weights are dropped; `weights`, that they are wanted too; `queries` and `keys`, the lengths.
     """
     queries, keys = int(known.get("queries", 0)), int(known.get("keys", 0))
@@ -209,7 +209,7 @@ class AttentionInputs:
     position behind the last, wherever the first stands; keys whose positions are given may stand anywhere.
     `key_padding_mask` [batch, key], bool, is None where every key is real. `parameters` are the score's weights by
     name; see `Score.weights`. `fields` [batch, key, ...] are what an `InnerAttention` remembers besides keys and
-    values. `varlen` says which texts lie end to end in every row; None where a row is one text. `dropout` says which
+    values. `varlen` says which documents lie end to end in every row; None where a row is one. `dropout` says which
     weights become zero; None where all stay.
     """
 

@@ -42,7 +42,7 @@ class GatedParts:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BlockParts:
-    """x + attention(norm(x)), then x + feed_forward(norm(x)), both norms RMSNorm with a gain [width] and `eps`."""
+    """x + attention(norm(x)), then x + feed_forward(norm(x)), norms are RMSNorm with a gain [hidden_size] and `eps`."""
 
     attention: AttentionParts
     feed_forward: GatedParts
@@ -55,8 +55,8 @@ class BlockStep(Protocol):
     """One block's step."""
 
     def step(self, hidden: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor | None:
-        """What `hidden` [tokens, width], which may be written over, becomes; None, with nothing done, where the states
-        cannot be reached."""
+        """The block's output for `hidden` [tokens, hidden_size], which it may overwrite; None, with nothing computed,
+        where the kernel cannot read the states."""
         ...
 
 
@@ -64,8 +64,9 @@ class StackStep(Protocol):
     """The steps of blocks, each of which is given what comes from the one before."""
 
     def step(self, hidden: Tensor, batch: RaggedBatch, states: Iterable[LayerState]) -> Tensor | None:
-        """What `hidden` [tokens, width], which may be written over, becomes; None, with nothing done, where the states
-        of a block cannot be reached. `states` are those of each block, in order, and may be asked for one by one."""
+        """The output of the last block for `hidden` [tokens, hidden_size], which may be overwritten; None, with nothing
+        computed, where the kernel cannot read the states of a block. `states` are those of each block, in order, and
+        may be asked for one by one."""
         ...
 
 
@@ -74,7 +75,7 @@ class BlockProblem(Problem):
     """A pre-norm block with a gated feed-forward; what is not said is as of `BlockParts`.
 
     `linears` is the class, "module.name", of the modules that multiply by packed weights, "mixed" where they differ.
-    Of attention, fields are as of `AttendProblem`; `mask` is `BAND` for causal masks and windows without dilation,
+    Of attention, fields are as of `SpecProblem`; `mask` is `BAND` for causal masks and windows without dilation,
     `query_key_norm` says that queries and keys are normed, `cross` that keys come from another sequence.
     """
 

@@ -93,7 +93,7 @@ def attn_local_clients() -> list[Callable[[Any], Any]]:  # type: ignore[empty-bo
 
 @hookspec
 def attn_services(cluster: Any) -> list[Any]:  # type: ignore[empty-body]
-    """gRPC services for the door; `cluster` is attn-gateway's, what is returned are its `GrpcService`s."""
+    """gRPC services for the server; `cluster` is attn-gateway's, what is returned are its `GrpcService`s."""
 
 
 @hookspec

@@ -1,4 +1,4 @@
-"""Opens the door to each service when it is ready, and knows how many calls are inside."""
+"""Admits calls to each service once it is ready, and knows how many calls are inside."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What the gRPC door costs: 16 streams through `attn serve` beside the same engine in process, and a unary call.
+"""What the gRPC server costs: 16 streams through `attn serve` beside the same engine in process, and a unary call.
 
 Both sides run the workload of `shared/peers` (greedy, 128 new tokens, short prompts) with the same threads, in turns.
 
-    python benchmarks/door_cpu.py MODEL_FOLDER --out benchmarks/results/door-cpu.json
+    python benchmarks/gateway_cpu.py MODEL_FOLDER --out benchmarks/results/gateway-cpu.json
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ async def in_process(engine: EngineClient) -> float:
     return made / (time.perf_counter() - begun)
 
 
-async def through_the_door(client: AsyncClient) -> float:
+async def through_grpc(client: AsyncClient) -> float:
     """Tokens/s of all streams together."""
 
     async def one(text: str) -> int:
@@ -76,12 +76,12 @@ async def measure(folder: Path, address: str, repeats: int) -> dict[str, object]
     near, far = [], []
     async with AsyncClient(ClientSettings(address=address)) as client:
         await in_process(engine)
-        await through_the_door(client)
+        await through_grpc(client)
         for _ in range(repeats):
             near.append(await in_process(engine))
-            far.append(await through_the_door(client))
+            far.append(await through_grpc(client))
         inside = await unary_ms(lambda: engine.tokenize(Prompt(text="hello")))
-        door = await unary_ms(lambda: client.tokenize(NAME, "hello"))
+        unary_grpc = await unary_ms(lambda: client.tokenize(NAME, "hello"))
     await engine.stop(0)
     return {
         "streams": STREAMS,
@@ -89,7 +89,7 @@ async def measure(folder: Path, address: str, repeats: int) -> dict[str, object]
         "grpc_tokens_per_second": [round(rate, 1) for rate in far],
         "grpc_share": round(statistics.median(far) / statistics.median(near), 3),
         "unary_in_process_ms": round(inside, 3),
-        "unary_grpc_ms": round(door, 3),
+        "unary_grpc_ms": round(unary_grpc, 3),
         "load": os.getloadavg()[0],
     }
 
