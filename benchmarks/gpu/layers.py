@@ -52,7 +52,7 @@ def verdicts(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
         mechanism = installed().mechanisms.get(built.name)
         torch.manual_seed(0)
         dtype = built.dtype if device == "cuda" else torch.float32
-        layer = mechanism.build(configure(mechanism, width=width, heads=heads)).to(device, dtype)
+        layer = mechanism.build(configure(mechanism, hidden_size=width, num_heads=heads)).to(device, dtype)
         rows = torch.randn(1, length, width, device=device).to(dtype)
         found, again = (results(layer, rows) for _ in range(2))
         taken = sorted(found.programs & MAIN)

@@ -15,7 +15,7 @@ from parts import WHOLE
 TOOL = "compute-sanitizer"
 PARTS = (
     "family.bands",
-    "family.packed",
+    "family.varlen",
     "family.listed",
     "family.learned",
     "schedules.verdicts",
