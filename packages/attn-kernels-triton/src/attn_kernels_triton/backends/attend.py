@@ -14,9 +14,8 @@ from attn_kernels_triton.backends.conditions import (
     MAX_HEAD_DIM_LEARNED_BIAS,
     MODIFIERS,
     OnGpu,
-    uncompilable,
 )
-from attn_kernels_triton.machine import absence
+from attn_kernels_triton.machine import absence, uncompilable
 
 if TYPE_CHECKING:
     from attn_core import AttentionSpec

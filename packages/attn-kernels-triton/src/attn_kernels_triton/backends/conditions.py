@@ -52,19 +52,3 @@ MODIFIERS = InOrder((("soft_cap",), ("alibi", "t5_bias", "relative_bias")))
 
 LATENT_MODIFIERS = InOrder((("soft_cap",), ("alibi",)))
 """Those that programs over latents have registers for."""
-
-
-CANNOT = ("passmanager::run failed", "no kernel image", "device kernel image is invalid", "invalid device function")
-"""What Triton or the driver says, in small letters, of a program that a chip cannot run."""
-
-
-def uncompilable(error: Exception) -> str | None:
-    """Why this chip cannot run a program, where that is what an error of its launch means; None for other errors.
-
-    Triton raises errors of its own where it cannot compile a program, and where one needs more than the chip has.
-    """
-    said, kind = str(error), type(error)
-    own = kind.__module__.partition(".")[0] == "triton" and kind.__name__ != "InterpreterError"
-    if own or (kind is RuntimeError and any(words in said.lower() for words in CANNOT)):
-        return f"{kind.__name__}: {said.strip().splitlines()[-1] if said.strip() else 'it says no more'}"
-    return None
