@@ -110,7 +110,7 @@ class Engine:
         self._clock = clock
         self._scheduler = Scheduler(store, config, draft_model or PromptLookupProposer())
         self._isolator = FaultIsolator(self._runner, self._scheduler)
-        self._diagnosis = FaultDiagnosis(self._runner, self._scheduler.prefixes, config.max_num_batched_tokens)
+        self._diagnosis = FaultDiagnosis(self._runner, self._scheduler.prefixes, config.batch_sizes[1])
         self._limits = ModelLimits(
             vocab_size=model.vocab_size, max_seq_len=model.max_seq_len, max_encoder_len=self._runner.max_encoder_len
         )

@@ -12,6 +12,7 @@ import msgspec
 from attn_core.errors import AttnError, InvalidValue
 from msgspec import Meta
 
+from attn_schema.device import AUTO, Device, require_device
 from attn_schema.schema import Checked, Schema, fields_of, is_noun
 
 DECODER = "decoder"
@@ -263,6 +264,7 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
     precision: Annotated[
         Literal["float32", "bfloat16"], _optimizer("Element type of the products of linear layers in updates.")
     ] = "float32"
+    device: Annotated[Device, Meta(extra={"panel": "Optimizer"})] = AUTO
     seed: Annotated[int, _run("Seed of initial weights, data order and dropout.", ge=0, le=MAX_SEED)] = 0
     max_failures: Annotated[int, _run("Lost workers that are replaced before the job fails.", ge=0)] = 3
     workers: Annotated[
@@ -272,6 +274,7 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_device("device", self.device)
         if not self.model.is_encoder_decoder:
             for part, name in ((self.optimizer, "label_smoothing"), (self.evaluation, "bleu_sentences")):
                 if getattr(part, name):

@@ -84,6 +84,7 @@ class TrainingConfig(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     MAX_FAILURES_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
     precision: _builtins.str
     """Element type of the products of linear layers in updates."""
     seed: _builtins.int
@@ -92,6 +93,8 @@ class TrainingConfig(_message.Message):
     """Lost workers that are replaced before the job fails."""
     workers: _builtins.int
     """Workers that share each batch."""
+    device: _builtins.str
+    """Device to train on: "auto", "cpu", "cuda", "cuda:0" or "mps"."""
     @_builtins.property
     def model(self) -> Global___ModelConfig:
         """The model."""
@@ -124,17 +127,22 @@ class TrainingConfig(_message.Message):
         seed: _builtins.int = ...,
         max_failures: _builtins.int | None = ...,
         workers: _builtins.int | None = ...,
+        device: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_failures", b"_max_failures", "_precision", b"_precision", "_workers", b"_workers", "checkpoint", b"checkpoint", "data", b"data", "evaluation", b"evaluation", "max_failures", b"max_failures", "model", b"model", "optimizer", b"optimizer", "precision", b"precision", "workers", b"workers"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_max_failures", b"_max_failures", "_precision", b"_precision", "_workers", b"_workers", "checkpoint", b"checkpoint", "data", b"data", "device", b"device", "evaluation", b"evaluation", "max_failures", b"max_failures", "model", b"model", "optimizer", b"optimizer", "precision", b"precision", "workers", b"workers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_failures", b"_max_failures", "_precision", b"_precision", "_workers", b"_workers", "checkpoint", b"checkpoint", "data", b"data", "evaluation", b"evaluation", "max_failures", b"max_failures", "model", b"model", "optimizer", b"optimizer", "precision", b"precision", "seed", b"seed", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_max_failures", b"_max_failures", "_precision", b"_precision", "_workers", b"_workers", "checkpoint", b"checkpoint", "data", b"data", "device", b"device", "evaluation", b"evaluation", "max_failures", b"max_failures", "model", b"model", "optimizer", b"optimizer", "precision", b"precision", "seed", b"seed", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__device: _TypeAlias = _typing.Literal["device"]  # noqa: Y015
+    _WhichOneofArgType__device: _TypeAlias = _typing.Literal["_device", b"_device"]  # noqa: Y015
     _WhichOneofReturnType__max_failures: _TypeAlias = _typing.Literal["max_failures"]  # noqa: Y015
     _WhichOneofArgType__max_failures: _TypeAlias = _typing.Literal["_max_failures", b"_max_failures"]  # noqa: Y015
     _WhichOneofReturnType__precision: _TypeAlias = _typing.Literal["precision"]  # noqa: Y015
     _WhichOneofArgType__precision: _TypeAlias = _typing.Literal["_precision", b"_precision"]  # noqa: Y015
     _WhichOneofReturnType__workers: _TypeAlias = _typing.Literal["workers"]  # noqa: Y015
     _WhichOneofArgType__workers: _TypeAlias = _typing.Literal["_workers", b"_workers"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__device) -> _WhichOneofReturnType__device | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_failures) -> _WhichOneofReturnType__max_failures | None: ...
     @_typing.overload
