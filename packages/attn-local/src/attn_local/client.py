@@ -79,7 +79,7 @@ class LocalClient(Writer):
         self, model: str, prompt: PromptLike, *, layers: Sequence[int] = (), heads: Sequence[int] = ()
     ) -> list[AttentionMap]:
         """The attention weights of a prompt, one map a layer; without `layers` or `heads`, all of them."""
-        request = AttentionMapsRequest(prompt=Prompt.of(prompt), layers=tuple(layers), heads=tuple(heads))
+        request = AttentionMapsRequest(model=model, prompt=Prompt.of(prompt), layers=tuple(layers), heads=tuple(heads))
         return self.host(model).attention_maps(request)
 
     def only_chat_model(self) -> str:
