@@ -67,7 +67,7 @@ def cuda_problem() -> str | None:
     if torch.version.cuda is None and torch.version.hip is None:
         return f"this torch ({torch.__version__}) is built without CUDA; install one that is built with it"
     try:
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
         # Of an older driver torch says which version it is and which is needed.
         return f"CUDA cannot be used: {str(error).splitlines()[0]}{_hidden()}"
