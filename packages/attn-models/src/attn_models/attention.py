@@ -22,6 +22,11 @@ class LayerAttention:
     config: MechanismConfig
 
     @property
+    def full_name(self) -> str:
+        """`distribution/name` of the mechanism."""
+        return installed().mechanisms.name_of(self.mechanism)
+
+    @property
     def shared_states(self) -> StateSpecs:
         """The states of the layer if it did not share keys and values: those it reads from the layer that it shares."""
         return self.mechanism.state(dataclasses.replace(self.config, shares_kv=False))

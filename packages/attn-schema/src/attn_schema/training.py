@@ -15,7 +15,13 @@ from msgspec import Meta
 from attn_schema.schema import Checked, Schema, fields_of, is_noun
 
 DECODER = "decoder"
-DECODER_DEFAULTS = {"mechanism": "mha", "hidden_size": 128, "num_layers": 4, "num_heads": 4, "max_seq_len": 64}
+DECODER_DEFAULTS = {
+    "mechanism": "attn-variants/mha",
+    "hidden_size": 128,
+    "num_layers": 4,
+    "num_heads": 4,
+    "max_seq_len": 64,
+}
 """Fields of a decoder that are not given."""
 
 MAX_SEED = 2**64 - 1
@@ -156,7 +162,8 @@ class ModelConfig(Checked, frozen=True, kw_only=True):
     @property
     def label(self) -> str:
         """The mechanism of a decoder, or the family."""
-        return (self.mechanism or self.family) if self.family == DECODER else self.family
+        named = (self.mechanism or self.family) if self.family == DECODER else self.family
+        return named.rpartition("/")[2]
 
     def with_defaults(self) -> Self:
         """With the fields that a decoder needs."""
