@@ -45,7 +45,8 @@ def test_the_sizes_of_known_models_name_their_mechanism_in_full():
         assert installed().mechanisms.full_name(shape.mechanism).startswith(OURS)
 
 
-def test_costs_of_a_known_model_are_printed():
+def test_costs_of_a_known_model_are_printed(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["attn", "cost", "gpt2"])
     shown = CliRunner().invoke(app, ["cost", "gpt2"])
     assert shown.exit_code == 0, shown.output
     assert "mha" in shown.output
