@@ -76,7 +76,7 @@ def configured(model: ModelConfig, data_fields: Mapping[str, Any]) -> tuple[Mode
 
 
 def resolved(config: TrainingConfig) -> TrainingConfig:
-    """The configuration with what was not given filled in: a decoder's fields, and the last learning rate.
+    """The configuration with what was not given filled in: fields of a decoder, of the optimizer and of the schedule.
 
     Positions are rotary where the mechanism takes them, as they learn faster than learned ones, which work with all.
     Raises `UnknownName` for a mechanism that does not exist.
@@ -88,8 +88,7 @@ def resolved(config: TrainingConfig) -> TrainingConfig:
         # Rotation turns pairs of numbers.
         rotary = mechanism.can(Capability.ROTARY) and head_dim % 2 == 0
         model = model.replace(positions="rotary" if rotary else "learned")
-    optimizer = optimizer.replace(min_learning_rate=optimizer.last_learning_rate)
-    return config.replace(model=model, optimizer=optimizer)
+    return config.replace(model=model, optimizer=optimizer.with_defaults())
 
 
 def check_model(config: TrainingConfig, home: Path) -> None:
