@@ -95,8 +95,8 @@ class ModelConfig(Checked, frozen=True, kw_only=True):
     dropout: Annotated[float, _model("Probability of dropping activations.", ge=0, lt=1)] | None = None
     attention_dropout: Annotated[float, _model("Probability of dropping attention weights.", ge=0, lt=1)] | None = None
     tie_word_embeddings: Annotated[bool, _model("Whether the output layer shares the token embedding.")] | None = None
-    experts: Annotated[int, _model("Experts of each feed-forward layer; none if not given.", ge=1)] | None = None
-    experts_per_token: Annotated[int, _model("Experts that a token uses.", ge=1)] | None = None
+    num_experts: Annotated[int, _model("Experts of each feed-forward layer; none if not given.", ge=1)] | None = None
+    num_experts_per_tok: Annotated[int, _model("Experts that a token uses.", ge=1)] | None = None
     routing: (
         Annotated[
             str,
