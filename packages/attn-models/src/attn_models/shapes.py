@@ -24,7 +24,7 @@ def _gpt(name: str, summary: str, parameters: int, *, layers: int, width: int, h
         head_dim=width // heads,
         intermediate_size=4 * width,
         vocab_size=GPT2_VOCABULARY,
-        mechanism="mha",
+        mechanism="attn-variants/mha",
         parameters=parameters,
     )
 
@@ -52,7 +52,7 @@ SHAPES = (
         head_dim=128,
         intermediate_size=11008,
         vocab_size=LLAMA2_VOCABULARY,
-        mechanism="mha",
+        mechanism="attn-variants/mha",
         parameters=6_738_415_616,
     ),
     ModelShape(
@@ -65,7 +65,7 @@ SHAPES = (
         head_dim=128,
         intermediate_size=28672,
         vocab_size=LLAMA2_VOCABULARY,
-        mechanism="gqa",
+        mechanism="attn-variants/gqa",
         parameters=68_976_648_192,
     ),
     ModelShape(
@@ -78,7 +78,7 @@ SHAPES = (
         head_dim=128,
         intermediate_size=14336,
         vocab_size=LLAMA3_VOCABULARY,
-        mechanism="gqa",
+        mechanism="attn-variants/gqa",
         parameters=8_030_261_248,
     ),
     ModelShape(
@@ -91,7 +91,7 @@ SHAPES = (
         head_dim=128,
         intermediate_size=28672,
         vocab_size=LLAMA3_VOCABULARY,
-        mechanism="gqa",
+        mechanism="attn-variants/gqa",
         parameters=70_553_706_496,
     ),
     ModelShape(
@@ -104,7 +104,7 @@ SHAPES = (
         head_dim=128,
         intermediate_size=53248,
         vocab_size=LLAMA3_VOCABULARY,
-        mechanism="gqa",
+        mechanism="attn-variants/gqa",
         parameters=405_853_388_800,
     ),
     ModelShape(
@@ -117,7 +117,7 @@ SHAPES = (
         head_dim=128,
         intermediate_size=14336,
         vocab_size=LLAMA2_VOCABULARY,
-        mechanism="sliding_window",
+        mechanism="attn-variants/sliding_window",
         options={"window": 4096},
         parameters=7_241_732_096,
     ),
@@ -131,7 +131,7 @@ SHAPES = (
         head_dim=128,
         intermediate_size=14336,
         vocab_size=LLAMA2_VOCABULARY,
-        mechanism="gqa",
+        mechanism="attn-variants/gqa",
         experts=8,
         experts_per_token=2,
         parameters=46_702_792_704,
@@ -147,7 +147,7 @@ SHAPES = (
         head_dim=64,
         intermediate_size=1536,
         vocab_size=49152,
-        mechanism="gqa",
+        mechanism="attn-variants/gqa",
         parameters=134_515_008,
     ),
     ModelShape(
@@ -160,7 +160,7 @@ SHAPES = (
         head_dim=128,
         intermediate_size=2048,
         vocab_size=129280,
-        mechanism="mla",
+        mechanism="attn-variants/mla",
         options={"latent": 512, "rotary_size": 64, "query_latent": 1536},
         experts=256,
         experts_per_token=8,
@@ -177,7 +177,7 @@ SHAPES = (
         head_dim=128,
         intermediate_size=1408,
         vocab_size=102400,
-        mechanism="mla",
+        mechanism="attn-variants/mla",
         options={"latent": 512, "rotary_size": 64},
         experts=64,
         experts_per_token=6,

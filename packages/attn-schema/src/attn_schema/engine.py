@@ -33,7 +33,7 @@ class EngineConfig(Checked, frozen=True, kw_only=True):
     ] = "auto"  # fmt: skip
     kv_cache: Annotated[
         str, Meta(description="KV cache, by name, such as shared or int8; see `attn list caches`.")
-    ] = "shared"  # fmt: skip
+    ] = "attn-cache/shared"  # fmt: skip
     kv_cache_memory_bytes: Annotated[
         int, Meta(ge=1, description="Memory for the KV cache of all requests, in bytes.")
     ] = 512 * 2**20  # fmt: skip

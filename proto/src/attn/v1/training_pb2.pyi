@@ -405,7 +405,7 @@ Global___DataConfig: _TypeAlias = DataConfig  # noqa: Y015
 
 @_typing.final
 class OptimizerConfig(_message.Message):
-    """AdamW (arXiv 1711.05101) with linear warm-up and cosine decay of the learning rate (arXiv 1608.03983)."""
+    """What updates the parameters, and the schedule of its learning rate."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -419,26 +419,47 @@ class OptimizerConfig(_message.Message):
     BETA2_FIELD_NUMBER: _builtins.int
     MAX_GRAD_NORM_FIELD_NUMBER: _builtins.int
     LABEL_SMOOTHING_FIELD_NUMBER: _builtins.int
+    OPTIM_FIELD_NUMBER: _builtins.int
+    LR_SCHEDULER_TYPE_FIELD_NUMBER: _builtins.int
+    START_DECAY_STEPS_FIELD_NUMBER: _builtins.int
+    DECAY_STEPS_FIELD_NUMBER: _builtins.int
+    EPSILON_FIELD_NUMBER: _builtins.int
+    MOMENTUM_FIELD_NUMBER: _builtins.int
+    RHO_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     """Number of optimizer steps."""
     batch_size: _builtins.int
     """Sequences, pairs or images in a step."""
     learning_rate: _builtins.float
-    """Peak learning rate."""
+    """Peak learning rate; with noam the factor of its formula."""
     min_learning_rate: _builtins.float
-    """Learning rate of the last step; a tenth of learning_rate if not given."""
+    """Learning rate of the last step, of cosine and linear; learning_rate / 10 if not given."""
     warmup_steps: _builtins.int
     """Steps in which the learning rate rises from 0."""
     weight_decay: _builtins.float
-    """Decoupled weight decay of matrices."""
+    """Decoupled weight decay of matrices, of adamw; 0.1 if not given."""
     beta1: _builtins.float
-    """Decay of the mean of gradients."""
+    """Decay of the mean of gradients, of adamw; 0.9 if not given."""
     beta2: _builtins.float
-    """Decay of the mean of squared gradients."""
+    """Decay of the mean of squared gradients, of adamw; 0.99 if not given."""
     max_grad_norm: _builtins.float
     """Maximum norm of the whole gradient; 0 does not clip."""
     label_smoothing: _builtins.float
-    """Probability that targets spread over the vocabulary; only of encoder-decoders."""
+    """Probability that targets spread over the vocabulary or classes, in the training loss."""
+    optim: _builtins.str
+    """What updates the parameters: adamw, sgd or adadelta."""
+    lr_scheduler_type: _builtins.str
+    """Learning rate after the warm-up: cosine, linear, constant, inverse_sqrt, noam or halving."""
+    start_decay_steps: _builtins.int
+    """Steps before halving begins; two thirds of steps if not given."""
+    decay_steps: _builtins.int
+    """Steps between halvings; a fifteenth of steps if not given."""
+    epsilon: _builtins.float
+    """Added to divisors; 1e-8 for adamw, 1e-6 for adadelta if not given."""
+    momentum: _builtins.float
+    """Momentum of sgd; 0 if not given."""
+    rho: _builtins.float
+    """Decay of the means of adadelta; 0.95 if not given."""
     def __init__(
         self,
         *,
@@ -452,10 +473,17 @@ class OptimizerConfig(_message.Message):
         beta2: _builtins.float | None = ...,
         max_grad_norm: _builtins.float | None = ...,
         label_smoothing: _builtins.float = ...,
+        optim: _builtins.str | None = ...,
+        lr_scheduler_type: _builtins.str | None = ...,
+        start_decay_steps: _builtins.int | None = ...,
+        decay_steps: _builtins.int | None = ...,
+        epsilon: _builtins.float | None = ...,
+        momentum: _builtins.float | None = ...,
+        rho: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_beta1", b"_beta1", "_beta2", b"_beta2", "_learning_rate", b"_learning_rate", "_max_grad_norm", b"_max_grad_norm", "_min_learning_rate", b"_min_learning_rate", "_steps", b"_steps", "_weight_decay", b"_weight_decay", "batch_size", b"batch_size", "beta1", b"beta1", "beta2", b"beta2", "learning_rate", b"learning_rate", "max_grad_norm", b"max_grad_norm", "min_learning_rate", b"min_learning_rate", "steps", b"steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_beta1", b"_beta1", "_beta2", b"_beta2", "_decay_steps", b"_decay_steps", "_epsilon", b"_epsilon", "_learning_rate", b"_learning_rate", "_lr_scheduler_type", b"_lr_scheduler_type", "_max_grad_norm", b"_max_grad_norm", "_min_learning_rate", b"_min_learning_rate", "_momentum", b"_momentum", "_optim", b"_optim", "_rho", b"_rho", "_start_decay_steps", b"_start_decay_steps", "_steps", b"_steps", "_weight_decay", b"_weight_decay", "batch_size", b"batch_size", "beta1", b"beta1", "beta2", b"beta2", "decay_steps", b"decay_steps", "epsilon", b"epsilon", "learning_rate", b"learning_rate", "lr_scheduler_type", b"lr_scheduler_type", "max_grad_norm", b"max_grad_norm", "min_learning_rate", b"min_learning_rate", "momentum", b"momentum", "optim", b"optim", "rho", b"rho", "start_decay_steps", b"start_decay_steps", "steps", b"steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_beta1", b"_beta1", "_beta2", b"_beta2", "_learning_rate", b"_learning_rate", "_max_grad_norm", b"_max_grad_norm", "_min_learning_rate", b"_min_learning_rate", "_steps", b"_steps", "_weight_decay", b"_weight_decay", "batch_size", b"batch_size", "beta1", b"beta1", "beta2", b"beta2", "label_smoothing", b"label_smoothing", "learning_rate", b"learning_rate", "max_grad_norm", b"max_grad_norm", "min_learning_rate", b"min_learning_rate", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_beta1", b"_beta1", "_beta2", b"_beta2", "_decay_steps", b"_decay_steps", "_epsilon", b"_epsilon", "_learning_rate", b"_learning_rate", "_lr_scheduler_type", b"_lr_scheduler_type", "_max_grad_norm", b"_max_grad_norm", "_min_learning_rate", b"_min_learning_rate", "_momentum", b"_momentum", "_optim", b"_optim", "_rho", b"_rho", "_start_decay_steps", b"_start_decay_steps", "_steps", b"_steps", "_weight_decay", b"_weight_decay", "batch_size", b"batch_size", "beta1", b"beta1", "beta2", b"beta2", "decay_steps", b"decay_steps", "epsilon", b"epsilon", "label_smoothing", b"label_smoothing", "learning_rate", b"learning_rate", "lr_scheduler_type", b"lr_scheduler_type", "max_grad_norm", b"max_grad_norm", "min_learning_rate", b"min_learning_rate", "momentum", b"momentum", "optim", b"optim", "rho", b"rho", "start_decay_steps", b"start_decay_steps", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__batch_size: _TypeAlias = _typing.Literal["batch_size"]  # noqa: Y015
     _WhichOneofArgType__batch_size: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size"]  # noqa: Y015
@@ -463,12 +491,26 @@ class OptimizerConfig(_message.Message):
     _WhichOneofArgType__beta1: _TypeAlias = _typing.Literal["_beta1", b"_beta1"]  # noqa: Y015
     _WhichOneofReturnType__beta2: _TypeAlias = _typing.Literal["beta2"]  # noqa: Y015
     _WhichOneofArgType__beta2: _TypeAlias = _typing.Literal["_beta2", b"_beta2"]  # noqa: Y015
+    _WhichOneofReturnType__decay_steps: _TypeAlias = _typing.Literal["decay_steps"]  # noqa: Y015
+    _WhichOneofArgType__decay_steps: _TypeAlias = _typing.Literal["_decay_steps", b"_decay_steps"]  # noqa: Y015
+    _WhichOneofReturnType__epsilon: _TypeAlias = _typing.Literal["epsilon"]  # noqa: Y015
+    _WhichOneofArgType__epsilon: _TypeAlias = _typing.Literal["_epsilon", b"_epsilon"]  # noqa: Y015
     _WhichOneofReturnType__learning_rate: _TypeAlias = _typing.Literal["learning_rate"]  # noqa: Y015
     _WhichOneofArgType__learning_rate: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate"]  # noqa: Y015
+    _WhichOneofReturnType__lr_scheduler_type: _TypeAlias = _typing.Literal["lr_scheduler_type"]  # noqa: Y015
+    _WhichOneofArgType__lr_scheduler_type: _TypeAlias = _typing.Literal["_lr_scheduler_type", b"_lr_scheduler_type"]  # noqa: Y015
     _WhichOneofReturnType__max_grad_norm: _TypeAlias = _typing.Literal["max_grad_norm"]  # noqa: Y015
     _WhichOneofArgType__max_grad_norm: _TypeAlias = _typing.Literal["_max_grad_norm", b"_max_grad_norm"]  # noqa: Y015
     _WhichOneofReturnType__min_learning_rate: _TypeAlias = _typing.Literal["min_learning_rate"]  # noqa: Y015
     _WhichOneofArgType__min_learning_rate: _TypeAlias = _typing.Literal["_min_learning_rate", b"_min_learning_rate"]  # noqa: Y015
+    _WhichOneofReturnType__momentum: _TypeAlias = _typing.Literal["momentum"]  # noqa: Y015
+    _WhichOneofArgType__momentum: _TypeAlias = _typing.Literal["_momentum", b"_momentum"]  # noqa: Y015
+    _WhichOneofReturnType__optim: _TypeAlias = _typing.Literal["optim"]  # noqa: Y015
+    _WhichOneofArgType__optim: _TypeAlias = _typing.Literal["_optim", b"_optim"]  # noqa: Y015
+    _WhichOneofReturnType__rho: _TypeAlias = _typing.Literal["rho"]  # noqa: Y015
+    _WhichOneofArgType__rho: _TypeAlias = _typing.Literal["_rho", b"_rho"]  # noqa: Y015
+    _WhichOneofReturnType__start_decay_steps: _TypeAlias = _typing.Literal["start_decay_steps"]  # noqa: Y015
+    _WhichOneofArgType__start_decay_steps: _TypeAlias = _typing.Literal["_start_decay_steps", b"_start_decay_steps"]  # noqa: Y015
     _WhichOneofReturnType__steps: _TypeAlias = _typing.Literal["steps"]  # noqa: Y015
     _WhichOneofArgType__steps: _TypeAlias = _typing.Literal["_steps", b"_steps"]  # noqa: Y015
     _WhichOneofReturnType__weight_decay: _TypeAlias = _typing.Literal["weight_decay"]  # noqa: Y015
@@ -480,11 +522,25 @@ class OptimizerConfig(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__beta2) -> _WhichOneofReturnType__beta2 | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__decay_steps) -> _WhichOneofReturnType__decay_steps | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__epsilon) -> _WhichOneofReturnType__epsilon | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__learning_rate) -> _WhichOneofReturnType__learning_rate | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lr_scheduler_type) -> _WhichOneofReturnType__lr_scheduler_type | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_grad_norm) -> _WhichOneofReturnType__max_grad_norm | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_learning_rate) -> _WhichOneofReturnType__min_learning_rate | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__momentum) -> _WhichOneofReturnType__momentum | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__optim) -> _WhichOneofReturnType__optim | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rho) -> _WhichOneofReturnType__rho | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__start_decay_steps) -> _WhichOneofReturnType__start_decay_steps | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__steps) -> _WhichOneofReturnType__steps | None: ...
     @_typing.overload

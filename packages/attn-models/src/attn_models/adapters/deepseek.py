@@ -106,7 +106,7 @@ def _hf_module(ours: str) -> str:
     return f"mlp.{where}{matrix[2]}_proj"
 
 
-MECHANISM = "mla"
+MECHANISM = "attn-variants/mla"
 LATENT_EPS = 1e-6
 # Options of the mechanism by their keys in config.json.
 SIZES = {
@@ -329,7 +329,7 @@ class DeepseekV3Adapter(DeepseekAdapter):
 def latent_options(attention: LayerAttention, layout: str) -> dict[str, Any]:
     """The options of a layer of latent attention; raises `Incompatible` for any other."""
     mechanism, config = attention.mechanism, attention.config
-    if mechanism.name != MECHANISM:
+    if attention.full_name != MECHANISM:
         raise Incompatible(
             f"mechanism {mechanism.name!r} cannot be expressed in a {layout} config.json", mechanism=mechanism.name
         )

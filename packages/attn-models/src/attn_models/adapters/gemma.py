@@ -17,7 +17,7 @@ from attn_models.adapters.llama import BLOCK, READS, LlamaAdapter
 from attn_models.attention import LayerAttention, layer_attentions
 from attn_models.decoder.config import AttentionChoice, DecoderConfig
 
-MECHANISM = "gemma"
+MECHANISM = "attn-variants/gemma"
 
 
 def gemma_options(attention: LayerAttention, layout: str) -> dict[str, Any]:

@@ -77,7 +77,7 @@ class Gpt2Adapter(StateDictAdapter):
             hidden_size=needed(values, "n_embd"),
             num_layers=needed(values, "n_layer"),
             num_heads=needed(values, "n_head"),
-            mechanism="mha",
+            mechanism="attn-variants/mha",
             norm="layer",
             norm_eps=values.get("layer_norm_epsilon", 1e-5),
             feed_forward=ACTIVATIONS[activation],

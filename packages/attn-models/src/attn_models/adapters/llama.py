@@ -97,7 +97,7 @@ class LlamaAdapter(StateDictAdapter):
             num_heads=heads,
             num_kv_heads=key_value_heads,
             head_dim=values.get("head_dim"),
-            mechanism="mha" if key_value_heads == heads else "gqa",
+            mechanism="attn-variants/mha" if key_value_heads == heads else "attn-variants/gqa",
             norm="rms",
             norm_eps=values.get("rms_norm_eps", 1e-6),
             feed_forward="swiglu",
@@ -157,7 +157,7 @@ class MistralAdapter(LlamaAdapter):
         window = values.get("sliding_window")
         if window is None:
             return config
-        return dataclasses.replace(config, mechanism="sliding_window", options={"window": window})
+        return dataclasses.replace(config, mechanism="attn-variants/sliding_window", options={"window": window})
 
     def to_hf_config(self, config: DecoderConfig) -> dict[str, Any]:
         """A MistralConfig."""

@@ -251,7 +251,7 @@ class DecoderConfig:
     num_heads: int
     num_kv_heads: int | None = None
     head_dim: int | None = None
-    mechanism: str = "mha"
+    mechanism: str = "attn-variants/mha"
     options: Mapping[str, Any] = field(default_factory=dict)
     pattern: tuple[AttentionChoice, ...] = ()
     norm: str = "layer"
