@@ -119,7 +119,7 @@ def test_windows_side_by_side_lose_no_token(tokens, monkeypatch):
     seen = []
 
     class Counting(torch.nn.Module):
-        def next_token_loss(self, inputs, targets, ignored):
+        def next_token_loss(self, inputs, targets, ignored, smoothing):
             seen.extend(targets.flatten().tolist())
             assert inputs.shape[1] <= 8
             assert torch.equal(inputs + 1, targets)

@@ -34,6 +34,7 @@ from attn_schema.inference import (
     TopLogprob,
     Usage,
 )
+from attn_schema.optimization import OptimizerConfig
 from attn_schema.sampling import EarlyStopping, SamplingParams, ScoringParams, StructuredOutput
 from attn_schema.schema import Checked, FieldInfo, Schema, fields_of
 from attn_schema.settings import ConnectionOptions, ServerConfig
@@ -44,7 +45,6 @@ from attn_schema.training import (
     JobEvent,
     JobState,
     ModelConfig,
-    OptimizerConfig,
     TrainingConfig,
     TrainingJob,
 )

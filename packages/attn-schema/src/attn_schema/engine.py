@@ -37,7 +37,7 @@ class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
     ] = "auto"  # fmt: skip
     kv_cache: Annotated[
         str, Meta(description="KV cache, by name, such as shared or int8; see `attn list caches`.")
-    ] = "shared"  # fmt: skip
+    ] = "attn-cache/shared"  # fmt: skip
     kv_cache_memory_bytes: Annotated[
         int,
         Meta(

@@ -86,8 +86,9 @@ def hf_config_of(model: Any) -> dict[str, Any]:
 
 
 def family_of(config: Any) -> str:
-    """The name of the installed family whose config this is."""
-    return next(item.name for item in installed().models if getattr(item, "Config", None) is type(config))
+    """`distribution/name` of the installed family whose config this is."""
+    registry = installed().models
+    return next(registry.name_of(item) for item in registry if getattr(item, "Config", None) is type(config))
 
 
 FLOATS = ("float32", "float64", "bfloat16", "float16")
@@ -122,7 +123,7 @@ class LoadedModel:
         """The name of the model's family."""
         if isinstance(self.config, DecoderConfig):
             return "decoder"
-        return str(family_of(self.config))
+        return family_of(self.config).rpartition("/")[2]
 
     @property
     def max_encoder_len(self) -> int | None:
