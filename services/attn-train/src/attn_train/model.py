@@ -17,7 +17,7 @@ from attn_schema.training import DECODER, DataConfig, ModelConfig, TrainingConfi
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from attn_train.data.load import IMAGES, PAIRS, TAGS, TEXT, data_kind_of
+from attn_train.data.load import IMAGES, PAIRS, TAGS, TEXT, data_kind_of, family_named
 from attn_train.tasks.seq2seq import VOCABULARY
 
 DRAWS = frozenset({Tensor.normal_, Tensor.uniform_})
@@ -67,10 +67,7 @@ def configured(model: ModelConfig, data_fields: Mapping[str, Any]) -> tuple[Mode
     Raises `UnknownName` for a family, mechanism or option that does not exist, and other errors with the field of
     `TrainingConfig` in their metadata.
     """
-    families = {family.name: family for family in installed().models}
-    if model.family not in families:
-        raise UnknownName.of("family of models", model.family, families)
-    family, given = families[model.family], model.with_defaults().config_fields()
+    family, given = family_named(model.family), model.with_defaults().config_fields()
     for name in data_fields:
         if name in given:
             raise InvalidValue.of(f"config.model.model_options.{name}", given[name], "none: the data decide")
@@ -79,7 +76,7 @@ def configured(model: ModelConfig, data_fields: Mapping[str, Any]) -> tuple[Mode
 
 
 def resolved(config: TrainingConfig) -> TrainingConfig:
-    """The configuration with what was not given filled in: a decoder's fields, and the last learning rate.
+    """The configuration with what was not given filled in: fields of a decoder, of the optimizer and of the schedule.
 
     Positions are rotary where the mechanism takes them, as they learn faster than learned ones, which work with all.
     Raises `UnknownName` for a mechanism that does not exist.
@@ -91,8 +88,7 @@ def resolved(config: TrainingConfig) -> TrainingConfig:
         # Rotation turns pairs of numbers.
         rotary = mechanism.can(Capability.ROTARY) and head_dim % 2 == 0
         model = model.replace(positions="rotary" if rotary else "learned")
-    optimizer = optimizer.replace(min_learning_rate=optimizer.last_learning_rate)
-    return config.replace(model=model, optimizer=optimizer)
+    return config.replace(model=model, optimizer=optimizer.with_defaults())
 
 
 def check_model(config: TrainingConfig, home: Path) -> None:

@@ -55,6 +55,10 @@ class Registry(Generic[Item]):
             raise AmbiguousName.of(self.kind, name, owners)
         raise UnknownName.of(self.kind, name, self.names(), self.speaking_of(name))
 
+    def name_of(self, item: Item) -> str:
+        """`distribution/name` of an item; its short name where nobody registered it."""
+        return next((full for full, own in self._items.items() if own is item), item.name)
+
     def get(self, name: str) -> Item:
         """The item of a short or full name."""
         return self._items[self.full_name(name)]

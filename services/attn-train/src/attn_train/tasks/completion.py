@@ -75,6 +75,7 @@ class CompletionTask:
     def __init__(self, texts: CompletionDataset, config: TrainingConfig) -> None:
         self._texts = texts
         self._batch = config.optimizer.batch_size
+        self._smoothing = config.optimizer.label_smoothing
         self.generator = torch.Generator().manual_seed(derived(config.seed, "batches"))
         self.tokens = 0
 
@@ -88,7 +89,7 @@ class CompletionTask:
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Mean cross-entropy of what is to be written, and what keeps experts busy."""
-        return next_token_loss(model, *batch) + router_aux_loss(model)
+        return _loss(model, batch, self._smoothing) + router_aux_loss(model)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
         """The mean over at most `batches` batches kept for validation."""
@@ -96,7 +97,7 @@ class CompletionTask:
             model,
             self._texts.validation,
             collate,
-            lambda batch: next_token_loss(model, *batch),
+            lambda batch: _loss(model, batch, 0.0),
             batch=self._batch,
             batches=batches,
             on_batch=on_batch,
@@ -110,6 +111,11 @@ class CompletionTask:
         answers = complete(model, self._texts.tokenizer, [text.given for text in asked], on_batch)
         right = sum(answer == text.written for answer, text in zip(answers, asked, strict=True))
         return {"answer_accuracy": right / len(asked)}
+
+
+def _loss(model: nn.Module, batch: tuple[Tensor, ...], smoothing: float) -> Tensor:
+    inputs, targets = batch
+    return next_token_loss(model, inputs, targets, smoothing)
 
 
 def complete(

@@ -63,6 +63,7 @@ class ImageClassificationTask:
     def __init__(self, images: ImageDataset, config: TrainingConfig) -> None:
         self._images = images
         self._batch = config.optimizer.batch_size
+        self._smoothing = config.optimizer.label_smoothing
         self.generator = torch.Generator().manual_seed(derived(config.seed, "batches"))
         self.tokens = 0
 
@@ -76,7 +77,7 @@ class ImageClassificationTask:
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Mean cross-entropy, in nats an image."""
         images, labels = batch
-        return functional.cross_entropy(model(images), labels)
+        return functional.cross_entropy(model(images), labels, label_smoothing=self._smoothing)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
         """The mean over at most `batches` batches of images kept for validation, the same ones each time."""

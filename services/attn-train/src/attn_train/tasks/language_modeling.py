@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ class LanguageModelingTask:
             text.training, context=self._context, batch=self._batch, seed=derived(config.seed, "batches")
         )
         self.generator = self._batches.generator
+        self._smoothing = config.optimizer.label_smoothing
         self.tokens = 0
 
     def next_batch(self) -> tuple[Tensor, ...]:
@@ -66,8 +68,9 @@ class LanguageModelingTask:
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Mean cross-entropy, of later tokens too where the model predicts them, and what keeps experts busy."""
-        own = getattr(model, "training_loss", None)
-        loss: Tensor = next_token_loss(model, *batch) if own is None else own(*batch)
+        own = getattr(model, "training_loss", partial(next_token_loss, model))
+        inputs, targets = batch
+        loss: Tensor = own(inputs, targets, smoothing=self._smoothing)
         return loss + router_aux_loss(model)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:

@@ -94,6 +94,7 @@ class MaskedLanguageModelingTask:
     def __init__(self, dataset: MaskedTextDataset, config: TrainingConfig) -> None:
         self._dataset = dataset
         self._context, self._batch = config.model.sequence_length, config.optimizer.batch_size
+        self._smoothing = config.optimizer.label_smoothing
         self._masking = self._masked(dataset.text.training, derived(config.seed, "batches"))
         self.generator = self._masking.generator
         self.tokens = 0
@@ -105,7 +106,8 @@ class MaskedLanguageModelingTask:
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Mean cross-entropy, in nats per chosen position."""
-        return functional.cross_entropy(masked_logits(model, batch).flatten(0, 1), batch[2].flatten())
+        logits, truth = masked_logits(model, batch).flatten(0, 1), batch[2].flatten()
+        return functional.cross_entropy(logits, truth, label_smoothing=self._smoothing)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
         """The same over the text kept for validation; None if that is shorter than a window."""

@@ -64,6 +64,7 @@ class TokenClassificationTask:
     def __init__(self, sentences: TaggedDataset, config: TrainingConfig) -> None:
         self._sentences = sentences
         self._batch = config.optimizer.batch_size
+        self._smoothing = config.optimizer.label_smoothing
         self.generator = torch.Generator().manual_seed(derived(config.seed, "batches"))
         self.tokens = 0
 
@@ -77,11 +78,11 @@ class TokenClassificationTask:
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Mean cross-entropy, in nats a word."""
-        return functional.cross_entropy(model(*batch[:-1]).flatten(0, 1), batch[-1].flatten(), ignore_index=PADDED)
+        return _loss(model, batch, self._smoothing)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
         """The mean over at most `batches` batches kept for validation."""
-        return self._mean(model, lambda batch: self.loss(model, batch), batches, on_batch)
+        return self._mean(model, lambda batch: _loss(model, batch, 0.0), batches, on_batch)
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
         """Accuracy over all validation words."""
@@ -102,6 +103,11 @@ def collate(sentences: Sequence[TaggedTokens]) -> tuple[Tensor, Tensor, Tensor, 
     key_padding_mask = torch.arange(padded.shape[1]) < torch.tensor([len(row) for row in tokens])[:, None]
     goals = pad_sequence(classes, batch_first=True, padding_value=PADDED)
     return padded, key_padding_mask, pad_sequence(depths, batch_first=True), goals
+
+
+def _loss(model: nn.Module, batch: tuple[Tensor, ...], smoothing: float) -> Tensor:
+    logits, goals = model(*batch[:-1]).flatten(0, 1), batch[-1].flatten()
+    return functional.cross_entropy(logits, goals, ignore_index=PADDED, label_smoothing=smoothing)
 
 
 def tagging_accuracy(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
