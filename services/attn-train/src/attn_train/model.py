@@ -118,7 +118,7 @@ def count_parameters(model: ModelConfig, data: DataConfig) -> int:
     family, made = configured(model, _sample_fields(model, data))
     with _naming_field(model), shapes_only():
         built = family.build(made)
-    if samples_keys(built) and getattr(made, "num_nextn_predict_layers", 0):
+    if getattr(made, "num_nextn_predict_layers", 0) and samples_keys(built):
         message = "layers that sample keys learn from the next token alone: num_nextn_predict_layers is 0 with them"
         raise Incompatible(message, field="config.model.model_options.num_nextn_predict_layers")
     if data_kind_of(model) in WRITES and not hasattr(built, "step"):

@@ -73,8 +73,8 @@ class LanguageModelingTask:
         """Mean cross-entropy, of later tokens too where the model predicts them, and what keeps experts busy."""
         inputs, targets = batch
         if samples_keys(model):
-            loss = self.reinforce.loss(model, lambda: model(inputs), targets, self._smoothing)
-            return loss + router_aux_loss(model)
+            sampled = self.reinforce.loss(model, lambda: model(inputs), targets, self._smoothing)
+            return sampled + router_aux_loss(model)
         own = getattr(model, "training_loss", partial(next_token_loss, model))
         loss: Tensor = own(inputs, targets, smoothing=self._smoothing)
         return loss + router_aux_loss(model)

@@ -186,7 +186,8 @@ class Seq2SeqTask:
         weight = getattr(model, "doubly_stochastic", 0.0)
         if not weight:
             return self.reinforce.loss(model, lambda: model(inputs, source, key_padding_mask), targets, self._smoothing)
-        logits, weights, attended = model.forward_with_weights(inputs, source, key_padding_mask)
+        forward: Any = model.forward_with_weights
+        logits, weights, attended = forward(inputs, source, key_padding_mask)
         counts = targets != PADDED
         penalty = doubly_stochastic_penalty(weights, counts, attended)
         return self.reinforce.loss(model, lambda: logits, targets, self._smoothing) + weight * penalty / counts.sum()
