@@ -75,7 +75,7 @@ FIXED = {
     "partial_rotary_factor": 1.0,
     "rope_scaling": None,
     "scale_embedding": True,
-    "experts": None,
+    "num_experts": None,
     "num_nextn_predict_layers": 0,
 }
 OWN = {

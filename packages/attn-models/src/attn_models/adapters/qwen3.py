@@ -177,7 +177,7 @@ class Qwen3NextAdapter(LlamaAdapter):
 
     model_type = "qwen3_next"
     known_keys = READS | DEFAULTS.keys() | LAYERS
-    required_fields = {key: value for key, value in FIXED.items() if key != "experts"} | {"bias": False}
+    required_fields = {key: value for key, value in FIXED.items() if key != "num_experts"} | {"bias": False}
 
     def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a Qwen3NextConfig; raises `UnknownName` with the packages of missing mechanisms."""
@@ -277,8 +277,8 @@ def _expert_fields(values: Mapping[str, Any], layers: int) -> dict[str, Any]:
         allowed = f"a multiple of the moe_intermediate_size {hidden}"
         raise InvalidValue.of("shared_expert_intermediate_size", shared, allowed)
     return {
-        "experts": values["num_experts"],
-        "experts_per_token": needed(values, "num_experts_per_tok"),
+        "num_experts": values["num_experts"],
+        "num_experts_per_tok": needed(values, "num_experts_per_tok"),
         "routing": ROUTING[bool(values["norm_topk_prob"])],
         "n_shared_experts": shared // hidden,
         "shared_expert_gate": True,
