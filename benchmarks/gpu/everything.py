@@ -50,11 +50,12 @@ class Table(NamedTuple):
     prepared: str | None = None
 
 
-BANDS = ("family.bands", "family.bands_of_128", "family.bands_of_sizes", "schedules.verdicts", "schedules.gradients")
+BANDS = ("family.bands", "family.bands_of_128", "family.bands_of_sizes")
+SCHEDULES = ("schedules.verdicts", "schedules.gradients")
 RECURRENCES = ("recurrences.constant", "recurrences.by_head", "recurrences.by_channel")
 TABLES = (
     Table(Part("chip", "tables", 30), (), ""),
-    Table(Part("schedules", "tables", 50), BANDS, "schedules.prepare"),
+    Table(Part("schedules", "tables", 50), (*BANDS, *SCHEDULES), "schedules.prepare"),
     Table(Part("attention", "tables", 70), BANDS),
     Table(Part("decoding", "tables", 60), ("decoding.verdicts",)),
     Table(Part("sparse", "kept", 40), (*BANDS, "family.listed")),

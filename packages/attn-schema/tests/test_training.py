@@ -127,7 +127,7 @@ def test_every_field_has_one_part_so_that_its_option_has_one_meaning() -> None:
 
 def test_a_decoder_gets_the_fields_it_needs_and_other_families_their_own_defaults() -> None:
     model = ModelConfig(num_layers=2).with_defaults()
-    assert (model.mechanism, model.hidden_size, model.num_layers) == ("mha", 128, 2)
+    assert (model.mechanism, model.hidden_size, model.num_layers) == ("attn-variants/mha", 128, 2)
     assert ModelConfig(family="vit").with_defaults() == ModelConfig(family="vit")
     assert ModelConfig(family="vit", hidden_size=8, model_options={"patch": 2}).config_fields() == {
         "hidden_size": 8,

@@ -12,11 +12,18 @@ import msgspec
 from attn_core.errors import AttnError, InvalidValue
 from msgspec import Meta
 
+from attn_schema.device import AUTO, Device, require_device
 from attn_schema.optimization import OPTIMIZER_PANEL, OptimizerConfig
 from attn_schema.schema import Checked, Schema, fields_of, in_panel, is_noun
 
 DECODER = "decoder"
-DECODER_DEFAULTS = {"mechanism": "mha", "hidden_size": 128, "num_layers": 4, "num_heads": 4, "max_seq_len": 64}
+DECODER_DEFAULTS = {
+    "mechanism": "attn-variants/mha",
+    "hidden_size": 128,
+    "num_layers": 4,
+    "num_heads": 4,
+    "max_seq_len": 64,
+}
 """Fields of a decoder that are not given."""
 
 MAX_SEED = 2**64 - 1
@@ -89,8 +96,8 @@ class ModelConfig(Checked, frozen=True, kw_only=True):
     dropout: Annotated[float, _model("Probability of dropping activations.", ge=0, lt=1)] | None = None
     attention_dropout: Annotated[float, _model("Probability of dropping attention weights.", ge=0, lt=1)] | None = None
     tie_word_embeddings: Annotated[bool, _model("Whether the output layer shares the token embedding.")] | None = None
-    experts: Annotated[int, _model("Experts of each feed-forward layer; none if not given.", ge=1)] | None = None
-    experts_per_token: Annotated[int, _model("Experts that a token uses.", ge=1)] | None = None
+    num_experts: Annotated[int, _model("Experts of each feed-forward layer; none if not given.", ge=1)] | None = None
+    num_experts_per_tok: Annotated[int, _model("Experts that a token uses.", ge=1)] | None = None
     routing: (
         Annotated[
             str,
@@ -147,7 +154,8 @@ class ModelConfig(Checked, frozen=True, kw_only=True):
     @property
     def label(self) -> str:
         """The mechanism of a decoder, or the family."""
-        return (self.mechanism or self.family) if self.family == DECODER else self.family
+        named = (self.mechanism or self.family) if self.family == DECODER else self.family
+        return named.rpartition("/")[2]
 
     def with_defaults(self) -> Self:
         """With the fields that a decoder needs."""
@@ -221,6 +229,7 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
     precision: Annotated[
         Literal["float32", "bfloat16"], _optimizer("Element type of the products of linear layers in updates.")
     ] = "float32"
+    device: Annotated[Device, Meta(extra={"panel": OPTIMIZER_PANEL})] = AUTO
     seed: Annotated[int, _run("Seed of initial weights, data order and dropout.", ge=0, le=MAX_SEED)] = 0
     max_failures: Annotated[int, _run("Lost workers that are replaced before the job fails.", ge=0)] = 3
     workers: Annotated[
@@ -230,6 +239,7 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_device("device", self.device)
         if self.evaluation.bleu_sentences and not self.model.is_encoder_decoder:
             raise InvalidValue.of(
                 "bleu_sentences", self.evaluation.bleu_sentences, "0, as the model is no encoder-decoder"

@@ -18,7 +18,7 @@ from attn_schema.training import DECODER, DataConfig, ModelConfig, TrainingConfi
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from attn_train.data.load import IMAGES, PAIRS, TAGS, TEXT, data_kind_of
+from attn_train.data.load import IMAGES, PAIRS, TAGS, TEXT, data_kind_of, family_named
 from attn_train.tasks.seq2seq import VOCABULARY
 
 DRAWS = frozenset({Tensor.normal_, Tensor.uniform_})
@@ -68,10 +68,7 @@ def configured(model: ModelConfig, data_fields: Mapping[str, Any]) -> tuple[Mode
     Raises `UnknownName` for a family, mechanism or option that does not exist, and other errors with the field of
     `TrainingConfig` in their metadata.
     """
-    families = {family.name: family for family in installed().models}
-    if model.family not in families:
-        raise UnknownName.of("family of models", model.family, families)
-    family, given = families[model.family], model.with_defaults().config_fields()
+    family, given = family_named(model.family), model.with_defaults().config_fields()
     for name in data_fields:
         if name in given:
             raise InvalidValue.of(f"config.model.model_options.{name}", given[name], "none: the data decide")
