@@ -8,7 +8,7 @@ from typing import Any
 
 from attn_core.computation import Computation
 from attn_core.config import MechanismConfig
-from attn_core.cost import Cost, Shape
+from attn_core.cost import Cost, Shape, Step
 from attn_core.heads import Heads
 from attn_core.masks.ranges import size
 from attn_core.mechanism import InnerAttention, Mechanism
@@ -19,16 +19,28 @@ IN_PLACE = ("plain", "int8", "int4")
 """Forms of rows that a step of a spec meets where a cache keeps them."""
 
 
-def allowed_pairs(spec: AttentionSpec, shape: Shape) -> int:
+def allowed_pairs(spec: AttentionSpec, shape: Shape | Step) -> int:
     """How many pairs the mask allows, those of all heads where it differs by head.
 
     Queries stand at the end of their keys, those of a source at positions counted from the first.
     """
-    if not spec.cross or spec.mask.kind == "full":
+    if not spec.cross:
         return spec.mask.count(shape.query, shape.key)
-    bound = spec.mask.over(shape.key)
+    if spec.mask.kind == "full":
+        return spec.mask.count(shape.query, shape.source)
+    bound = spec.mask.over(shape.source)
     heads = [bound.of_head(head) for head in range(bound.heads or 1)]
-    return sum(size(mask.runs(query, shape.key)) for mask in heads for query in range(shape.query))
+    queries = range(shape.remembered, shape.remembered + shape.query)
+    return sum(size(mask.runs(query, shape.source)) for mask in heads for query in queries)
+
+
+def met_keys(spec: AttentionSpec, shape: Shape | Step) -> int:
+    """How many keys every query meets: the source, or the new tokens and what is remembered of those before them."""
+    if spec.cross:
+        return shape.source
+    back = spec.mask.lookback
+    kept = shape.remembered if back is None else min(shape.remembered, back)
+    return kept + shape.query
 
 
 class DeclaredMechanism(Mechanism):
@@ -90,20 +102,20 @@ class DeclaredMechanism(Mechanism):
         back = spec.mask.lookback
         return {"kv": Paged(fields, window=None if back is None else back + 1)}
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Projections of queries, keys, values and output, and the pairs of queries and keys."""
         spec = self.spec(config)
         per_pair = spec.pair_flops()
         # A mask that differs by head counts the pairs of all heads, each of which pays its share of `per_pair`.
         allowed = allowed_pairs(spec, shape) * per_pair // (spec.mask.heads or 1)
         pairs = Cost(
-            flops=shape.batch * shape.query * shape.key * per_pair,
+            flops=shape.batch * shape.query * met_keys(spec, shape) * per_pair,
             allowed_flops=shape.batch * allowed,
             parameters=0,
         )
         return self.projection_cost(config, shape) + pairs
 
-    def projection_cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def projection_cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """The part of the price that is paid per token, and all learned weights of the spec.
 
         Keys before the queries of a self-attention are remembered, so only new tokens are projected.
@@ -115,7 +127,7 @@ class DeclaredMechanism(Mechanism):
         out = heads.query * spec.heads.value_size
         per_query = 2 * config.hidden_size * (into + out) + spec.query_flops()
         per_key = 2 * config.hidden_size * memory + spec.key_flops()
-        projected = shape.key if spec.cross else shape.query
+        projected = shape.encoded if spec.cross else shape.query
         tokens = shape.batch * (shape.query * per_query + projected * per_key)
         biases = into + memory + config.hidden_size if config.bias else 0
         own = spec.parameters()

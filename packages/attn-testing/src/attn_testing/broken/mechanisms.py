@@ -18,6 +18,7 @@ from attn_core import (
     RaggedBatch,
     Shape,
     StateSpecs,
+    Step,
 )
 from attn_core.batch import PagedView
 from attn_core.errors import InvalidValue
@@ -334,7 +335,7 @@ class Unchecked(Sound):
 class Cheap(Sound):
     """Breaks declared cost: the projections are free."""
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """The price without the projections."""
         sound = super().cost(config, shape)
         hidden = super().cost(config, replace(shape, query=0, key=0)).flops

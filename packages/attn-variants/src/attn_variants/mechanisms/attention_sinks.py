@@ -18,6 +18,7 @@ from attn_core import (
     Shape,
     Slot,
     StateSpecs,
+    Step,
     Window,
 )
 from attn_core.checks import require_whole
@@ -96,7 +97,7 @@ class AttentionSinks(DeclaredMechanism):
         first = {name: Field((options.sinks, heads.key_value, size)) for name, size in sizes.items()}
         return {"recent": Paged(recent, window=options.window), "sinks": Slot(first)}
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """As declared; where positions turn, products of queries and keys are twice as wide."""
         said = super().cost(config, shape)
         if config.rotary is None:

@@ -17,6 +17,7 @@ from attn_core import (
     Shape,
     Slot,
     StateSpecs,
+    Step,
 )
 from attn_core.checks import require_choice, require_whole
 from attn_core.errors import InvalidValue
@@ -93,7 +94,7 @@ class CompressiveMemory(ComputedMechanism):
         far = {"key": ring, "value": ring, "pending": Field((own.rate, config.hidden_size))}
         return {"kv": Paged({"key": row, "value": row}, window=window), "compressed": Slot(far)}
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Projections; beyond one segment also compression, and for each, the last filled up, all it may see."""
         own, inner = CompressiveConfig.of(config), config.num_heads * config.head_layout.key_size
         convolve = own.rate * config.hidden_size**2 if own.pooling == "convolution" else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from attn_core import Capability, ComputedMechanism, Cost, Field, MechanismConfig, Paged, Paper, Shape, StateSpecs
+from attn_core import Capability, ComputedMechanism, Cost, Field, MechanismConfig, Paged, Paper, Shape, StateSpecs, Step
 from attn_core.checks import require_whole
 
 from attn_variants.mechanisms.common import causal_heads
@@ -68,7 +68,7 @@ class KeyValue(ComputedMechanism):
         row = Field((config.num_heads, config.head_layout.key_size))
         return {"kv": Paged({"key": row, "value": row}, window=window_of(config) + 1)}
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Projections per token, and a score and a read for every place of the window, taken or not."""
         size = config.head_layout.key_size
         inner = config.num_heads * size

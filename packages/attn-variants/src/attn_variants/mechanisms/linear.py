@@ -18,6 +18,7 @@ from attn_core import (
     Shape,
     Slot,
     StateSpecs,
+    Step,
 )
 from attn_core.checks import require_choice, require_whole
 from attn_core.errors import InvalidValue
@@ -85,7 +86,7 @@ class LinearAttention(ComputedMechanism):
         """The sums that kernels are asked for, but where the order is ignored."""
         return RecurrenceSpec(heads=self.summed(config)) if config.causal else None
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Projections, pairs within a chunk and the sums; keys before the queries cost nothing any more."""
         heads = self.heads(config)
         weights = projection_weights(config, heads)
@@ -204,7 +205,7 @@ class Performer(Recurrence):
         features = features_of(self.Config.of(config), heads)
         return dataclasses.replace(heads, key_size=features, value_size=heads.value_size + 1)
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Projections, features, pairs within a chunk and sums; keys before the queries cost nothing any more."""
         own, heads = self.Config.of(config), self.heads(config)
         features = features_of(own, heads)
@@ -261,7 +262,7 @@ class EfficientAttention(ComputedMechanism):
             raise InvalidValue.of("causal", config.causal, "False: 'efficient' weighs keys over the whole sequence")
         return EfficientLayer(self.heads(config), hidden_size=config.hidden_size, bias=config.bias)
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Projections, keys by values, and queries by that."""
         heads = self.heads(config)
         weights = projection_weights(config, heads)

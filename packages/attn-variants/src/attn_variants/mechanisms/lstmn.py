@@ -16,6 +16,7 @@ from attn_core import (
     Shape,
     Slot,
     StateSpecs,
+    Step,
 )
 
 from attn_variants.mechanisms.common import causal_heads
@@ -64,7 +65,7 @@ class LongShortTermMemoryNetwork(ComputedMechanism):
         row = Field((heads.query, heads.key_size))
         return {"tapes": Paged({"hidden": row, "memory": row}), "summary": Slot({"hidden": row})}
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Projections and gates per token; a score and a read of both tapes per pair of a token and an earlier one."""
         heads = config.head_layout
         inner = heads.query * heads.key_size

@@ -17,6 +17,7 @@ from attn_core import (
     MechanismConfig,
     Paper,
     Shape,
+    Step,
 )
 from attn_core.checks import require_whole
 
@@ -91,7 +92,7 @@ class PathAttention(DeclaredMechanism):
             "strength": Field((heads.key_value,), dtype="float32"),
         }
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Projections and directions of new tokens, products among the tokens of a block, and the pairs.
 
         Whole sequences turn their keys once and their queries by one product a block; a step turns every query by all
@@ -103,7 +104,7 @@ class PathAttention(DeclaredMechanism):
         parameters = (
             own.rank * (config.hidden_size + into) + into * own.taps + (config.hidden_size + 1) * heads.key_value
         )
-        pairs, allowed = (whole_flops if shape.query == shape.key else step_flops)(heads, shape, own.block)
+        pairs, allowed = (whole_flops if isinstance(shape, Shape) else step_flops)(heads, shape, own.block)
         turned = Cost(
             flops=shape.batch * (projected + pairs),
             allowed_flops=shape.batch * (projected + allowed),

@@ -19,6 +19,7 @@ from attn_core import (
     Shape,
     Slot,
     StateSpecs,
+    Step,
 )
 from attn_core.checks import require_number, require_whole
 from attn_core.errors import InvalidValue
@@ -162,7 +163,7 @@ class Recurrence(ComputedMechanism):
             memory["tail"] = Field((taps - 1, channels_of(heads)))
         return {"memory": Slot(memory)}
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Projections, and the memory by chunks; keys before the queries cost nothing any more.
 
         As torch counts FLOPs: neither convolutions of a few taps, which are sums of scaled rows, nor the triangular
