@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -86,15 +87,16 @@ class DeclaredMechanism(Mechanism):
         return self.spec(config).heads
 
     def state(self, config: MechanismConfig) -> StateSpecs:
-        """Keys, where the score reads any, and values: of every source token where cross, else of every token, no
-        further back than the mask looks.
+        """Keys, as the score projects them, where it reads any, and values: of every source token where cross, else of
+        every token, no further back than the mask looks.
 
         A layer that attends to those of another layer has no state.
         """
         if config.shares_kv:
             return {}
         spec, heads = self.spec(config), self.projected(config)
-        key = {"key": Field((heads.key_value, heads.key_size))} if spec.score.reads_keys else {}
+        row = spec.score.key_shape(spec.heads) if spec.score.projects_keys else (heads.key_value, heads.key_size)
+        key = {"key": Field(row)} if spec.score.reads_keys else {}
         value = {"value": Field((heads.key_value, heads.value_size))}
         fields = {**key, **value, **self.further_fields(config)}
         if spec.cross:
@@ -126,13 +128,15 @@ class DeclaredMechanism(Mechanism):
         memory = 0 if config.shares_kv else heads.key_value * row
         out = heads.query * spec.heads.value_size
         per_query = 2 * config.hidden_size * (into + out) + spec.query_flops()
-        per_key = 2 * config.hidden_size * memory + spec.key_flops()
+        per_key = 0 if config.shares_kv else 2 * config.hidden_size * memory + spec.key_flops()
         projected = shape.encoded if spec.cross else shape.query
         tokens = shape.batch * (shape.query * per_query + projected * per_key)
         biases = into + memory + config.hidden_size if config.bias else 0
         own = spec.parameters()
         if config.shares_kv and spec.norm is not None:
             own -= spec.norm.key_parameters(spec.heads)
+        if config.shares_kv and spec.score.projects_keys:
+            own -= math.prod(spec.score.weights(spec.heads)["key_weight"])
         return Cost(
             flops=tokens,
             allowed_flops=tokens,

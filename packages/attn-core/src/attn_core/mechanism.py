@@ -294,16 +294,12 @@ def priced(cost: Price) -> Price:
         cross = mechanism.can(Capability.CROSS)
         if isinstance(shape, Step):
             if not cross and not config.causal:
-                message = (
-                    f"mechanism {mechanism.name!r} is configured not causal: it takes no steps"
-                )
+                message = f"mechanism {mechanism.name!r} is configured not causal: it takes no steps"
                 raise Incompatible(message, mechanism=mechanism.name)
             if not mechanism.can(Capability.INCREMENTAL):
                 shape = Shape(batch=shape.batch, query=shape.key, key=shape.source if cross else shape.key)
         elif not cross and shape.query != shape.key:
-            allowed = (
-                f"as many keys as queries, {shape.query}: a sequence attends to itself; steps are a Step"
-            )
+            allowed = f"as many keys as queries, {shape.query}: a sequence attends to itself; steps are a Step"
             raise InvalidValue.of("shape.key", shape.key, allowed)
         return cost(mechanism, config, shape)
 

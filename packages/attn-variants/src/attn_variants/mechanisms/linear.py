@@ -25,7 +25,15 @@ from attn_core.errors import InvalidValue
 from attn_core.kernels.recurrence import RecurrenceSpec
 
 from attn_variants.mechanisms.common import multi_heads, projection_biases, projection_weights
-from attn_variants.mechanisms.recurrences import Extra, Recurrence, RecurrenceConfig, Update, chunked_flops, least_flops
+from attn_variants.mechanisms.recurrences import (
+    Extra,
+    Recurrence,
+    RecurrenceConfig,
+    Update,
+    chunked_flops,
+    least_flops,
+    recurrence_price,
+)
 
 
 class LinearAttention(ComputedMechanism):
@@ -91,11 +99,10 @@ class LinearAttention(ComputedMechanism):
         heads = self.heads(config)
         weights = projection_weights(config, heads)
         summed = self.summed(config)
-        least = least_flops(summed, Update(), shape.query)
-        sums = chunked_flops(summed, Update(), shape.query, chunk_of(config)) if config.causal else least
+        sums, least = recurrence_price(summed, Update(), shape, chunk_of(config))
         projected = shape.query * 2 * weights
         return Cost(
-            flops=shape.batch * (projected + sums),
+            flops=shape.batch * (projected + (sums if config.causal else least)),
             allowed_flops=shape.batch * (projected + least),
             parameters=weights + projection_biases(config, heads),
         )
@@ -213,7 +220,9 @@ class Performer(Recurrence):
         weights = projection_weights(config, heads)
         wider = self.wider(config)
         least = least_flops(wider, Update(), shape.query)
-        sums = chunked_flops(wider, Update(), shape.query, own.chunk) if config.causal else least
+        decoding = isinstance(shape, Step) and shape.new == 1
+        chunks = chunked_flops(wider, Update(), shape.query, 1 if decoding else own.chunk, memory=False)
+        sums = chunks if config.causal else least
         made = shape.query * 2 * (weights + 2 * into * features)
         return Cost(
             flops=shape.batch * (made + sums),
