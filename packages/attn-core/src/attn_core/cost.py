@@ -20,6 +20,11 @@ class Shape:
     key: int = 1
 
     @property
+    def whole(self) -> bool:
+        """Whether layers compute whole sequences at once: they do."""
+        return True
+
+    @property
     def remembered(self) -> int:
         """Tokens of each sequence that earlier calls computed: none."""
         return 0
@@ -46,6 +51,11 @@ class Step:
     new: int = 1
     remembered: int = 0
     source: int = 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether sequences start with several tokens, which layers of attention compute as whole ones."""
+        return self.remembered == 0 and self.new > 1
 
     @property
     def query(self) -> int:

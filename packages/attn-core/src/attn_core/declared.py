@@ -35,15 +35,6 @@ def allowed_pairs(spec: AttentionSpec, shape: Shape | Step) -> int:
     return sum(size(mask.runs(query, shape.source)) for mask in heads for query in queries)
 
 
-def met_keys(spec: AttentionSpec, shape: Shape | Step) -> int:
-    """How many keys every query meets: the source, or the new tokens and what is remembered of those before them."""
-    if spec.cross:
-        return shape.source
-    back = spec.mask.lookback
-    kept = shape.remembered if back is None else min(shape.remembered, back)
-    return kept + shape.query
-
-
 class DeclaredMechanism(Mechanism):
     """Implement `spec`; everything else is derived."""
 
@@ -111,11 +102,22 @@ class DeclaredMechanism(Mechanism):
         # A mask that differs by head counts the pairs of all heads, each of which pays its share of `per_pair`.
         allowed = allowed_pairs(spec, shape) * per_pair // (spec.mask.heads or 1)
         pairs = Cost(
-            flops=shape.batch * shape.query * met_keys(spec, shape) * per_pair,
+            flops=shape.batch * shape.query * self.met_keys(config, shape) * per_pair,
             allowed_flops=shape.batch * allowed,
             parameters=0,
         )
         return self.projection_cost(config, shape) + pairs
+
+    def met_keys(self, config: MechanismConfig, shape: Shape | Step) -> int:
+        """How many keys the plain computation lets every query meet, allowed or not.
+
+        The source where cross, else the new tokens and what is remembered of those before them.
+        """
+        spec = self.spec(config)
+        if spec.cross:
+            return shape.source
+        back = spec.mask.lookback
+        return shape.query + (shape.remembered if back is None else min(shape.remembered, back))
 
     def projection_cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """The part of the price that is paid per token, and all learned weights of the spec.

@@ -132,7 +132,11 @@ class DependencyDepthAttention(DeclaredMechanism):
         return DepthLayer(attention, DependencyTree(self.Config.of(config).parse), hidden_size=config.hidden_size)
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """As declared, and two products by [hidden_size, hidden_size] matrices for every position that is new."""
+        """As declared, and two products by [hidden_size, hidden_size] matrices for every position that is new.
+
+        Whole sequences share their positions; in a step every request has its own.
+        """
         fused = 2 * config.hidden_size**2
-        places = Cost(flops=2 * shape.query * fused, allowed_flops=2 * shape.query * fused, parameters=fused)
+        flops = 2 * shape.query * fused * (shape.batch if isinstance(shape, Step) else 1)
+        places = Cost(flops=flops, allowed_flops=flops, parameters=fused)
         return super().cost(config, shape) + places

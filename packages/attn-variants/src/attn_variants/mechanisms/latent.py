@@ -117,8 +117,7 @@ class MultiHeadLatentAttention(ComputedMechanism):
         query = (hidden_size + heads * sizes.key) * squeezed if squeezed else hidden_size * heads * sizes.key
         weights = query + hidden_size * sizes.remembered + up + hidden_size * heads * sizes.value
         biases = squeezed + sizes.remembered + hidden_size if config.bias else 0
-        seen = isinstance(shape, Shape)
-        per_pair = sizes.key + sizes.value if seen else sizes.remembered + sizes.latent
+        per_pair = sizes.key + sizes.value if shape.whole else sizes.remembered + sizes.latent
         # Absorbing costs a query what expanding costs a key: it meets both matrices once.
         tokens = 2 * shape.batch * shape.query * weights
         pairs = 2 * shape.batch * heads * per_pair
