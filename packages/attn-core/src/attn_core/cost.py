@@ -109,6 +109,7 @@ class SelectedBlockPairs:
 
     block: int
     top: int
+    tile: int = 64
 
     def allowed(self, shape: Shape | Step) -> int:
         """Pairs that are seen."""
@@ -117,15 +118,15 @@ class SelectedBlockPairs:
     def met(self, shape: Shape | Step) -> int:
         """Pairs that are computed: of whole sequences all of a block with all who stand in it or chose it.
 
-        Queries behind other keys meet each of their blocks whole. Queries that only fill tiles, as in training, are
-        not counted: fewer than a tile for each block.
+        Queries behind other keys meet their blocks in tiles of `tile` queries, one of which may be half empty for each
+        block. Those of whole sequences in training do, too, and are not counted.
         """
-        if isinstance(shape, Shape):
+        if shape.whole:
             whole, rest = divmod(shape.key, self.block)
             return shape.batch * (whole * self.block**2 + rest**2 + self.block * self._earlier(shape.key, self.top - 1))
-        first = shape.key - shape.query
-        chosen = shape.query + self._earlier(shape.key, self.top - 1) - self._earlier(first, self.top - 1)
-        return shape.batch * self.block * chosen
+        tile, blocks = max(1, min(self.tile, shape.query)), -(-shape.key // self.block)
+        choices = shape.query * min(self.top, blocks)
+        return shape.batch * min(choices, choices // tile + blocks) * tile * self.block
 
     def past(self, shape: Shape | Step) -> int:
         """Pairs of a query and a block before its own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -111,13 +112,14 @@ class DeclaredMechanism(Mechanism):
     def met_keys(self, config: MechanismConfig, shape: Shape | Step) -> int:
         """How many keys the plain computation lets every query meet, allowed or not.
 
-        The source where cross, else the new tokens and what is remembered of those before them.
+        The source where cross, else the new tokens and what the state keeps of those before them.
         """
-        spec = self.spec(config)
-        if spec.cross:
+        states = self.state(dataclasses.replace(config, shares_kv=False))
+        if any(isinstance(state, Source) for state in states.values()):
             return shape.source
-        back = spec.mask.lookback
-        return shape.query + (shape.remembered if back is None else min(shape.remembered, back))
+        kept = [state.window for state in states.values() if isinstance(state, Paged)]
+        reach = None if None in kept else max((window - 1 for window in kept if window is not None), default=0)
+        return shape.query + (shape.remembered if reach is None else min(shape.remembered, reach))
 
     def projection_cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """The part of the price that is paid per token, and all learned weights of the spec.

@@ -77,7 +77,7 @@ class Forgetting(DeclaredMechanism):
         Queries, keys and values of whole sequences have three more elements, for the gates.
         """
         flops = 2 * shape.batch * shape.query * config.hidden_size * config.num_heads
-        whole = isinstance(shape, Shape)
+        whole = shape.whole
         carried = 2 * shape.batch * shape.query * shape.key * config.num_heads * 2 * CARRIED if whole else 0
         return super().cost(config, shape) + Cost(
             flops=flops + carried, allowed_flops=flops, parameters=(config.hidden_size + 1) * config.num_heads

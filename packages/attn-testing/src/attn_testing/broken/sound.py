@@ -140,10 +140,10 @@ class Sound(ComputedMechanism):
         tokens = shape.batch * shape.query * 2 * config.hidden_size * columns
         pair = 4 * heads.query * heads.key_size
         pairs = shape.query * shape.key
+        seen = shape.query * shape.remembered + shape.query * (shape.query + 1) // 2
         return Cost(
             flops=tokens + shape.batch * pairs * pair,
-            allowed_flops=tokens
-            + shape.batch * (shape.query * (shape.query + 1) // 2 if config.causal else pairs) * pair,
+            allowed_flops=tokens + shape.batch * (seen if config.causal else pairs) * pair,
             parameters=config.hidden_size * columns + biases,
         )
 

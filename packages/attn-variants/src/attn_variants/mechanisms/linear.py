@@ -219,9 +219,13 @@ class Performer(Recurrence):
         into = heads.query * heads.key_size
         weights = projection_weights(config, heads)
         wider = self.wider(config)
-        least = least_flops(wider, Update(), shape.query)
-        decoding = isinstance(shape, Step) and shape.new == 1
-        chunks = chunked_flops(wider, Update(), shape.query, 1 if decoding else own.chunk, memory=False)
+        if own.kernel == "relu":
+            chunks, least = recurrence_price(wider, Update(), shape, own.chunk)
+        else:
+            least = least_flops(wider, Update(), shape.query)
+            # A single token is a chunk of its own, for its feature's largest logarithm may exceed that of the memory.
+            decoding = isinstance(shape, Step) and shape.new == 1
+            chunks = chunked_flops(wider, Update(), shape.query, 1 if decoding else own.chunk, memory=False)
         sums = chunks if config.causal else least
         made = shape.query * 2 * (weights + 2 * into * features)
         return Cost(
