@@ -133,7 +133,7 @@ class ModelShape:
     own. `vocab_size` is 0 where nothing is looked up.
 
     With `experts` every layer has so many feed-forwards of the inner width `intermediate_size`, of which a token uses
-    `experts_per_token`. `parameters` counts the weights of the whole model, `active_parameters` those that one token
+    `num_experts_per_tok`. `parameters` counts the weights of the whole model, `active_parameters` those that one token
     uses where they are fewer, embeddings counted whole; None where nobody has counted them.
     """
 
@@ -151,8 +151,8 @@ class ModelShape:
     bias: bool = False
     causal: bool = True
     encoder_layers: int = 0
-    experts: int | None = None
-    experts_per_token: int | None = None
+    num_experts: int | None = None
+    num_experts_per_tok: int | None = None
     parameters: int | None = None
     active_parameters: int | None = None
 
