@@ -48,7 +48,7 @@ def test_the_transformer_reads_its_source_once_and_a_step_does_not_project_it_ag
 def test_what_has_no_causal_form_is_priced_bidirectional(answer: Answer) -> None:
     found = answer("cost", "gpt2", "--attention", "linformer", "--bidirectional", "--seq", "600", "-o", "rank=16")
     assert found["forward_flops"] == 12 * (8 * 600 * 768**2 + 8 * 600 * 16 * 768)
-    assert found["attention_parameters"] == 12 * (4 * 768**2 + 4 * 768 + 600 * 16)
+    assert found["attention_parameters"] == 12 * (4 * 768**2 + 4 * 768 + 2 * 600 * 16)
 
 
 def test_deepseek_v2_lite_has_one_number_of_active_parameters(answer: Answer) -> None:
@@ -58,7 +58,6 @@ def test_deepseek_v2_lite_has_one_number_of_active_parameters(answer: Answer) ->
 
 
 def test_a_mechanism_without_a_step_of_its_own_decodes_by_computing_everything_again(answer: Answer) -> None:
-    layer = answer("cost", "gpt2", "--attention", "sink", "--seq", "10")
-    replayed = [answer("cost", "gpt2", "--attention", "lsh", "--seq", str(seq)) for seq in (2, 400)]
-    assert layer["decode_step_flops"] < layer["prefill_flops"]
-    assert all(found["decode_step_flops"] == found["prefill_flops"] for found in replayed)
+    found = answer("cost", "gpt2", "--attention", "gat", "--seq", "40")
+    assert found["decode_step_flops"] == found["prefill_flops"] > 0
+    assert answer("cost", "gpt2", "--seq", "40")["decode_step_flops"] < found["decode_step_flops"]
