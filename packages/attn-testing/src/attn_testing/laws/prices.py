@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ class Cost(MechanismLaw):
         for batch, queries, keys in SOURCE_SIZES if case.cross else SIZES:
             said = case.mechanism.cost(case.config, Shape(batch=batch, query=queries, key=keys))
             rows, source = case.rows(batch, queries), case.source(batch, keys)
-            found = counted(lambda rows=rows, source=source: case.attend(rows, source, None, layer))
+            found = counted(partial(case.attend, rows, source, None, layer))
             require_price(said, found, f"batch {batch}, {queries} queries, {keys} keys")
 
     def test_declared_parameters_equal_those_of_the_layer(self, case: Case) -> None:
@@ -60,7 +61,7 @@ class StepCost(MechanismLaw):
         for new in NEW:
             rows = {request: case.rows(new, seed=remembered + request) for request in range(REQUESTS)}
             sizes = Step(batch=REQUESTS, new=new, remembered=remembered, source=SOURCE if case.cross else 0)
-            found = counted(lambda rows=rows: serving.step(rows))
+            found = counted(partial(serving.step, rows))
             require_price(case.mechanism.cost(case.config, sizes), found, str(sizes))
             remembered += new
 
