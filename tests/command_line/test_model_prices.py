@@ -35,7 +35,7 @@ def test_an_encoder_sees_all_pairs_and_remembers_nothing(answer: Answer, name: s
 
 
 def test_the_transformer_reads_its_source_once_and_a_step_does_not_project_it_again(answer: Answer) -> None:
-    found = answer("cost", "transformer-base", "--seq", "9", "--source", "50", "--dtype", "float32")
+    found = answer("cost", "transformer-base", "--seq", "9", "--encoder-len", "50", "--dtype", "float32")
     width, source, tokens = 512, 50, 9
     encoder = 8 * source * width**2 + 4 * source**2 * width
     decoder = 8 * tokens * width**2 + 4 * tokens * (tokens + 1) // 2 * width

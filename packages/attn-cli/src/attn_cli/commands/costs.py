@@ -192,8 +192,8 @@ def cost_command(
     shape: Annotated[str, typer.Argument(help="A known model; `attn list shapes` names them.")],
     batch: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 1,
     seq: Annotated[int, typer.Option(min=1, help="Tokens of each sequence.")] = 1024,
-    source: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of each source of an encoder and decoder; by default as many.")
+    encoder_len: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of each input of an encoder beside a decoder; by default as many.")
     ] = None,
     dtype: Dtype = "bfloat16",
     num_kv_heads: NumKvHeads = None,
@@ -215,9 +215,9 @@ def cost_command(
     `--kv-sharing cla:2`, 1.31 GB. Encoders, and with `--bidirectional` any model, remember nothing and decode nothing.
     """
     model = installed().shapes.get(shape)
-    if source is not None and not model.encoder_layers:
-        raise InvalidValue.of("--source", source, f"no source: {model.name} has no encoder beside its decoder")
-    work = Workload(batch=batch, seq=seq, source=source or seq, dtype=dtype_name(dtype), kv_cache=kv_cache)
+    if encoder_len is not None and not model.encoder_layers:
+        raise InvalidValue.of("--encoder-len", encoder_len, f"none: {model.name} has no encoder beside a decoder")
+    work = Workload(batch=batch, seq=seq, source=encoder_len or seq, dtype=dtype_name(dtype), kv_cache=kv_cache)
     asked = Asked(attention, parse_options(option), num_kv_heads, bidirectional, kv_sharing)
     facts = attention_costs(model, work, asked)
     if json:
@@ -250,7 +250,7 @@ def attention_costs(model: ModelShape, work: Workload, asked: Asked) -> dict[str
         "num_kv_heads": kv_heads(own.mechanism, own.config),
         "batch": work.batch,
         "seq": work.seq,
-        **({"source": work.source} if model.encoder_layers else {}),
+        **({"encoder_len": work.source} if model.encoder_layers else {}),
         "dtype": work.dtype,
     }
     forward = functools.reduce(operator.add, [layers.forward(work) for layers in stack])

@@ -112,8 +112,8 @@ class LstmnLayer(nn.Module):
         allowed = held.positions < torch.tensor(contexts, device=like.device)[:, None]
         allowed = allowed if held.key_padding_mask is None else allowed & held.key_padding_mask
         # What is not allowed may be anything, also what is no number.
-        tapes = (wide(held.fields[name]).masked_fill(~allowed[..., None, None], 0.0) for name in TAPES)
-        return Tape(*tapes, allowed)
+        hidden, memory, key = (wide(held.fields[name]).masked_fill(~allowed[..., None, None], 0.0) for name in TAPES)
+        return Tape(hidden, memory, key, allowed)
 
     def _run(self, rows: Tensor, tape: Tape, summary: Tensor, key_padding_mask: Tensor | None) -> LstmnOutput:
         """Tokens [batch, token, hidden_size] one after the other behind a tape."""
@@ -140,8 +140,8 @@ class LstmnLayer(nn.Module):
             keys.append(self._of_heads(new_hidden, self.attend_hidden))
             allowed.append(real)
             weights.append(share)
-        tapes = (torch.stack(rows[before:], 1) for rows in (hidden, memory, keys))
-        return LstmnOutput(*tapes, summary, weights)
+        new = [torch.stack(rows[before:], 1) for rows in (hidden, memory, keys)]
+        return LstmnOutput(new[0], new[1], new[2], summary, weights)
 
     def _shares(self, query: Tensor, keys: Tensor, allowed: Tensor) -> Tensor:
         """Weights [batch, heads, written] of a query [batch, heads, size] over keys [batch, heads, written, size]."""
