@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from attn_core import Cost, DeclaredMechanism, MechanismConfig, Shape
+from attn_core import Cost, DeclaredMechanism, MechanismConfig, Shape, Step
 from attn_core.checks import require_choice
 from attn_core.errors import InvalidValue
 
@@ -52,13 +52,10 @@ class StatesAttention(DeclaredMechanism):
             layer.leave_out_projections()
         return layer
 
-    def projection_cost(self, config: MechanismConfig, shape: Shape) -> Cost:
-        """As declared, less the four projections where there are none."""
-        whole = super().projection_cost(config, shape)
+    def projection_cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
+        """As declared; without projections, what the score and the distribution do with each state."""
         if StatesConfig.of(config).projections == "all":
-            return whole
-        width, reads_keys = config.hidden_size, self.spec(config).score.reads_keys
-        memory = 2 if reads_keys else 1
-        flops = 2 * width * width * shape.batch * (2 * shape.query + memory * shape.key)
-        spared = Cost(flops=-flops, allowed_flops=-flops, parameters=-(2 + memory) * width * width)
-        return whole + spared
+            return super().projection_cost(config, shape)
+        spec = self.spec(config)
+        flops = shape.batch * (shape.query * spec.query_flops() + shape.encoded * spec.key_flops())
+        return Cost(flops=flops, allowed_flops=flops, parameters=spec.parameters())
