@@ -35,7 +35,8 @@ from attn_train.store import JobStore, Superseded
 class SupervisorSettings:
     """`poll`: seconds between reads of the record; `shutdown_timeout`: seconds until a worker asked to stop is killed.
 
-    A worker that sends nothing for `stall_timeout` seconds is killed and replaced.
+    A worker that sends nothing for `stall_timeout` seconds is killed and replaced. On a CUDA device it takes `gpus` of
+    Ray's GPUs, such as 1 or 0.5.
     """
 
     home: Path
@@ -43,6 +44,7 @@ class SupervisorSettings:
     poll: float = 0.5
     shutdown_timeout: float = 60.0
     stall_timeout: float = 600.0
+    gpus: float = 1.0
 
 
 CHECK_NOW = None
@@ -116,6 +118,8 @@ class Supervisor:
             lambda message: self.receive(job.attempt, message),
             lambda outcome: self._inbox.put((job.attempt, outcome)),
         )
+        # What the backend itself said, such as that it waits for a GPU, does not mean that the worker has begun.
+        self._last_message = None
         outcome = self._outcome(job.attempt, worker)
         return _retried(lambda: self._conclude(job.attempt, outcome))
 
