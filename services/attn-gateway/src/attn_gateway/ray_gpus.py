@@ -53,14 +53,14 @@ def known_gpus() -> float:
     """How many GPUs the cluster that this process is in has."""
     import ray
 
-    return float(ray.cluster_resources().get("GPU", 0.0))
+    return float(ray.cluster_resources().get("GPU", 0.0))  # type: ignore[no-untyped-call]
 
 
 def free_gpus() -> float:
     """How many of them nobody has asked for."""
     import ray
 
-    return float(ray.available_resources().get("GPU", 0.0))
+    return float(ray.available_resources().get("GPU", 0.0))  # type: ignore[no-untyped-call]
 
 
 async def require_free(request: GpuRequest, remedy: str) -> None:

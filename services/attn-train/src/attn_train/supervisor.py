@@ -90,7 +90,9 @@ class Supervisor:
 
     def receive(self, attempt: int, message: Message) -> None:
         """Record a message of the worker of `attempt`; messages of older attempts are dropped."""
-        self._last_message = attempt, time.monotonic()
+        # A line may also be the backend's, such as that a worker waits for a GPU: it does not say that one has begun.
+        if not isinstance(message, LogLine):
+            self._last_message = attempt, time.monotonic()
         if isinstance(message, Heartbeat):
             return
         try:
@@ -118,8 +120,6 @@ class Supervisor:
             lambda message: self.receive(job.attempt, message),
             lambda outcome: self._inbox.put((job.attempt, outcome)),
         )
-        # What the backend itself said, such as that it waits for a GPU, does not mean that the worker has begun.
-        self._last_message = None
         outcome = self._outcome(job.attempt, worker)
         return _retried(lambda: self._conclude(job.attempt, outcome))
 
