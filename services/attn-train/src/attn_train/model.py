@@ -13,6 +13,7 @@ import torch
 from attn_core import Capability, Mechanism, installed
 from attn_core.errors import Incompatible, InvalidValue, OutOfCapacity, UnknownName, UserError
 from attn_core.models import ModelFamily
+from attn_core.reinforce import samples_keys
 from attn_models.device import resolve_device, total_memory
 from attn_schema.training import DECODER, DataConfig, ModelConfig, TrainingConfig
 from torch import Tensor
@@ -116,6 +117,9 @@ def count_parameters(model: ModelConfig, data: DataConfig) -> int:
     family, made = configured(model, _sample_fields(model, data))
     with _naming_field(model), shapes_only():
         built = family.build(made)
+    if getattr(made, "num_nextn_predict_layers", 0) and samples_keys(built):
+        message = "layers that sample keys learn from the next token alone: num_nextn_predict_layers is 0 with them"
+        raise Incompatible(message, field="config.model.model_options.num_nextn_predict_layers")
     if data_kind_of(model) in WRITES and not hasattr(built, "step"):
         raise InvalidValue.of("config.model.family", model.family, "a family of models that generate tokens")
     return sum(parameter.numel() for parameter in built.parameters())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from attn_core import AttentionSpec, Capability, Cost, DeclaredMechanism, MechanismConfig, Paper, Shape
+from attn_core import AttentionSpec, Capability, Cost, DeclaredMechanism, MechanismConfig, Paper, Shape, Step
 from attn_core.checks import require_number
 from attn_core.distributions import Distribution, Hard, Softmax
 from attn_core.errors import Incompatible
@@ -68,7 +68,7 @@ class SoftVisual(Alignment):
 
         return GatedAttention(config.hidden_size, config.num_heads)
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """That of the attention, and of the gates, which always have a bias."""
         flops = 2 * shape.batch * shape.query * config.hidden_size * config.num_heads
         gates = Cost(flops=flops, allowed_flops=flops, parameters=(config.hidden_size + 1) * config.num_heads)
@@ -89,8 +89,8 @@ class HardConfig(AdditiveConfig):
 class HardVisual(SoftVisual):
     """Soft visual attention that reads one encoder output: a sampled one in training, otherwise the most probable.
 
-    In training `inner.samples` holds the samples, from which `attn_variants.reinforce.reinforce_loss` makes the loss
-    that trains the scores.
+    In training `inner.samples` holds the samples, from which `attn_core.reinforce.reinforce_loss` makes the loss that
+    trains the scores; `attn train` adds it.
     """
 
     name = "visual_hard"

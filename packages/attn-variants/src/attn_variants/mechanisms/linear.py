@@ -18,13 +18,22 @@ from attn_core import (
     Shape,
     Slot,
     StateSpecs,
+    Step,
 )
 from attn_core.checks import require_choice, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.kernels.recurrence import RecurrenceSpec
 
 from attn_variants.mechanisms.common import multi_heads, projection_biases, projection_weights
-from attn_variants.mechanisms.recurrences import Extra, Recurrence, RecurrenceConfig, Update, chunked_flops, least_flops
+from attn_variants.mechanisms.recurrences import (
+    Extra,
+    Recurrence,
+    RecurrenceConfig,
+    Update,
+    chunked_flops,
+    least_flops,
+    recurrence_price,
+)
 
 
 class LinearAttention(ComputedMechanism):
@@ -85,16 +94,15 @@ class LinearAttention(ComputedMechanism):
         """The sums that kernels are asked for, but where the order is ignored."""
         return RecurrenceSpec(heads=self.summed(config)) if config.causal else None
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Projections, pairs within a chunk and the sums; keys before the queries cost nothing any more."""
         heads = self.heads(config)
         weights = projection_weights(config, heads)
         summed = self.summed(config)
-        least = least_flops(summed, Update(), shape.query)
-        sums = chunked_flops(summed, Update(), shape.query, chunk_of(config)) if config.causal else least
+        sums, least = recurrence_price(summed, Update(), shape, chunk_of(config))
         projected = shape.query * 2 * weights
         return Cost(
-            flops=shape.batch * (projected + sums),
+            flops=shape.batch * (projected + (sums if config.causal else least)),
             allowed_flops=shape.batch * (projected + least),
             parameters=weights + projection_biases(config, heads),
         )
@@ -204,15 +212,21 @@ class Performer(Recurrence):
         features = features_of(self.Config.of(config), heads)
         return dataclasses.replace(heads, key_size=features, value_size=heads.value_size + 1)
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Projections, features, pairs within a chunk and sums; keys before the queries cost nothing any more."""
         own, heads = self.Config.of(config), self.heads(config)
         features = features_of(own, heads)
         into = heads.query * heads.key_size
         weights = projection_weights(config, heads)
         wider = self.wider(config)
-        least = least_flops(wider, Update(), shape.query)
-        sums = chunked_flops(wider, Update(), shape.query, own.chunk) if config.causal else least
+        if own.kernel == "relu":
+            chunks, least = recurrence_price(wider, Update(), shape, own.chunk)
+        else:
+            least = least_flops(wider, Update(), shape.query)
+            # A single token is a chunk of its own, for its feature's largest logarithm may exceed that of the memory.
+            decoding = isinstance(shape, Step) and shape.new == 1
+            chunks = chunked_flops(wider, Update(), shape.query, 1 if decoding else own.chunk, memory=False)
+        sums = chunks if config.causal else least
         made = shape.query * 2 * (weights + 2 * into * features)
         return Cost(
             flops=shape.batch * (made + sums),
@@ -261,7 +275,7 @@ class EfficientAttention(ComputedMechanism):
             raise InvalidValue.of("causal", config.causal, "False: 'efficient' weighs keys over the whole sequence")
         return EfficientLayer(self.heads(config), hidden_size=config.hidden_size, bias=config.bias)
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Projections, keys by values, and queries by that."""
         heads = self.heads(config)
         weights = projection_weights(config, heads)
