@@ -26,8 +26,8 @@ def test_outputs_and_gradients_are_those_of_the_equation(record_property):
     layer = kerple.build(configure(kerple, {"r1": 0.5, "r2": 2.0}, hidden_size=12, num_heads=3)).double()
     learned = dict(layer.modifiers["function"].named_parameters())
     with torch.no_grad():
-        for weight in learned.values():
-            weight += torch.tensor([-0.3, 0.0, 0.4])
+        learned["log_r1"] += torch.tensor([-0.3, 0.0, 0.4])
+        learned["log_r2"] += torch.tensor([0.2, -0.5, 0.0])
 
     def by_loops(rows):
         query, key, value = ((rows @ part.weight.T).view(7, 3, 4) for part in (layer.query, layer.key, layer.value))
@@ -43,9 +43,8 @@ def test_outputs_and_gradients_are_those_of_the_equation(record_property):
     rows = torch.randn(7, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     oracle.functions(lambda given: layer(given[None])[0], by_loops, rows, tolerance=1e-12)
     for name, weight in learned.items():
-        ours, theirs = (
-            torch.autograd.grad(out.square().sum(), weight)[0] for out in (layer(rows[None]), by_loops(rows))
-        )
+        outs = layer(rows[None]), by_loops(rows)
+        ours, theirs = (torch.autograd.grad(out.square().sum(), weight)[0] for out in outs)
         assert ours.abs().min() > 1e-3
         assert torch.allclose(ours, theirs, rtol=1e-12, atol=1e-12), name
 

@@ -80,7 +80,8 @@ class ScoreFunction(Modifier):
     def __post_init__(self) -> None:
         require_no_module("score_function.function", self.function)
         for name, shape in self.parameters.items():
-            if not isinstance(shape, tuple) or not all(is_axis(axis) for axis in shape):
+            given: object = shape
+            if not isinstance(given, tuple) or not all(is_axis(axis) for axis in given):
                 allowed = f"a tuple of whole numbers from 1 and of {', '.join(map(repr, AXES))}"
                 raise InvalidValue.of(f"score_function.parameters[{name!r}]", shape, allowed)
         for name, value in self.initial.items():
