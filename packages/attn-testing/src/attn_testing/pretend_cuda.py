@@ -38,7 +38,17 @@ _ALLOCATIONS = {
 }
 """Operations that launch no kernel, or are counted apart."""
 _COPIES = {"_to_copy", "to", "copy_"}
-_WAITING = {"_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "unique_dim", "_unique2", "bincount", "unique_consecutive", "equal"}
+_WAITING = {
+    "_local_scalar_dense",
+    "is_nonzero",
+    "nonzero",
+    "masked_select",
+    "unique_dim",
+    "_unique2",
+    "bincount",
+    "unique_consecutive",
+    "equal",
+}
 """Operations whose result has a size that only the device knows, or is a number for the host."""
 
 
@@ -179,7 +189,7 @@ class PretendCuda(TorchDispatchMode):
 
     def __enter__(self) -> PretendCuda:
         self._lifted = torch._C._only_lift_cpu_tensors()  # noqa: SLF001
-        torch._C._set_only_lift_cpu_tensors(True)  # noqa: SLF001
+        torch._C._set_only_lift_cpu_tensors(True)  # noqa: FBT003, SLF001
         self._starts, self._makes = torch.cuda._lazy_init, torch.tensor  # noqa: SLF001
         torch.cuda._lazy_init = lambda: None  # noqa: SLF001
         torch.tensor = _moved(self._makes)
@@ -262,7 +272,7 @@ def pretended_triton(counter: PretendCuda, patch: Callable[[str, object], None])
     machine.absence.cache_clear()
     patch("attn_kernels_triton.machine.devices", lambda *_: 1)
 
-    def run(self: Any, device: torch.device) -> None:
+    def run(self: Any, _: torch.device) -> None:
         if self.programs:
             pointers = tuple(tensor.data_ptr() for tensor in tensors_in(tuple(self.call)))
             name = getattr(self.program, "__name__", None) or self.program.fn.__name__

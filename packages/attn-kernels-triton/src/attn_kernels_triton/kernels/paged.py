@@ -59,7 +59,8 @@ class Paged(NamedTuple):
     last key (exclusive), and where partial results go, -1 to the output. `sums` [slot, rows, value_width] and `lse`
     [slot, rows], float32, to the base 2, hold partial results. Of trees, whose tokens lie from position
     `bases[request]` on, `seen` [token, words], int32, has a bit for each token of its tree that a token sees; else both
-    are None.
+    are None. Of static steps `block` is the number of rows in a block, `numbers` [request, place] are those of blocks,
+    `ends` [request] where each request ends, `splits` into how many parts it is cut, and `items` None.
     """
 
     query: Rows
@@ -81,6 +82,9 @@ class Paged(NamedTuple):
     group: Any
     rule: Rule
     tile: PagedTile
+    block: Any = None
+    ends: Any = None
+    splits: Any = None
 
 
 class Merge(NamedTuple):
@@ -211,7 +215,11 @@ def meet(call, here, running, start):
     summed, total, top = running
     keys = start + tl.arange(0, call.tile.keys)
     inside = keys < stop
-    number = tl.load(numbers + keys, mask=inside, other=0)
+    if call.block is not None:
+        number = tl.load(numbers + keys // call.block, mask=inside, other=0).to(tl.int64) * call.block
+        number += keys % call.block
+    else:
+        number = tl.load(numbers + keys, mask=inside, other=0)
     key = read_memory(call.key, number, owner, inside, call.tile.key_size, call.tile.key_width, query.dtype)
     products = tl.dot(query, tl.trans(key), input_precision="ieee")
     if call.rest.data is not None:

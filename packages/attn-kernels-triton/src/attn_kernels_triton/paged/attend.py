@@ -30,6 +30,23 @@ def check(spec: AttentionSpec, operands: PagedAttentionInputs) -> None:
     That row numbers lie inside memory is asked once a step; see `paged.prepared`.
     """
     query, batch, rows = operands.query, operands.batch, operands.rows
+    check_query(spec, operands)
+    if rows.kv_indices.dim() != 2 or rows.kv_indices.shape[0] != batch.requests or len(rows.firsts) != batch.requests:
+        given = list(rows.kv_indices.shape), len(rows.firsts)
+        raise InvalidValue.of("rows.kv_indices, firsts", given, f"both of {batch.requests} requests")
+    check_like("rows.kv_indices", rows.kv_indices, tuple(rows.kv_indices.shape), query.device)
+    if rows.kv_indices.dtype != torch.int64:
+        raise InvalidValue.of(
+            "rows.kv_indices.dtype", str(rows.kv_indices.dtype), "int64: memory may have very many rows"
+        )
+    farthest = max((past + new for past, new in zip(batch.contexts, batch.lengths, strict=True)), default=0)
+    if farthest > FARTHEST:
+        raise InvalidValue.of("contexts", farthest, f"at most {FARTHEST} tokens of a request")
+
+
+def check_query(spec: AttentionSpec, operands: PagedAttentionInputs) -> None:
+    """Raise `InvalidValue` for queries, positions and weights that the programs would misread."""
+    query, batch = operands.query, operands.batch
     tokens = sum(batch.lengths)
     if query.device.type != "cuda" and not interpreted():
         raise InvalidValue.of("query.device", str(query.device), "a GPU: these kernels do not run on a CPU")
@@ -38,19 +55,8 @@ def check(spec: AttentionSpec, operands: PagedAttentionInputs) -> None:
     check_like("query", query, (tokens, spec.heads.query, spec.heads.key_size), query.device)
     if query.stride(2) != 1:
         raise InvalidValue.of("query.stride", list(query.stride()), "one that ends in 1: heads lie dense in memory")
-    if rows.kv_indices.dim() != 2 or rows.kv_indices.shape[0] != batch.requests or len(rows.firsts) != batch.requests:
-        given = list(rows.kv_indices.shape), len(rows.firsts)
-        raise InvalidValue.of("rows.kv_indices, firsts", given, f"both of {batch.requests} requests")
     check_like("positions", batch.positions, (tokens,), query.device)
-    check_like("rows.kv_indices", rows.kv_indices, tuple(rows.kv_indices.shape), query.device)
-    if rows.kv_indices.dtype != torch.int64:
-        raise InvalidValue.of(
-            "rows.kv_indices.dtype", str(rows.kv_indices.dtype), "int64: memory may have very many rows"
-        )
     check_count("query: elements from the first to the last head", spec.heads.query * query.stride(1))
-    farthest = max((past + new for past, new in zip(batch.contexts, batch.lengths, strict=True)), default=0)
-    if farthest > FARTHEST:
-        raise InvalidValue.of("contexts", farthest, f"at most {FARTHEST} tokens of a request")
     for name, weight in spec.weights.items():
         if name not in operands.parameters:
             raise InvalidValue.of("parameters", sorted(operands.parameters), f"with {name}, {list(weight)}")
