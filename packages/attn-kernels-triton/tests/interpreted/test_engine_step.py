@@ -41,7 +41,7 @@ def model_of(name: str) -> Decoder:
         positions="none" if name in {"mla", "t5_bias", *EAGER} else "rotary",
         bias=False,
         mechanism=name,
-        mechanism_options=OPTIONS.get(name, {}),
+        options=OPTIONS.get(name, {}),
     )
     model = Decoder(config).eval()
     for weight in model.parameters():
