@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -58,12 +58,12 @@ class PretendCudaTensor(torch.Tensor):
     To torch itself it is one on the CPU: torch without CUDA has nothing that could guard another device.
     """
 
-    inner: Tensor
+    inner: Any
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> PretendCudaTensor:
         """A tensor of the shape, strides and type of `inner`."""
-        made: PretendCudaTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]  # noqa: SLF001
+        made: PretendCudaTensor = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001
             cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype
         )
         made.inner = inner
@@ -105,7 +105,9 @@ class PretendCudaTensor(torch.Tensor):
         return super().to(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Compute outside of a `PretendCuda`: nothing is counted."""
         return computed(func, args, kwargs or {})
 
@@ -161,11 +163,11 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(part)
 
 
-class PretendCuda(TorchDispatchMode):
+class PretendCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts, while it is entered, what a GPU would be asked: `syncs`, `copies` to it, and `launches` by name."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.launches: Counter[str] = Counter()
         self.programs: Counter[str] = Counter()
         """Launches of Triton programs, by name."""
@@ -193,14 +195,14 @@ class PretendCuda(TorchDispatchMode):
         self._starts, self._makes = torch.cuda._lazy_init, torch.tensor  # noqa: SLF001
         torch.cuda._lazy_init = lambda: None  # noqa: SLF001
         torch.tensor = _moved(self._makes)
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         _COUNTING.append(self)
         return self
 
     def __exit__(self, *exception: object) -> None:
         torch._C._set_only_lift_cpu_tensors(self._lifted)  # noqa: SLF001
         torch.cuda._lazy_init, torch.tensor = self._starts, self._makes  # noqa: SLF001
-        super().__exit__(*exception)
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
         _COUNTING.remove(self)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -259,29 +261,3 @@ def _moved(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return made if device is None else made.to(device)
 
     return tensor
-
-
-@contextmanager
-def pretended_triton(counter: PretendCuda, patch: Callable[[str, object], None]) -> Iterator[None]:
-    """Let kernels of attn-kernels-triton be chosen as on a GPU, and count their launches.
-
-    `patch(target, value)` sets an attribute named by its whole path until the test ends, as pytest's `setattr`.
-    """
-    from attn_kernels_triton import machine
-
-    machine.absence.cache_clear()
-    patch("attn_kernels_triton.machine.devices", lambda *_: 1)
-
-    def run(self: Any, _: torch.device) -> None:
-        if self.programs:
-            pointers = tuple(tensor.data_ptr() for tensor in tensors_in(tuple(self.call)))
-            name = getattr(self.program, "__name__", None) or self.program.fn.__name__
-            counter.launched(name, self.programs, pointers)
-
-    patch("attn_kernels_triton.launch.Launch.run", run)
-    patch("torch.cuda.get_device_capability", lambda *_: (9, 0))
-    patch("torch.cuda.get_device_name", lambda *_: "pretended")
-    try:
-        yield
-    finally:
-        machine.absence.cache_clear()
