@@ -81,12 +81,13 @@ class PretendCudaTensor(torch.Tensor):
 
     def data_ptr(self) -> int:
         """The address of the numbers."""
-        return self.inner.data_ptr()
+        return int(self.inner.data_ptr())
 
     def cpu(self, *_: Any, **__: Any) -> Tensor:
         """The numbers, once the device is done."""
         _note("cpu")
-        return self.inner.clone()
+        numbers: Tensor = self.inner.clone()
+        return numbers
 
     def tolist(self) -> Any:
         """The numbers, once the device is done."""
