@@ -14,6 +14,7 @@ NOTE = "<!-- Written by `python tools/proof.py` from docs/proof.json, which `nox
 KINDS = {
     "package": "an independent implementation",
     "paper": "the paper's equations, written out in float64",
+    "parts": "the definitions of the parts that its own spec names",
     "identity": "a limit in which it must equal another mechanism",
 }
 INTRODUCTION = """\
@@ -26,9 +27,11 @@ ran and passed: `nox -s proof` runs them in an environment with all oracles, and
 An error is the largest |ours - theirs| / (1 + |theirs|) over all elements of all cases of that kind, in float64 unless
 said otherwise; "-" means that it was not compared. Oracles that compute in float32 inside leave errors of that size.
 *Package* is another implementation, called with the same weights; *paper* the equations, written out slowly in the
-tests, or numbers that a paper prints; *limit* a setting in which the mechanism must equal another one. Gradients that
-were compared with nothing are still checked by finite differences, which is a law. Formulas that courses print
-otherwise are in [errata.md](errata.md).
+tests from the weights alone, or numbers that a paper prints; *limit* a setting in which the mechanism must equal
+another one. *Parts*: a mechanism that is declared as a spec is also computed from that spec, pair by pair, by the
+definitions of its parts (`attn_testing.oracle`). That proves what computes specs, not that the spec is the paper's, for
+it reads the spec and its mask. Gradients that were compared with nothing are still checked by finite
+differences, which is a law. Formulas that courses print otherwise are in [errata.md](errata.md).
 """
 
 
@@ -37,8 +40,8 @@ def page(proof: Proof) -> str:
     names = local_mechanisms()
     rows = [row(name, proof) for name in names]
     head = [
-        "| mechanism | package | outputs | gradients | paper | outputs | gradients | limit | laws |",
-        "|---" * 9 + "|",
+        "| mechanism | package | outputs | gradients | paper | outputs | gradients | parts | limit | laws |",
+        "|---" * 10 + "|",
     ]
     table = "\n".join([*head, *rows])
     return NOTE + f"{INTRODUCTION}\n{table}\n\n## What is missing\n\n{missing(names, proof)}\n\n{laws_text()}\n"
@@ -69,6 +72,9 @@ def row(name: str, proof: Proof) -> str:
     cells = [f"[{name}](mechanisms/{name}.md)"]
     for kind in KINDS:
         own = [c for c in proof.comparisons if c.mechanism == name and c.kind == kind]
+        if kind == "parts":
+            cells.append(worst(own, outputs_of))
+            continue
         cells.append("; ".join(sorted({c.oracle for c in own})) or "none")
         if kind != "identity":
             cells += [worst(own, outputs_of), worst(own, gradients_of)]
@@ -80,7 +86,7 @@ def row(name: str, proof: Proof) -> str:
 def missing(names: list[str], proof: Proof) -> str:
     """Plainly, what each kind of proof is not there for."""
     by_kind = {kind: {c.mechanism for c in proof.comparisons if c.kind == kind} for kind in KINDS}
-    graded = {c.mechanism for c in proof.comparisons if c.gradients is not None and c.kind != "identity"}
+    graded = {c.mechanism for c in proof.comparisons if c.gradients is not None and c.kind in {"package", "paper"}}
     independent = by_kind["package"] | by_kind["paper"]
     gaps = {
         "Compared with no package": set(names) - by_kind["package"],

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-NEEDED = ("attn-core", "attn-variants", "attn-kernels-triton")
+NEEDED = ("attn-core", "attn-variants", "attn-cache", "attn-kernels-triton")
 
 
 def make_known() -> None:

@@ -87,17 +87,26 @@ EVERYTHING: dict[str, Any] = {
     "distribution": SoftmaxWithSink(),
 }
 
-BANDS = [
+BANDS_OF_128 = [
     Case(name="128", sizes=(128, 128), queries=512, keys=512),
     Case(name="128, long", sizes=(128, 128), queries=4096, keys=4096, heads=(4, 2)),
     Case(name="128, long window", sizes=(128, 128), queries=4096, keys=4096, heads=(4, 2), mask=Window(left=512)),
-    Case(name="causal"),
+    Case(name="everything", **EVERYTHING, sizes=(128, 128)),
+]
+"""Bands over heads of 128, at sizes that are multiples of a tile and that are none."""
+
+BANDS_OF_SIZES = [
     Case(name="full", mask=FULL, batch=2),
     Case(name="float16", dtype="float16"),
     Case(name="float32", dtype="float32", queries=70, keys=99),
     Case(name="256", sizes=(256, 256)),
     Case(name="192 and 128", sizes=(192, 128)),
     Case(name="80", sizes=(80, 80)),
+]
+"""Bands over heads of other sizes and types of elements."""
+
+BANDS = [
+    Case(name="causal"),
     Case(name="one query", queries=1),
     Case(name="one of each", queries=1, keys=1),
     Case(name="more queries than keys", queries=300, keys=99),
@@ -109,9 +118,8 @@ BANDS = [
     Case(name="softmax one", distribution=SoftmaxOne(), mask=Window(left=20)),
     Case(name="padded keys", batch=3, padded=True),
     Case(name="positions", mask=Window(left=99), has_positions=True),
-    Case(name="everything", **EVERYTHING, sizes=(128, 128)),
 ]
-"""Full and causal masks and windows, at sizes that are no multiples of a tile."""
+"""Causal masks and windows over heads of 64, at sizes that are no multiples of a tile."""
 
 PACKED = [
     Case(name="packed texts", varlen=Varlen.of((100, 1, 0, 150, 49)), queries=300, keys=300, batch=2),
@@ -146,11 +154,12 @@ LEARNED = [
 
 TINY: dict[str, Any] = {"queries": 20, "keys": 33, "sizes": (16, 16), "dtype": "float16"}
 SMALL = {
+    "bands_of_128": [Case(name="everything", **{**TINY, **EVERYTHING})],
+    "bands_of_sizes": [Case(name="full", **{**TINY, "mask": FULL})],
     "bands": [
         Case(name="causal", **TINY),
         Case(name="padded keys", **TINY, padded=True, batch=2),
         Case(name="positions", **TINY, has_positions=True),
-        Case(name="everything", **{**TINY, **EVERYTHING}),
     ],
     "varlen": [Case(name="varlen", varlen=Varlen((7, 13), (20, 13)), **TINY)],
     "listed": [Case(name="prefix", mask=CAUSAL | Prefix(9), **TINY)],

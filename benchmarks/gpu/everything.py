@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -28,7 +29,7 @@ from parts import Part, apart
 from report import RESULTS, write_report
 
 ROOT = Path(__file__).resolve().parents[2]
-BUDGET = 540
+BUDGET = 530
 """Seconds for everything."""
 
 JUDGING = 170
@@ -49,11 +50,12 @@ class Table(NamedTuple):
     prepared: str | None = None
 
 
-BANDS = ("family.bands", "schedules.verdicts", "schedules.gradients")
+BANDS = ("family.bands", "family.bands_of_128", "family.bands_of_sizes")
+SCHEDULES = ("schedules.verdicts", "schedules.gradients")
 RECURRENCES = ("recurrences.constant", "recurrences.by_head", "recurrences.by_channel")
 TABLES = (
     Table(Part("chip", "tables", 30), (), ""),
-    Table(Part("schedules", "tables", 50), BANDS, "schedules.prepare"),
+    Table(Part("schedules", "tables", 50), (*BANDS, *SCHEDULES), "schedules.prepare"),
     Table(Part("attention", "tables", 70), BANDS),
     Table(Part("decoding", "tables", 60), ("decoding.verdicts",)),
     Table(Part("sparse", "kept", 40), (*BANDS, "family.listed")),
@@ -61,29 +63,45 @@ TABLES = (
     Table(Part("training_step", "tables", 40), BANDS),
     Table(Part("growth", "tables", 25), BANDS),
     Table(Part("recurrences", "tables", 40), RECURRENCES),
-    Table(Part("eight_bits", "tables", 30), ("eight_bits.verdicts",)),
-    Table(Part("sparse", "tables", 100), ("family.bands", "family.varlen", "family.listed")),
-    Table(Part("sanitizer", "rows", 90), (), ""),
     Table(Part("beside_fla", "constant", 40), ("recurrences.constant",)),
     Table(Part("beside_fla", "by_head", 40), ("recurrences.by_head",)),
     Table(Part("beside_fla", "by_channel", 40), ("recurrences.by_channel",)),
+    Table(Part("eight_bits", "tables", 30), ("eight_bits.verdicts",)),
+    Table(Part("sparse", "tables", 100), ("family.bands", "family.varlen", "family.listed")),
     Table(Part("rowwise", "tables", 40), ("rowwise.verdicts",)),
     Table(Part("attention", "features", 25), ("family.learned",)),
     Table(Part("rowwise", "compiled", 60), ("rowwise.verdicts",)),
 )
 """What bars are about first: what there is no time for is what comes last."""
 
+ALONE = (
+    Table(Part("sanitizer", "rows", 300), (), ""),
+    Table(Part("engine_gpu", "tables", 240), (), ""),
+)
+"""What is measured only where it is asked for by name: each takes a call of its own."""
+
 ASKED = [*(name for table in TABLES for name in table.verdicts), "layers.verdicts"]
 VERDICTS = [Part(*name.split("."), JUDGING) for name in dict.fromkeys(ASKED)]
 
 
-def rows(options: list[str], device: str) -> Iterator[dict[str, Any]]:
-    """Verdicts of all kernels, at once where there is a GPU; times of those that are right, one by one; the bars."""
+def rows(options: list[str], device: str, tables: list[str]) -> Iterator[dict[str, Any]]:
+    """Verdicts of all kernels, at once where there is a GPU; times of those that are right, one by one; the bars.
+
+    Where modules of tables are named, those tables alone, whatever is right.
+    """
     found: list[dict[str, Any]] = []
-    for row in judged_and_measured(options, device):
+    for row in named(tables, options, device) if tables else judged_and_measured(options, device):
         found.append(row)
         yield row
     yield from bars.verdicts(found)
+
+
+def named(tables: list[str], options: list[str], device: str) -> Iterator[dict[str, Any]]:
+    """The tables of some modules."""
+    for table in (*TABLES, *ALONE):
+        if table.part.module in tables:
+            yield from apart(table.part, options, (1 if device == "cuda" else INTERPRETED) * table.part.limit)
+            yield {"part": table.part.name, "clocks": chip.asked() if device == "cuda" else {}}
 
 
 def judged_and_measured(options: list[str], device: str) -> Iterator[dict[str, Any]]:
@@ -144,9 +162,11 @@ def alone(options: argparse.Namespace) -> None:
 def main() -> int:
     """Measure and write; 1 where something is wrong or was not finished."""
     parser = argparse.ArgumentParser(description=__doc__)
+    known = sorted({table.part.module for table in (*TABLES, *ALONE)})
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--small", action="store_true", help="sizes for Triton's interpreter")
     parser.add_argument("--part", help="one part alone, whose rows are printed: as decoding.verdicts")
+    parser.add_argument("--tables", nargs="+", default=[], metavar="MODULE", choices=known, help="these tables alone")
     parser.add_argument("--once", action="store_true", help="call everything once, to have it compiled")
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
@@ -154,11 +174,12 @@ def main() -> int:
         alone(options)
         return 0
     name = "interpreted" if options.device == "cpu" else "h200"
-    out = options.out or RESULTS / f"{name}-{datetime.now(UTC):%Y-%m-%d}.json"
+    day = "-".join([name, *options.tables, f"{datetime.now(UTC):%Y-%m-%d}"])
+    out = options.out or Path(os.environ.get("OUT") or RESULTS) / f"{day}.json"
     given = ["--device", options.device, *(["--small"] if options.small else [])]
     found: list[dict[str, Any]] = []
     facts = {"question": __doc__, **chip.facts(options.device)}
-    write_report(name, facts, kept(rows(given, options.device), found), out)
+    write_report(name, facts, kept(rows(given, options.device, options.tables), found), out)
     print(bars.table(found))
     return int(any("stopped" in row or row.get("right") is False or row.get("errors") for row in found))
 

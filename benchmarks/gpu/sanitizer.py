@@ -15,6 +15,8 @@ from parts import WHOLE
 TOOL = "compute-sanitizer"
 PARTS = (
     "family.bands",
+    "family.bands_of_128",
+    "family.bands_of_sizes",
     "family.varlen",
     "family.listed",
     "family.learned",

@@ -54,9 +54,10 @@ def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
     for one in measure(target, *few(device, small=small)):
         found.append(one)
         yield {"case": f"tuning, {one.name}, {said(one.choice)}", "ms": 1e3 * one.seconds}
+        if device == "cuda" and best(found)[one.name] is one.choice:
+            # Kept at once: what ends this part early loses nothing.
+            add(name_of(target), {one.name: one.choice})
     yield {"tuned": {name: said(choice) for name, choice in best(found).items()}}
-    if device == "cuda":
-        add(name_of(target), best(found))
 
 
 def few(device: str, *, small: bool) -> tuple[Any, ...]:

@@ -4,30 +4,56 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from attn_models.encoder.config import VisionConfig
+from attn_models.encoder.encoder import VisionTransformer
+from torch import Tensor
 
 
-def by_product(convolution: nn.Conv2d, images: Tensor) -> Tensor:
-    """Patches laid flat, [batch, patch, channel · row · column], times the convolution's weights as one matrix."""
-    size = convolution.kernel_size[0]
-    batch, channels, height, width = images.shape
-    cut = images.view(batch, channels, height // size, size, width // size, size)
-    flat = cut.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * size * size)
-    bias = convolution.bias
-    assert bias is not None
-    return flat @ convolution.weight.flatten(1).T + bias
-
-
-@pytest.mark.parametrize(("channels", "size", "grid"), [(3, 4, (2, 3)), (1, 1, (5, 5)), (3, 16, (1, 1))])
-def test_cl_33_a_convolution_over_patches_is_a_product_with_each(
-    channels: int, size: int, grid: tuple[int, int]
-) -> None:
+def model_of(channels: int, patch: int, side: int) -> VisionTransformer:
+    """A vision Transformer of ours; its first block is handed what its paper calls z_0."""
     torch.manual_seed(0)
-    convolution = nn.Conv2d(channels, 24, kernel_size=size, stride=size, dtype=torch.float64)
-    images = torch.randn(2, channels, grid[0] * size, grid[1] * size, dtype=torch.float64, requires_grad=True)
-    rows, expected = convolution(images).flatten(2).transpose(1, 2), by_product(convolution, images)
+    config = VisionConfig(
+        image=side,
+        patch=patch,
+        channels=channels,
+        classes=3,
+        hidden_size=24,
+        num_layers=1,
+        num_heads=2,
+        intermediate_size=8,
+    )
+    return VisionTransformer(config).double()
+
+
+def entering(model: VisionTransformer, images: Tensor) -> Tensor:
+    """What enters the first block, [batch, 1 + patches, width]."""
+    seen: list[Tensor] = []
+    handle = model.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    model(images)
+    handle.remove()
+    return seen[0]
+
+
+def by_product(model: VisionTransformer, images: Tensor) -> Tensor:
+    """z_0 = [x_class; x_1 E; ...; x_N E] + E_pos (Dosovitskiy et al. 2021, equation 1), patch by patch, row by row."""
+    size, side = model.config.patch, model.config.image
+    matrix, bias = model.patches.weight.flatten(1), model.patches.bias
+    assert bias is not None
+    words = [model.begin.expand(len(images), -1, -1)[:, 0]]
+    for top in range(0, side, size):
+        for left in range(0, side, size):
+            patch = images[:, :, top : top + size, left : left + size].flatten(1)
+            words.append(patch @ matrix.T + bias)
+    return torch.stack(words, dim=1) + model.positions
+
+
+@pytest.mark.parametrize(("channels", "size", "side"), [(3, 4, 12), (1, 1, 5), (3, 16, 16)])
+def test_cl_33_a_convolution_over_patches_is_a_product_with_each(channels: int, size: int, side: int) -> None:
+    model = model_of(channels, size, side)
+    images = torch.randn(2, channels, side, side, dtype=torch.float64, requires_grad=True)
+    rows, expected = entering(model, images), by_product(model, images)
     torch.testing.assert_close(rows, expected, rtol=0, atol=1e-12)
-    wanted = (images, convolution.weight, convolution.bias)
+    wanted = (images, model.patches.weight, model.patches.bias, model.positions)
     probe = torch.linspace(-1, 1, rows.numel(), dtype=rows.dtype).view_as(rows)
     for found, told in zip(
         torch.autograd.grad((rows * probe).sum(), wanted),
@@ -38,8 +64,7 @@ def test_cl_33_a_convolution_over_patches_is_a_product_with_each(
 
 
 def test_cl_33_the_product_of_other_patches_is_not_the_convolution() -> None:
-    torch.manual_seed(0)
-    convolution = nn.Conv2d(1, 5, kernel_size=2, stride=2, dtype=torch.float64)
-    images = torch.randn(1, 1, 4, 6, dtype=torch.float64)
-    rows = convolution(images).flatten(2).transpose(1, 2)
-    assert not torch.allclose(rows, by_product(convolution, images.flip(-1)))
+    model = model_of(1, 2, 6)
+    images = torch.randn(1, 1, 6, 6, dtype=torch.float64)
+    assert not torch.allclose(entering(model, images), by_product(model, images.flip(-1)))
+    assert not torch.allclose(entering(model, images), by_product(model, images.transpose(-1, -2)))

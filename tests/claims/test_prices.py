@@ -93,11 +93,6 @@ def test_cl_17_deepseek_v2_remembers_93_percent_less_than_the_67b_model_before_i
     assert 100 * (1 - v2 / same_shape) == pytest.approx(98.24, abs=5e-3)
 
 
-def test_cl_17_published_hours_give_the_published_saving_in_training() -> None:
-    """Thousands of GPU hours for a trillion tokens: 172.8 where the 67B model needs 300.6."""
-    assert pytest.approx(42.5, abs=0.05) == 100 * (1 - 172.8 / 300.6)
-
-
 def test_cl_18_deepseek_v3_has_671_billion_weights_of_which_a_token_uses_37() -> None:
     """The latent attention is ours; the experts are counted by the report's sizes."""
     mla = installed().mechanisms.get("mla")

@@ -226,7 +226,7 @@ def test_without_a_plugin_a_folder_says_what_to_install(name, package, tmp_path,
         ({"linear_num_key_heads": 3}, "key_heads: 3"),
         ({"linear_conv_kernel_dim": 0}, "taps: 0"),
         ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"num_experts_per_tok": 9}, "experts_per_token: 9"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok: 9"),
         ({"moe_intermediate_size": None}, "moe_intermediate_size: is missing"),
     ],
 )
@@ -265,7 +265,10 @@ def test_a_config_of_the_first_generation_is_read():
     beside = {"rope_theta": 3e4, "partial_rotary_factor": 0.5, "full_attention_interval": 2}
     read = decoder_adapter("qwen3_next").from_hf_config(TINY | beside)
     assert (read.rope_theta, read.partial_rotary_factor) == (3e4, 0.5)
-    assert [read.choice(layer).mechanism for layer in range(4)] == ["gated_deltanet", "gated"] * 2
+    assert [read.choice(layer).mechanism for layer in range(4)] == [
+        "attn-gated-deltanet/gated_deltanet",
+        "attn-gated/gated",
+    ] * 2
     assert decoder_adapter("qwen3_next").from_hf_config(TINY).partial_rotary_factor == 0.25
 
 

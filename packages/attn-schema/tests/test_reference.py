@@ -17,5 +17,5 @@ def test_the_page_in_docs_is_current() -> None:
 
 def test_the_reference_lists_every_field() -> None:
     text = reference([EngineConfig])
-    assert "| `kv_cache` | str | `shared` |" in text
+    assert "| `kv_cache` | str | `attn-cache/shared` |" in text
     assert text.count("\n| `") == len(fields_of(EngineConfig))

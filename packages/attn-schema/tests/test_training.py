@@ -75,11 +75,17 @@ REFUSED: list[tuple[type[msgspec.Struct], dict[str, Any], str]] = [
     (OptimizerConfig, {"learning_rate": 0}, "learning_rate"),
     (OptimizerConfig, {"min_learning_rate": 1.0}, "min_learning_rate"),
     (OptimizerConfig, {"steps": 3, "warmup_steps": 4}, "warmup_steps"),
+    (OptimizerConfig, {"optim": "adam"}, "optim"),
+    (OptimizerConfig, {"optim": "sgd", "weight_decay": 0.1}, "weight_decay"),
+    (OptimizerConfig, {"optim": "adadelta", "momentum": 0.9}, "momentum"),
+    (OptimizerConfig, {"rho": 0.9}, "rho"),
+    (OptimizerConfig, {"lr_scheduler_type": "halving", "min_learning_rate": 0.0}, "min_learning_rate"),
+    (OptimizerConfig, {"decay_steps": 3}, "decay_steps"),
+    (OptimizerConfig, {"lr_scheduler_type": "noam"}, "warmup_steps"),
     (CheckpointConfig, {"save_steps": 0}, "save_steps"),
     (EvaluationConfig, {"eval_batches": 0}, "eval_batches"),
     (TrainingConfig, {"precision": "float16"}, "precision"),
     (TrainingConfig, {"workers": 2}, "workers"),
-    (TrainingConfig, {"optimizer": OptimizerConfig(label_smoothing=0.1)}, "label_smoothing"),
     (TrainingConfig, {"evaluation": EvaluationConfig(bleu_sentences=3)}, "bleu_sentences"),
 ]
 
@@ -91,6 +97,15 @@ def test_a_value_that_is_not_allowed_is_refused_with_its_field(
     with pytest.raises(InvalidValue, match="allowed") as caught:
         noun(**values)
     assert caught.value.metadata["field"] == field
+
+
+def test_what_is_not_given_is_what_the_optimizer_and_the_schedule_take() -> None:
+    adamw = OptimizerConfig(steps=30, learning_rate=0.5).with_defaults()
+    assert (adamw.weight_decay, adamw.beta1, adamw.beta2, adamw.epsilon) == (0.1, 0.9, 0.99, 1e-8)
+    assert (adamw.min_learning_rate, adamw.decay_steps, adamw.rho) == (0.05, None, None)
+    sgd = OptimizerConfig(steps=30, optim="sgd", lr_scheduler_type="halving", decay_steps=7).with_defaults()
+    assert (sgd.momentum, sgd.start_decay_steps, sgd.decay_steps) == (0.0, 20, 7)
+    assert (sgd.min_learning_rate, sgd.weight_decay) == (None, None)
 
 
 def test_a_field_that_does_not_exist_has_near_names() -> None:
@@ -112,7 +127,7 @@ def test_every_field_has_one_part_so_that_its_option_has_one_meaning() -> None:
 
 def test_a_decoder_gets_the_fields_it_needs_and_other_families_their_own_defaults() -> None:
     model = ModelConfig(num_layers=2).with_defaults()
-    assert (model.mechanism, model.hidden_size, model.num_layers) == ("mha", 128, 2)
+    assert (model.mechanism, model.hidden_size, model.num_layers) == ("attn-variants/mha", 128, 2)
     assert ModelConfig(family="vit").with_defaults() == ModelConfig(family="vit")
     assert ModelConfig(family="vit", hidden_size=8, model_options={"patch": 2}).config_fields() == {
         "hidden_size": 8,

@@ -103,8 +103,17 @@ class Mean(ComputedMechanism):
         return Cost(flops=flops, allowed_flops=flops, parameters=parameters)
 
 
+class WholeSequences(SoundLayer):
+    """The sound layer without its step."""
+
+    @property
+    def step(self):
+        raise AttributeError("step")
+
+
 class OnlyForward(Sound):
     name = "sound_replayed"
+    layer = WholeSequences
     capabilities = Sound.capabilities - {Capability.INCREMENTAL}
     state = ComputedMechanism.state
 

@@ -87,5 +87,5 @@ def test_outputs_and_gradients_are_those_of_the_definition(build, agrees, name):
     given = [torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)]
     if layer.spec.cross:
         given.append(torch.randn(2, SOURCE, WIDTH, dtype=torch.float64))
-    definition = agrees(name, paper="the definition of its parts, pair by pair")
+    definition = agrees(name, parts="the definition of its parts, pair by pair")
     definition.functions(layer, lambda *rows: by_definition(layer, *rows), *given, tolerance=1e-11)

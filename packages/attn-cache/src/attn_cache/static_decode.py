@@ -21,8 +21,8 @@ from attn_cache.kv_cache import Window
 from attn_cache.memory import StateKey, check_names, check_shape
 from attn_cache.paged import PagedKVCache
 
-TOKENS, POSITIONS = 0, 1
-"""Lines of the buffer that all windows share; then come three for each: slots, starts, ends."""
+TOKENS, POSITIONS, CONTEXTS, SLOTS = range(4)
+"""Lines of the buffer; from `SLOTS` on one for each window. A context is -1 where there is no request."""
 
 
 class StaticSize(NamedTuple):
@@ -61,17 +61,16 @@ class PagedDecode:
         lines = self._buffer.lines
         lines[TOKENS, :requests] = [*tokens, *missing]
         lines[POSITIONS, :requests] = at = np.array([*positions, *missing], dtype=np.int64)
+        lines[CONTEXTS, :given] = positions
+        lines[CONTEXTS, given:requests] = -1
         changed, size = False, self._cache.block_size
         for number, (window, pool) in enumerate(self._cache.pools.items()):
             tables = [pool.tables[index] for index in indices] + [self._padding] * (requests - given)
             known, lists = self._rows[window], self._buffer.tables[number]
             for row, table in enumerate(tables):
                 changed |= known[row].follow(table, lists[row])
-            slots, starts, ends = lines[2 + 3 * number : 5 + 3 * number, :requests]
-            starts[:] = [table.first * size for table in tables]
-            blocks = lists[np.arange(requests), (at - starts) // size].astype(np.int64)
-            slots[:] = blocks * size + at % size
-            ends[:] = at + 1
+            blocks = lists[np.arange(requests), at // size].astype(np.int64)
+            lines[SLOTS + number, :requests] = blocks * size + at % size
         self._buffer.send(whole=changed)
 
     def tokens(self, requests: int) -> Tensor:
@@ -92,15 +91,13 @@ class PagedDecode:
 
     def _view(self, key: StateKey, requests: int) -> StaticPagedView:
         number = list(self._cache.pools).index(self._cache.windows[key])
-        slots, starts, ends = (self._buffer.line(2 + 3 * number + line)[:requests] for line in range(3))
         rows = StaticRows(
             self._cache.memory[key],
-            slots,
+            self._buffer.line(SLOTS + number)[:requests],
             self._buffer.table(number)[:requests],
             (),
             block_size=self._cache.block_size,
-            starts=starts,
-            ends=ends,
+            contexts=self._buffer.line(CONTEXTS)[:requests],
         )
         return StaticPagedView(".".join(key), rows)
 
@@ -121,13 +118,13 @@ class RowTable:
     def follow(self, table: BlockTable, row: np.ndarray) -> bool:
         """Bring a row [blocks] up to date; whether anything changed."""
         same = self._table is table and self._edits == table.edits
-        count = len(table.blocks)
+        count = table.first + len(table.blocks)
         if same and count == self._count:
             return False
-        start = self._count if same else 0
+        start = self._count if same else table.first
         if count > len(row):
             raise WrongState(f"a request holds {count} blocks; a static step has room for {len(row)}")
-        row[start:count] = table.blocks[start:]
+        row[start:count] = table.blocks[start - table.first :]
         self._table, self._edits, self._count = table, table.edits, count
         return True
 
@@ -139,7 +136,7 @@ class StepBuffer:
     """
 
     def __init__(self, requests: int, windows: Sequence[Window], width: int, device: torch.device) -> None:
-        self._count = 2 + 3 * len(windows)
+        self._count = SLOTS + len(windows)
         self._requests = requests
         self._head = self._count * requests
         total = self._head + len(windows) * requests * width // 2

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 from attn_core import installed
-from attn_core.errors import AttnError, UserError
+from attn_core.errors import AttnError, UnknownName, UserError
 from attn_core.plugins.hooks import Command
 from typer.core import TyperCommand, TyperGroup
 
@@ -44,10 +44,10 @@ class PluginGroup(FlagGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The subcommand called `cmd_name`; a placeholder with its summary while only help is shown."""
-        commands = installed().commands
-        if cmd_name not in commands.names():
+        try:
+            command = installed().commands.get(cmd_name)
+        except UnknownName:
             return None
-        command = commands.get(cmd_name)
         if ctx.invoked_subcommand is None and cmd_name not in sys.argv[1:]:
             return FlagCommand(cmd_name, help=command.summary, callback=None)
         return load(command)

@@ -11,7 +11,7 @@ from attn_core.config import MechanismConfig
 from attn_core.cost import Cost, Shape
 from attn_core.heads import Heads
 from attn_core.masks.ranges import size
-from attn_core.mechanism import InnerAttention, Mechanism
+from attn_core.mechanism import Capability, InnerAttention, Mechanism, replay_state
 from attn_core.spec import AttentionSpec
 from attn_core.states import Field, Paged, Source, StateSpecs
 
@@ -77,10 +77,13 @@ class DeclaredMechanism(Mechanism):
         """Keys, where the score reads any, and values: of every source token where cross, else of every token, no
         further back than the mask looks.
 
-        A layer that attends to those of another layer has no state.
+        A layer that attends to those of another layer has no state. One that is causal and not INCREMENTAL remembers
+        its inputs, with which the whole sequence is computed again.
         """
         if config.shares_kv:
             return {}
+        if self.can(Capability.CAUSAL) and not self.can(Capability.INCREMENTAL):
+            return replay_state(config)
         spec, heads = self.spec(config), self.projected(config)
         key = {"key": Field((heads.key_value, heads.key_size))} if spec.score.reads_keys else {}
         value = {"value": Field((heads.key_value, heads.value_size))}

@@ -94,6 +94,17 @@ class Incompatible(UserError):
     reason = "INCOMPATIBLE"
 
 
+class MechanismInvalid(UserError):
+    """A mechanism contradicts itself: what it declares is not what its layer, or its `state`, offers."""
+
+    reason = "MECHANISM_INVALID"
+
+    @classmethod
+    def of(cls, mechanism: str, what: str, remedy: str) -> Self:
+        """The error for the mechanism of this name: what does not fit together, and what its author can do."""
+        return cls(f"mechanism {mechanism!r} {what}; {remedy}", mechanism=mechanism)
+
+
 class KernelRefused(Incompatible):
     """The kernel asked for by name does not accept the problem."""
 

@@ -13,7 +13,7 @@ from attn_core.batch import Fields, LayerState, RaggedBatch
 from attn_core.computation import Computation
 from attn_core.config import MechanismConfig, check_config_type
 from attn_core.cost import Cost, Shape
-from attn_core.errors import Incompatible, InvalidValue
+from attn_core.errors import Incompatible, InvalidValue, MechanismInvalid
 from attn_core.kernels.attend import AttentionInputs
 from attn_core.states import Field, Paged, StateSpecs
 
@@ -177,10 +177,17 @@ class ComputedMechanism(Mechanism):
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         if self.can(Capability.INCREMENTAL):
-            raise TypeError(
-                f"{type(self).__name__} declares INCREMENTAL, so it must say what its step remembers: state()"
+            raise MechanismInvalid.of(
+                self.name,
+                "declares INCREMENTAL and does not say what its step remembers",
+                "define state(config), {} where it is nothing",
             )
-        return {"inputs": Paged({"x": Field((config.hidden_size,))})}
+        return replay_state(config)
+
+
+def replay_state(config: MechanismConfig) -> StateSpecs:
+    """The inputs of all tokens, "x" [hidden_size], of a layer that is run again over the whole sequence."""
+    return {"inputs": Paged({"x": Field((config.hidden_size,))})}
 
 
 Attend = Callable[[AttentionInputs], Tensor]
@@ -268,12 +275,42 @@ def checked(build: Build) -> Build:
             layer = build(mechanism, config)
         except InvalidValue as error:
             raise error.in_mechanism(mechanism.name) from error
+        require_declared(mechanism, config, layer)
         hooks = getattr(layer, "_forward_pre_hooks", None)
         if hooks is not None and not any(isinstance(hook, InputCheck) for hook in hooks.values()):
             layer.register_forward_pre_hook(InputCheck(mechanism.name, config.hidden_size), with_kwargs=True)
         return layer
 
     return building
+
+
+METHODS = {
+    Capability.INCREMENTAL: "step",
+    Capability.WEIGHTS: "weights",
+    Capability.SHARES_KV: "project_kv",
+}
+"""What the layer of a mechanism that declares a capability has."""
+
+
+def require_declared(mechanism: Mechanism, config: MechanismConfig, layer: Any) -> None:
+    """Raise `MechanismInvalid` for a layer without a method that its mechanism declares, or with a step that it hides.
+
+    Without `Capability.INCREMENTAL` a model never calls a `step`: it would run the whole sequence for every token.
+    """
+    for capability, method in METHODS.items():
+        if mechanism.can(capability) and not hasattr(layer, method):
+            what = f"declares {capability.name}, and its layer {type(layer).__name__} has no method {method}"
+            raise MechanismInvalid.of(mechanism.name, what, f"write it, or take {capability.name} from capabilities")
+    if mechanism.can(Capability.INCREMENTAL, Capability.CROSS) and not hasattr(layer, "encode"):
+        what = f"declares CROSS and INCREMENTAL, and its layer {type(layer).__name__} has no method encode"
+        raise MechanismInvalid.of(mechanism.name, what, "write it: it gives the states of a source")
+    if mechanism.can(Capability.INCREMENTAL):
+        mechanism.state(config)
+    elif hasattr(layer, "step") and mechanism.spec(config) is None:
+        what = f"does not declare INCREMENTAL, and its layer {type(layer).__name__} has a method step"
+        raise MechanismInvalid.of(
+            mechanism.name, what, "declare it, or nothing calls the step: the whole sequence is computed at every token"
+        )
 
 
 def require_droppable(mechanism: Mechanism, config: MechanismConfig) -> None:

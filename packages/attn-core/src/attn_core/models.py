@@ -129,7 +129,7 @@ class ModelShape:
     """The published sizes of a well-known model, for prices; `mechanism` is the attention it uses.
 
     With `experts` every layer has so many feed-forwards of the inner width `intermediate_size`, of which a token uses
-    `experts_per_token`. `parameters` counts the weights of the whole model, `active_parameters` those that one token
+    `num_experts_per_tok`. `parameters` counts the weights of the whole model, `active_parameters` those that one token
     uses where they are fewer; None where nobody has counted them.
     """
 
@@ -144,8 +144,8 @@ class ModelShape:
     vocab_size: int
     mechanism: str
     options: Mapping[str, Any] | None = None
-    experts: int | None = None
-    experts_per_token: int | None = None
+    num_experts: int | None = None
+    num_experts_per_tok: int | None = None
     parameters: int | None = None
     active_parameters: int | None = None
 

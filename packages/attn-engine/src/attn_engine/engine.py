@@ -9,9 +9,7 @@ from collections.abc import Callable
 import torch
 from attn_core.errors import (
     AlreadyExists,
-    AttnError,
     DeadlineExceeded,
-    InternalError,
     InvalidValue,
     OutOfCapacity,
     Unavailable,
@@ -29,6 +27,7 @@ from attn_engine.detokenizer import Detokenizer, token_text
 from attn_engine.draft_model import DraftModel
 from attn_engine.fault_isolation import FaultDiagnosis, FaultIsolator
 from attn_engine.model_runner import ModelRunner
+from attn_engine.out_of_memory import as_attn_error, is_out_of_memory, out_of_memory, release_memory
 from attn_engine.output_processor import beam_output, process_step
 from attn_engine.request import ModelLimits, Request, RequestOutput
 from attn_engine.scheduler import ScheduledChunk, Scheduler
@@ -114,7 +113,7 @@ class Engine:
         self._clock = clock
         self._scheduler = Scheduler(store, config, draft_model or PromptLookupProposer())
         self._isolator = FaultIsolator(self._runner, self._scheduler)
-        self._diagnosis = FaultDiagnosis(self._runner, self._scheduler.prefixes, config.max_num_batched_tokens)
+        self._diagnosis = FaultDiagnosis(self._runner, self._scheduler.prefixes, config.batch_sizes[1])
         self._limits = ModelLimits(
             vocab_size=model.vocab_size, max_seq_len=model.max_seq_len, max_encoder_len=self._runner.max_encoder_len
         )
@@ -306,7 +305,7 @@ class Engine:
             else:
                 self._scheduler.prefixes.remember(chunk.sequence, chunk.sequence.computed + chunk.length)
         self._computed_tokens += len(hidden)
-        for output in process_step(self._runner, ordered, hidden, self._end_ids, self._scheduler.fork):
+        for output in self._chosen(ordered, hidden):
             sequence = output.sequence
             if sequence.id not in self._groups:
                 continue
@@ -321,6 +320,21 @@ class Engine:
             elif output.tokens or output.text or output.ended:
                 self._emit(output)
         self._remember_verified(drafted)
+
+    def _chosen(self, ordered: list[ScheduledChunk], hidden: Tensor) -> list[SequenceOutput]:
+        """The outputs of a step; where memory is too small for its logits, all its requests end and others go on."""
+        try:
+            return process_step(self._runner, ordered, hidden, self._end_ids, self._scheduler.fork)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            full = out_of_memory(error, self._runner.device, f"choosing the tokens of {len(ordered)} sequences")
+        log.error(full.message)
+        for request_id in {chunk.sequence.id: None for chunk in ordered}:
+            if request_id in self._groups:
+                self._end(request_id, full)
+        release_memory(self._runner.device)
+        return []
 
     def _remember_verified(self, chunks: list[ScheduledChunk]) -> None:
         for chunk in chunks:
@@ -380,5 +394,5 @@ class Engine:
                 index=sequence.index,
                 score=sequence.score,
             )
-        known = error if isinstance(error, AttnError) or error is None else InternalError(str(error))
+        known = None if error is None else as_attn_error(error, self._runner.device, "a request")
         self._outputs.append(RequestOutput(sequence.id, delta, known))

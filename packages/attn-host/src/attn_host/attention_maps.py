@@ -35,8 +35,9 @@ def compute_maps(loaded: LoadedModel, request: AttentionMapsRequest, tokenizer: 
     layers = sorted(set(request.layers)) or list(range(len(mechanisms)))
     heads = sorted(set(request.heads)) or list(range(count))
     with torch.inference_mode():
-        maps = loaded.model.attention_maps(torch.tensor(ids), layers, *_encoder_inputs(loaded, encoder_ids))
-        chosen = {layer: maps[layer][heads].float().contiguous() for layer in layers}
+        tokens = torch.tensor(ids, device=loaded.device)
+        maps = loaded.model.attention_maps(tokens, layers, *_encoder_inputs(loaded, encoder_ids))
+        chosen = {layer: maps[layer][heads].float().contiguous().cpu() for layer in layers}
     queries = tuple(map(tokenizer.text, ids))
     keys = queries if encoder_ids is None else tuple(map(tokenizer.text, encoder_ids))
     return [
@@ -60,7 +61,7 @@ def _encoder_inputs(loaded: LoadedModel, ids: Sequence[int] | None) -> tuple[tor
     if ids is None:
         return ()
     _require("prompt.encoder_prompt.token_ids", ids, loaded.config.vocab_size)
-    return (torch.tensor(ids),)
+    return (torch.tensor(ids, device=loaded.device),)
 
 
 def _require(field: str, values: Sequence[int], limit: int) -> None:

@@ -23,11 +23,11 @@ class EngineHost(ModelHost):
     REFUSAL = "the model is no encoder and cannot embed texts; load one that is, such as minilm"
 
     def __init__(self, folder: Path, config: EngineConfig, deliver: Deliver) -> None:
-        if config.device != "cpu":
-            raise InvalidValue.of("device", config.device, "cpu")
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
-        self._loaded: LoadedModel = load_model(folder, config.dtype, quantization=config.quantization)
+        self._loaded: LoadedModel = load_model(
+            folder, config.dtype, device=config.device, quantization=config.quantization
+        )
         model, tokenizer = self._loaded.model, self._loaded.tokenizer
         if tokenizer is None:
             raise InvalidValue.of("source", folder, "a model folder with a tokenizer.json")

@@ -51,7 +51,7 @@ def use_kernel(model: Any, name: str | None) -> None:
         if hasattr(model, "take_apart"):
             model.take_apart()  # a kernel of whole blocks has an attention of its own
     with torch.inference_mode():
-        one = torch.zeros(1, 1, dtype=torch.int64)
+        one = torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device)
         # Of maximum length: images are no other number of tokens.
         longest = getattr(model, "max_encoder_len", None)
         model(one) if longest is None else model(one, one.expand(1, longest))

@@ -98,7 +98,7 @@ def test_recorded_decode_steps_say_what_the_definition_says(name, programs):
     model = model_of(name)
     found, graphs = generated(model, "shared")
     assert (graphs.reason, graphs.replayed) == (None, NEW - 1)
-    assert "decode_paged" in programs
+    assert "lay_out" in programs
     assert rowwise.row_kernel(rowwise.NormKernel, "plain", torch.zeros(2, 64)) is not None
     require_defined(model, found)
 

@@ -22,6 +22,11 @@ class LayerAttention:
     config: MechanismConfig
 
     @property
+    def full_name(self) -> str:
+        """`distribution/name` of the mechanism."""
+        return installed().mechanisms.name_of(self.mechanism)
+
+    @property
     def shared_states(self) -> StateSpecs:
         """The states of the layer if it did not share keys and values: those it reads from the layer that it shares."""
         return self.mechanism.state(dataclasses.replace(self.config, shares_kv=False))
@@ -136,7 +141,8 @@ def cross_attention(name: str, options: Mapping[str, Any], **shared: Any) -> Lay
     """
     found = _chosen(name, options, {Capability.CROSS, Capability.INCREMENTAL}, "cross-attention", shared)
     if not all(isinstance(spec, Source) for spec in found.states.values()):
-        raise Incompatible(f"mechanism {name!r} has states besides those of the encoder", mechanism=name)
+        own = found.mechanism.name
+        raise Incompatible(f"mechanism {own!r} has states besides those of the encoder", mechanism=own)
     return found
 
 
@@ -147,8 +153,9 @@ def stepped_attention(name: str, options: Mapping[str, Any], **shared: Any) -> L
     """
     found = cross_attention(name, options, **shared)
     if found.config.dropout:
-        message = f"mechanism {name!r} is computed step by step here, where no attention weights are dropped"
-        raise Incompatible(f"{message}: its dropout must be 0, not {found.config.dropout}", mechanism=name)
+        own = found.mechanism.name
+        message = f"mechanism {own!r} is computed step by step here, where no attention weights are dropped"
+        raise Incompatible(f"{message}: its dropout must be 0, not {found.config.dropout}", mechanism=own)
     return found
 
 
@@ -165,7 +172,8 @@ def decoder_attention(name: str, options: Mapping[str, Any], **shared: Any) -> L
 def _own(name: str, options: Mapping[str, Any], needs: set[Capability], shared: Mapping[str, Any]) -> LayerAttention:
     found = _chosen(name, options, needs, "self-attention here", shared)
     if found.mechanism.can(Capability.CROSS):
-        raise Incompatible(f"mechanism {name!r} is cross-attention, not self-attention", mechanism=name)
+        own = found.mechanism.name
+        raise Incompatible(f"mechanism {own!r} is cross-attention, not self-attention", mechanism=own)
     return found
 
 
@@ -177,5 +185,6 @@ def _chosen(
     if not mechanism.can(*needs):
         able = sorted(other.name for other in registry if other.can(*needs))
         words = " and ".join(sorted(needs - mechanism.capabilities))
-        raise Incompatible(f"mechanism {name!r} is not {words}, as {place} must be; these are: {', '.join(able)}")
+        message = f"mechanism {mechanism.name!r} is not {words}, as {place} must be; these are: {', '.join(able)}"
+        raise Incompatible(message, mechanism=mechanism.name)
     return LayerAttention(mechanism, configure(mechanism, options, **shared))

@@ -20,17 +20,19 @@ TOKENS_PER_BATCH = 4096
 """Tokens of a text in one batch of `text_loss`."""
 
 
-def next_token_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+def next_token_loss(model: nn.Module, inputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
     """Mean cross-entropy, in nats per token, of `targets` [batch, tokens] after `inputs` [batch, tokens], int64.
 
-    Targets that are `IGNORED` do not count. A model with a method `next_token_loss` computes it itself, without holding
+    Targets that are `IGNORED` do not count; the share `smoothing` of each is spread over the vocabulary (Szegedy et al.
+    2016, arXiv 1512.00567, section 7). A model with a method `next_token_loss` computes it itself, without holding
     all logits at once.
     """
     own = getattr(model, "next_token_loss", None)
     if own is not None:
-        loss: Tensor = own(inputs, targets, IGNORED)
+        loss: Tensor = own(inputs, targets, IGNORED, smoothing)
         return loss
-    return functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+    logits = model(inputs).flatten(0, 1)
+    return functional.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, label_smoothing=smoothing)
 
 
 def text_loss(
@@ -43,13 +45,14 @@ def text_loss(
 ) -> float:
     """Mean negative log likelihood of the tokens of a text, in nats per token; its exponential is the perplexity.
 
-    The text, token ids [tokens], is cut into consecutive windows of `window` inputs, several of which are one batch.
-    Each token but the first of the text is predicted once, from the inputs of its window before it. `report` is called
-    after each batch. Raises `InvalidValue` for a text of fewer than two tokens.
+    The text, token ids [tokens] on any device, is cut into consecutive windows of `window` inputs, several of which are
+    one batch. Each token but the first of the text is predicted once, from the inputs of its window before it. `report`
+    is called after each batch. Raises `InvalidValue` for a text of fewer than two tokens.
     """
     if len(token_ids) < 2:
         raise InvalidValue.of("text", f"{len(token_ids)} tokens", "two tokens or more")
-    ids = torch.as_tensor(token_ids).long()
+    weights = next(iter(model.parameters()), None)
+    ids = torch.as_tensor(token_ids, device=None if weights is None else weights.device).long()
     inputs, targets = ids[:-1], ids[1:]
     batch = max(1, TOKENS_PER_BATCH // window) * window
     # Tokens that do not fill a window are a shorter one of their own.

@@ -112,7 +112,10 @@ def test_gpt_3_has_as_many_weights_with_its_bands_as_without() -> None:
     with init_empty_weights():
         model = family.build(config)
     assert sum(parameter.numel() for parameter in model.parameters()) == 174_604_259_328
-    assert [config.choice(layer).mechanism for layer in range(4)] == ["mha", "sliding_window"] * 2
+    assert [config.choice(layer).mechanism for layer in range(4)] == [
+        "attn-variants/mha",
+        "attn-variants/sliding_window",
+    ] * 2
 
 
 def test_a_block_of_retnet_has_12_times_the_square_of_its_width() -> None:

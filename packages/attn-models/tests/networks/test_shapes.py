@@ -58,10 +58,10 @@ def test_the_sizes_add_up_to_the_published_number_of_parameters(name):
         block = matrices + 2 * shape.hidden_size * shape.intermediate_size + biases + 4 * shape.hidden_size
         outside = (shape.vocab_size + GPT_CONTEXT[name] + 2) * shape.hidden_size
     else:
-        routers = shape.hidden_size * (shape.experts or 0)
+        routers = shape.hidden_size * (shape.num_experts or 0)
         block = (
             matrices
-            + (shape.experts or 1) * 3 * shape.hidden_size * shape.intermediate_size
+            + (shape.num_experts or 1) * 3 * shape.hidden_size * shape.intermediate_size
             + routers
             + 2 * shape.hidden_size
         )

@@ -9,6 +9,7 @@ from attn_schema.catalog import (
     Paper,
     StateKind,
 )
+from attn_schema.device import DeviceConfig
 from attn_schema.engine import EngineConfig, EngineStats
 from attn_schema.inference import (
     AttentionMap,
@@ -33,6 +34,7 @@ from attn_schema.inference import (
     TopLogprob,
     Usage,
 )
+from attn_schema.optimization import OptimizerConfig
 from attn_schema.sampling import EarlyStopping, SamplingParams, ScoringParams, StructuredOutput
 from attn_schema.schema import Checked, FieldInfo, Schema, fields_of
 from attn_schema.settings import ConnectionOptions, ServerConfig
@@ -43,7 +45,6 @@ from attn_schema.training import (
     JobEvent,
     JobState,
     ModelConfig,
-    OptimizerConfig,
     TrainingConfig,
     TrainingJob,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "Completion",
     "ConnectionOptions",
     "DataConfig",
+    "DeviceConfig",
     "EarlyStopping",
     "ElementType",
     "EmbedRequest",

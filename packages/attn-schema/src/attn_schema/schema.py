@@ -69,6 +69,18 @@ def _short(number: float) -> str:
     return f"2^{power} - 1" if number > 2**31 and int(number) == 2**power - 1 else f"{number:g}"
 
 
+def in_panel(panel: str) -> Callable[..., msgspec.Meta]:
+    """Makes the `Meta` of fields whose options stand in a panel of the help."""
+
+    def meta(description: str, *, short: str = "", metavar: str = "", **bounds: Any) -> msgspec.Meta:
+        extra = {"panel": panel, "short": short, "metavar": metavar}
+        return msgspec.Meta(
+            description=description, extra={key: value for key, value in extra.items() if value}, **bounds
+        )
+
+    return meta
+
+
 class Schema(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all nouns. Values are not checked; see `Checked`."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
@@ -12,10 +12,18 @@ import msgspec
 from attn_core.errors import AttnError, InvalidValue
 from msgspec import Meta
 
-from attn_schema.schema import Checked, Schema, fields_of, is_noun
+from attn_schema.device import AUTO, Device, require_device
+from attn_schema.optimization import OPTIMIZER_PANEL, OptimizerConfig
+from attn_schema.schema import Checked, Schema, fields_of, in_panel, is_noun
 
 DECODER = "decoder"
-DECODER_DEFAULTS = {"mechanism": "mha", "hidden_size": 128, "num_layers": 4, "num_heads": 4, "max_seq_len": 64}
+DECODER_DEFAULTS = {
+    "mechanism": "attn-variants/mha",
+    "hidden_size": 128,
+    "num_layers": 4,
+    "num_heads": 4,
+    "max_seq_len": 64,
+}
 """Fields of a decoder that are not given."""
 
 MAX_SEED = 2**64 - 1
@@ -27,17 +35,7 @@ def _of_decoder(name: str) -> str:
     return f"{DECODER_DEFAULTS[name]} for a decoder if not given"
 
 
-def _in(panel: str) -> Callable[..., Meta]:
-    """Makes the `Meta` of fields whose options stand in a panel of the help."""
-
-    def meta(description: str, *, short: str = "", metavar: str = "", **bounds: Any) -> Meta:
-        extra = {"panel": panel, "short": short, "metavar": metavar}
-        return Meta(description=description, extra={key: value for key, value in extra.items() if value}, **bounds)
-
-    return meta
-
-
-_model, _data, _optimizer, _run = map(_in, ("Model", "Data", "Optimizer", "Checkpoints and evaluation"))
+_model, _data, _optimizer, _run = map(in_panel, ("Model", "Data", OPTIMIZER_PANEL, "Checkpoints and evaluation"))
 
 
 def _given(name: str, value: int | None) -> int:
@@ -98,8 +96,8 @@ class ModelConfig(Checked, frozen=True, kw_only=True):
     dropout: Annotated[float, _model("Probability of dropping activations.", ge=0, lt=1)] | None = None
     attention_dropout: Annotated[float, _model("Probability of dropping attention weights.", ge=0, lt=1)] | None = None
     tie_word_embeddings: Annotated[bool, _model("Whether the output layer shares the token embedding.")] | None = None
-    experts: Annotated[int, _model("Experts of each feed-forward layer; none if not given.", ge=1)] | None = None
-    experts_per_token: Annotated[int, _model("Experts that a token uses.", ge=1)] | None = None
+    num_experts: Annotated[int, _model("Experts of each feed-forward layer; none if not given.", ge=1)] | None = None
+    num_experts_per_tok: Annotated[int, _model("Experts that a token uses.", ge=1)] | None = None
     routing: (
         Annotated[
             str,
@@ -156,7 +154,8 @@ class ModelConfig(Checked, frozen=True, kw_only=True):
     @property
     def label(self) -> str:
         """The mechanism of a decoder, or the family."""
-        return (self.mechanism or self.family) if self.family == DECODER else self.family
+        named = (self.mechanism or self.family) if self.family == DECODER else self.family
+        return named.rpartition("/")[2]
 
     def with_defaults(self) -> Self:
         """With the fields that a decoder needs."""
@@ -201,39 +200,6 @@ class DataConfig(Checked, frozen=True, kw_only=True):
         return None if "/" in self.dataset else self.dataset
 
 
-class OptimizerConfig(Checked, frozen=True, kw_only=True):
-    """AdamW (arXiv 1711.05101) with linear warm-up and cosine decay of the learning rate (arXiv 1608.03983)."""
-
-    steps: Annotated[int, _optimizer("Number of optimizer steps.", ge=1)] = 2000
-    batch_size: Annotated[int, _optimizer("Sequences, pairs or images in a step.", ge=1)] = 12
-    learning_rate: Annotated[float, _optimizer("Peak learning rate.", gt=0, short="--lr")] = 1e-3
-    min_learning_rate: (
-        Annotated[float, _optimizer("Learning rate of the last step; a tenth of learning_rate if not given.", ge=0)]
-        | None
-    ) = None
-    warmup_steps: Annotated[int, _optimizer("Steps in which the learning rate rises from 0.", ge=0)] = 0
-    weight_decay: Annotated[float, _optimizer("Decoupled weight decay of matrices.", ge=0)] = 0.1
-    beta1: Annotated[float, _optimizer("Decay of the mean of gradients.", ge=0, lt=1)] = 0.9
-    beta2: Annotated[float, _optimizer("Decay of the mean of squared gradients.", ge=0, lt=1)] = 0.99
-    max_grad_norm: Annotated[float, _optimizer("Maximum norm of the whole gradient; 0 does not clip.", ge=0)] = 1.0
-    label_smoothing: Annotated[
-        float, _optimizer("Probability that targets spread over the vocabulary; only of encoder-decoders.", ge=0, lt=1)
-    ] = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.min_learning_rate is not None and self.min_learning_rate > self.learning_rate:
-            allowed = f"0 to learning_rate {self.learning_rate:g}"
-            raise InvalidValue.of("min_learning_rate", self.min_learning_rate, allowed)
-        if self.warmup_steps > self.steps:
-            raise InvalidValue.of("warmup_steps", self.warmup_steps, f"0 to steps {self.steps}")
-
-    @property
-    def last_learning_rate(self) -> float:
-        """The learning rate of the last step."""
-        return self.learning_rate / 10 if self.min_learning_rate is None else self.min_learning_rate
-
-
 class CheckpointConfig(Checked, frozen=True, kw_only=True):
     """When checkpoints are written; the last step always writes one."""
 
@@ -263,6 +229,7 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
     precision: Annotated[
         Literal["float32", "bfloat16"], _optimizer("Element type of the products of linear layers in updates.")
     ] = "float32"
+    device: Annotated[Device, Meta(extra={"panel": OPTIMIZER_PANEL})] = AUTO
     seed: Annotated[int, _run("Seed of initial weights, data order and dropout.", ge=0, le=MAX_SEED)] = 0
     max_failures: Annotated[int, _run("Lost workers that are replaced before the job fails.", ge=0)] = 3
     workers: Annotated[
@@ -272,10 +239,11 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.model.is_encoder_decoder:
-            for part, name in ((self.optimizer, "label_smoothing"), (self.evaluation, "bleu_sentences")):
-                if getattr(part, name):
-                    raise InvalidValue.of(name, getattr(part, name), "0, as the model is no encoder-decoder")
+        require_device("device", self.device)
+        if self.evaluation.bleu_sentences and not self.model.is_encoder_decoder:
+            raise InvalidValue.of(
+                "bleu_sentences", self.evaluation.bleu_sentences, "0, as the model is no encoder-decoder"
+            )
 
 
 @functools.cache

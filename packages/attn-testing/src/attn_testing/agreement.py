@@ -22,21 +22,30 @@ Function = Callable[..., Tensor]
 class Agreement:
     """A comparison of one mechanism with one oracle.
 
-    Name the oracle in exactly one of three ways: `package`, a distribution and what of it was called
-    ("torch-geometric GATConv"); `paper`, what was written down from the paper ("equations 3 and 4 in loops");
-    `identity`, the limit in which it must equal something else ("one group is mqa").
+    Name the oracle in exactly one of four ways: `package`, a distribution and what of it was called
+    ("torch-geometric GATConv"); `paper`, what was written down from the paper ("equations 3 and 4 in loops"), reading
+    nothing of the mechanism but its weights; `parts`, the definitions of the parts that its own spec names, which
+    proves what computes the spec and not the spec; `identity`, the limit in which it must equal something else ("one
+    group is mqa").
 
     Every comparison raises `LawBroken` where an element differs by more than `tolerance` (1 + |expected|), and records
     the largest error, in those units, under the name "agrees".
     """
 
     def __init__(
-        self, record: Record, mechanism: str, *, package: str = "", paper: str = "", identity: str = ""
+        self,
+        record: Record,
+        mechanism: str,
+        *,
+        package: str = "",
+        paper: str = "",
+        parts: str = "",
+        identity: str = "",
     ) -> None:
-        given = {"package": package, "paper": paper, "identity": identity}
+        given = {"package": package, "paper": paper, "parts": parts, "identity": identity}
         named = [(kind, words) for kind, words in given.items() if words]
         if len(named) != 1:
-            raise InvalidValue.of(f"oracle of {mechanism}", named, "one of package, paper and identity")
+            raise InvalidValue.of(f"oracle of {mechanism}", named, "one of package, paper, parts and identity")
         self._record, self._mechanism = record, mechanism
         self._kind, self._oracle = named[0]
         if self._kind == "package":

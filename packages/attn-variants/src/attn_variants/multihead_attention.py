@@ -74,7 +74,7 @@ class MultiheadAttention(nn.Module):
         kdim: int | None = None,
         vdim: int | None = None,
         batch_first: bool = True,
-        mechanism: str = "mha",
+        mechanism: str = "attn-variants/mha",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         **options: Any,

@@ -4,8 +4,13 @@ import math
 
 import pytest
 import torch
-from attn_core import configure, installed
+from attn_core import AttentionInputs, AttentionSpec, Heads, configure, installed
+from attn_core.scores import Dot, ScaledDot
+from attn_testing.agreement import results
+from attn_variants.compute.merging import merged, partial
+from attn_variants.compute.plain import attention_weights
 from attn_variants.distributions import entmax15, softmax, sparsemax
+from torch.nn.functional import scaled_dot_product_attention
 
 
 def doubles(*shape):
@@ -19,11 +24,23 @@ def test_cl_6_softmax_never_gives_exact_zeros_and_sparse_distributions_do():
     assert 0.5 < zeros["entmax15"] < zeros["sparsemax"] < 1
 
 
+def weights_of(score, queries, keys):
+    """Our weights [pairs, 2] of queries [pairs, size] over keys [2 · pairs, size], two for each."""
+    size = queries.shape[-1]
+    spec = AttentionSpec(heads=Heads(query=1, key_value=1, key_size=size, value_size=size), score=score)
+    key = keys.unflatten(0, (-1, 2))[:, :, None]
+    return attention_weights(spec, AttentionInputs(query=queries[:, None, None], key=key, value=key))[:, 0, 0]
+
+
 @pytest.mark.parametrize("size", [4, 64, 512])
-def test_cl_22_products_of_unit_variance_vectors_have_variance_d_and_scaling_makes_it_one(size):
-    products = (doubles(20000, size) * doubles(20000, size)).sum(-1)
-    assert products.var().item() == pytest.approx(size, rel=0.05)
-    assert (products / size**0.5).var().item() == pytest.approx(1, rel=0.05)
+@pytest.mark.parametrize("scaled", [False, True])
+def test_cl_22_products_of_unit_variance_vectors_have_variance_d_and_scaling_makes_it_one(size, scaled):
+    """The logarithm of the ratio of two weights is a difference of scores, whose variance is twice that of one."""
+    weights = weights_of(ScaledDot() if scaled else Dot(), doubles(10000, size), doubles(20000, size))
+    found = (weights[:, 0] / weights[:, 1]).clamp(1e-300, 1e300).log()
+    known = found.abs() < 600
+    assert known.double().mean() > 0.999
+    assert found[known].var().item() / 2 == pytest.approx(1 if scaled else size, rel=0.06)
 
 
 def test_cl_44_without_scaling_the_gradients_of_the_softmax_vanish_as_heads_grow():
@@ -76,18 +93,25 @@ def test_cl_36_softmax_does_not_see_a_shift_of_its_scores():
 
 
 @pytest.mark.parametrize("split", [1, 4, 8])
-def test_cl_36_two_blocks_merge_to_the_softmax_of_the_whole(split):
-    scores, values = 5 * doubles(9), doubles(9, 3)
-    parts = []
-    for block in (slice(split), slice(split, None)):
-        largest = scores[block].max()
-        powers = torch.exp(scores[block] - largest)
-        parts.append((largest, powers.sum(), powers @ values[block]))
-    (m1, l1, o1), (m2, l2, o2) = parts
-    largest = torch.maximum(m1, m2)
-    total = l1 * torch.exp(m1 - largest) + l2 * torch.exp(m2 - largest)
-    merged = (o1 * torch.exp(m1 - largest) + o2 * torch.exp(m2 - largest)) / total
-    assert torch.allclose(merged, softmax(scores, None) @ values, rtol=0, atol=1e-14)
+@pytest.mark.parametrize("size", [1.0, 30.0])
+def test_cl_36_two_blocks_merge_to_the_softmax_of_the_whole(split, size):
+    """What layers over several machines merge, against torch's attention over all keys, forward and gradient."""
+    spec = AttentionSpec(heads=Heads(query=2, key_value=2, key_size=4, value_size=3))
+    given = [size * doubles(1, 5, 2, 4), doubles(1, 9, 2, 4), doubles(1, 9, 2, 3)]
+
+    def in_blocks(query, key, value):
+        parts = [
+            partial(spec, AttentionInputs(query=query, key=key[:, block], value=value[:, block]))
+            for block in (slice(split), slice(split, None))
+        ]
+        return merged(*parts).out
+
+    def whole(query, key, value):
+        return scaled_dot_product_attention(*(rows.transpose(1, 2) for rows in (query, key, value)))
+
+    found, expected = (results(function, given, []) for function in (in_blocks, whole))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.allclose(ours, theirs, rtol=0, atol=1e-12)
 
 
 def test_cl_37_scores_are_symmetric_where_queries_are_keys_and_weights_are_not():

@@ -66,7 +66,7 @@ def results(function, spec, operands):
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize(("queries", "keys"), [(197, 197), (90, 210)], ids=str)
-def test_cl_13_outputs_and_gradients_over_many_tiles_equal_those_of_the_equation(mask, queries, keys):
+def test_outputs_and_gradients_over_many_tiles_equal_those_of_the_equation(mask, queries, keys):
     layout = heads(4, 2)
     spec = AttentionSpec(heads=layout, mask=mask)
     operands = draw(layout, queries, keys)
@@ -144,7 +144,7 @@ def largest(mask, length):
 
 
 @pytest.mark.parametrize("mask", [MASKS[0], MASKS[2], MASKS[4], MASKS[8], MASKS[10]], ids=str)
-def test_cl_27_no_tensor_grows_faster_than_the_length(mask):
+def test_no_tensor_grows_faster_than_the_length(mask):
     assert all(largest(mask, length) <= 140 * length for length in (512, 1024, 2048))
 
 
@@ -163,7 +163,7 @@ def kept(mask, length):
     return sum(held.values())
 
 
-def test_cl_27_what_is_remembered_for_the_gradient_is_inputs_outputs_and_one_number_a_query():
+def test_what_is_remembered_for_the_gradient_is_inputs_outputs_and_one_number_a_query():
     assert kept(Window(left=100, right=100), 512) == 512 * 4 * (4 * 8 + 1) * 4
 
 

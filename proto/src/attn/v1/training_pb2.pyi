@@ -84,6 +84,7 @@ class TrainingConfig(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     MAX_FAILURES_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
     precision: _builtins.str
     """Element type of the products of linear layers in updates."""
     seed: _builtins.int
@@ -92,6 +93,8 @@ class TrainingConfig(_message.Message):
     """Lost workers that are replaced before the job fails."""
     workers: _builtins.int
     """Workers that share each batch."""
+    device: _builtins.str
+    """Device to train on: "auto", "cpu", "cuda", "cuda:0" or "mps"."""
     @_builtins.property
     def model(self) -> Global___ModelConfig:
         """The model."""
@@ -124,17 +127,22 @@ class TrainingConfig(_message.Message):
         seed: _builtins.int = ...,
         max_failures: _builtins.int | None = ...,
         workers: _builtins.int | None = ...,
+        device: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_failures", b"_max_failures", "_precision", b"_precision", "_workers", b"_workers", "checkpoint", b"checkpoint", "data", b"data", "evaluation", b"evaluation", "max_failures", b"max_failures", "model", b"model", "optimizer", b"optimizer", "precision", b"precision", "workers", b"workers"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_max_failures", b"_max_failures", "_precision", b"_precision", "_workers", b"_workers", "checkpoint", b"checkpoint", "data", b"data", "device", b"device", "evaluation", b"evaluation", "max_failures", b"max_failures", "model", b"model", "optimizer", b"optimizer", "precision", b"precision", "workers", b"workers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_failures", b"_max_failures", "_precision", b"_precision", "_workers", b"_workers", "checkpoint", b"checkpoint", "data", b"data", "evaluation", b"evaluation", "max_failures", b"max_failures", "model", b"model", "optimizer", b"optimizer", "precision", b"precision", "seed", b"seed", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_max_failures", b"_max_failures", "_precision", b"_precision", "_workers", b"_workers", "checkpoint", b"checkpoint", "data", b"data", "device", b"device", "evaluation", b"evaluation", "max_failures", b"max_failures", "model", b"model", "optimizer", b"optimizer", "precision", b"precision", "seed", b"seed", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__device: _TypeAlias = _typing.Literal["device"]  # noqa: Y015
+    _WhichOneofArgType__device: _TypeAlias = _typing.Literal["_device", b"_device"]  # noqa: Y015
     _WhichOneofReturnType__max_failures: _TypeAlias = _typing.Literal["max_failures"]  # noqa: Y015
     _WhichOneofArgType__max_failures: _TypeAlias = _typing.Literal["_max_failures", b"_max_failures"]  # noqa: Y015
     _WhichOneofReturnType__precision: _TypeAlias = _typing.Literal["precision"]  # noqa: Y015
     _WhichOneofArgType__precision: _TypeAlias = _typing.Literal["_precision", b"_precision"]  # noqa: Y015
     _WhichOneofReturnType__workers: _TypeAlias = _typing.Literal["workers"]  # noqa: Y015
     _WhichOneofArgType__workers: _TypeAlias = _typing.Literal["_workers", b"_workers"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__device) -> _WhichOneofReturnType__device | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_failures) -> _WhichOneofReturnType__max_failures | None: ...
     @_typing.overload
@@ -168,8 +176,8 @@ class ModelConfig(_message.Message):
     DROPOUT_FIELD_NUMBER: _builtins.int
     ATTENTION_DROPOUT_FIELD_NUMBER: _builtins.int
     TIE_WORD_EMBEDDINGS_FIELD_NUMBER: _builtins.int
-    EXPERTS_FIELD_NUMBER: _builtins.int
-    EXPERTS_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    NUM_EXPERTS_FIELD_NUMBER: _builtins.int
+    NUM_EXPERTS_PER_TOK_FIELD_NUMBER: _builtins.int
     ROUTING_FIELD_NUMBER: _builtins.int
     ROUTER_AUX_LOSS_COEF_FIELD_NUMBER: _builtins.int
     KV_SHARING_FIELD_NUMBER: _builtins.int
@@ -210,9 +218,9 @@ class ModelConfig(_message.Message):
     """Probability of dropping attention weights."""
     tie_word_embeddings: _builtins.bool
     """Whether the output layer shares the token embedding."""
-    experts: _builtins.int
+    num_experts: _builtins.int
     """Experts of each feed-forward layer; none if not given."""
-    experts_per_token: _builtins.int
+    num_experts_per_tok: _builtins.int
     """Experts that a token uses."""
     routing: _builtins.str
     """Weights of the chosen experts: mixtral (softmax over them), switch or deepseek_v2 (softmax over all), deepseek_v3
@@ -251,25 +259,21 @@ class ModelConfig(_message.Message):
         dropout: _builtins.float | None = ...,
         attention_dropout: _builtins.float | None = ...,
         tie_word_embeddings: _builtins.bool | None = ...,
-        experts: _builtins.int | None = ...,
-        experts_per_token: _builtins.int | None = ...,
+        num_experts: _builtins.int | None = ...,
+        num_experts_per_tok: _builtins.int | None = ...,
         routing: _builtins.str | None = ...,
         router_aux_loss_coef: _builtins.float | None = ...,
         kv_sharing: _builtins.str | None = ...,
         model_options: _struct_pb2.Struct | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_attention_dropout", b"_attention_dropout", "_dropout", b"_dropout", "_experts", b"_experts", "_experts_per_token", b"_experts_per_token", "_family", b"_family", "_feed_forward", b"_feed_forward", "_head_dim", b"_head_dim", "_hidden_size", b"_hidden_size", "_intermediate_size", b"_intermediate_size", "_kv_sharing", b"_kv_sharing", "_max_encoder_len", b"_max_encoder_len", "_max_seq_len", b"_max_seq_len", "_mechanism", b"_mechanism", "_norm", b"_norm", "_norm_place", b"_norm_place", "_num_heads", b"_num_heads", "_num_kv_heads", b"_num_kv_heads", "_num_layers", b"_num_layers", "_positions", b"_positions", "_router_aux_loss_coef", b"_router_aux_loss_coef", "_routing", b"_routing", "_tie_word_embeddings", b"_tie_word_embeddings", "attention_dropout", b"attention_dropout", "dropout", b"dropout", "experts", b"experts", "experts_per_token", b"experts_per_token", "family", b"family", "feed_forward", b"feed_forward", "head_dim", b"head_dim", "hidden_size", b"hidden_size", "intermediate_size", b"intermediate_size", "kv_sharing", b"kv_sharing", "max_encoder_len", b"max_encoder_len", "max_seq_len", b"max_seq_len", "mechanism", b"mechanism", "model_options", b"model_options", "norm", b"norm", "norm_place", b"norm_place", "num_heads", b"num_heads", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "options", b"options", "positions", b"positions", "router_aux_loss_coef", b"router_aux_loss_coef", "routing", b"routing", "tie_word_embeddings", b"tie_word_embeddings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_attention_dropout", b"_attention_dropout", "_dropout", b"_dropout", "_family", b"_family", "_feed_forward", b"_feed_forward", "_head_dim", b"_head_dim", "_hidden_size", b"_hidden_size", "_intermediate_size", b"_intermediate_size", "_kv_sharing", b"_kv_sharing", "_max_encoder_len", b"_max_encoder_len", "_max_seq_len", b"_max_seq_len", "_mechanism", b"_mechanism", "_norm", b"_norm", "_norm_place", b"_norm_place", "_num_experts", b"_num_experts", "_num_experts_per_tok", b"_num_experts_per_tok", "_num_heads", b"_num_heads", "_num_kv_heads", b"_num_kv_heads", "_num_layers", b"_num_layers", "_positions", b"_positions", "_router_aux_loss_coef", b"_router_aux_loss_coef", "_routing", b"_routing", "_tie_word_embeddings", b"_tie_word_embeddings", "attention_dropout", b"attention_dropout", "dropout", b"dropout", "family", b"family", "feed_forward", b"feed_forward", "head_dim", b"head_dim", "hidden_size", b"hidden_size", "intermediate_size", b"intermediate_size", "kv_sharing", b"kv_sharing", "max_encoder_len", b"max_encoder_len", "max_seq_len", b"max_seq_len", "mechanism", b"mechanism", "model_options", b"model_options", "norm", b"norm", "norm_place", b"norm_place", "num_experts", b"num_experts", "num_experts_per_tok", b"num_experts_per_tok", "num_heads", b"num_heads", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "options", b"options", "positions", b"positions", "router_aux_loss_coef", b"router_aux_loss_coef", "routing", b"routing", "tie_word_embeddings", b"tie_word_embeddings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attention_dropout", b"_attention_dropout", "_dropout", b"_dropout", "_experts", b"_experts", "_experts_per_token", b"_experts_per_token", "_family", b"_family", "_feed_forward", b"_feed_forward", "_head_dim", b"_head_dim", "_hidden_size", b"_hidden_size", "_intermediate_size", b"_intermediate_size", "_kv_sharing", b"_kv_sharing", "_max_encoder_len", b"_max_encoder_len", "_max_seq_len", b"_max_seq_len", "_mechanism", b"_mechanism", "_norm", b"_norm", "_norm_place", b"_norm_place", "_num_heads", b"_num_heads", "_num_kv_heads", b"_num_kv_heads", "_num_layers", b"_num_layers", "_positions", b"_positions", "_router_aux_loss_coef", b"_router_aux_loss_coef", "_routing", b"_routing", "_tie_word_embeddings", b"_tie_word_embeddings", "attention_dropout", b"attention_dropout", "dropout", b"dropout", "experts", b"experts", "experts_per_token", b"experts_per_token", "family", b"family", "feed_forward", b"feed_forward", "head_dim", b"head_dim", "hidden_size", b"hidden_size", "intermediate_size", b"intermediate_size", "kv_sharing", b"kv_sharing", "max_encoder_len", b"max_encoder_len", "max_seq_len", b"max_seq_len", "mechanism", b"mechanism", "model_options", b"model_options", "norm", b"norm", "norm_place", b"norm_place", "num_heads", b"num_heads", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "options", b"options", "positions", b"positions", "router_aux_loss_coef", b"router_aux_loss_coef", "routing", b"routing", "tie_word_embeddings", b"tie_word_embeddings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attention_dropout", b"_attention_dropout", "_dropout", b"_dropout", "_family", b"_family", "_feed_forward", b"_feed_forward", "_head_dim", b"_head_dim", "_hidden_size", b"_hidden_size", "_intermediate_size", b"_intermediate_size", "_kv_sharing", b"_kv_sharing", "_max_encoder_len", b"_max_encoder_len", "_max_seq_len", b"_max_seq_len", "_mechanism", b"_mechanism", "_norm", b"_norm", "_norm_place", b"_norm_place", "_num_experts", b"_num_experts", "_num_experts_per_tok", b"_num_experts_per_tok", "_num_heads", b"_num_heads", "_num_kv_heads", b"_num_kv_heads", "_num_layers", b"_num_layers", "_positions", b"_positions", "_router_aux_loss_coef", b"_router_aux_loss_coef", "_routing", b"_routing", "_tie_word_embeddings", b"_tie_word_embeddings", "attention_dropout", b"attention_dropout", "dropout", b"dropout", "family", b"family", "feed_forward", b"feed_forward", "head_dim", b"head_dim", "hidden_size", b"hidden_size", "intermediate_size", b"intermediate_size", "kv_sharing", b"kv_sharing", "max_encoder_len", b"max_encoder_len", "max_seq_len", b"max_seq_len", "mechanism", b"mechanism", "model_options", b"model_options", "norm", b"norm", "norm_place", b"norm_place", "num_experts", b"num_experts", "num_experts_per_tok", b"num_experts_per_tok", "num_heads", b"num_heads", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "options", b"options", "positions", b"positions", "router_aux_loss_coef", b"router_aux_loss_coef", "routing", b"routing", "tie_word_embeddings", b"tie_word_embeddings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__attention_dropout: _TypeAlias = _typing.Literal["attention_dropout"]  # noqa: Y015
     _WhichOneofArgType__attention_dropout: _TypeAlias = _typing.Literal["_attention_dropout", b"_attention_dropout"]  # noqa: Y015
     _WhichOneofReturnType__dropout: _TypeAlias = _typing.Literal["dropout"]  # noqa: Y015
     _WhichOneofArgType__dropout: _TypeAlias = _typing.Literal["_dropout", b"_dropout"]  # noqa: Y015
-    _WhichOneofReturnType__experts: _TypeAlias = _typing.Literal["experts"]  # noqa: Y015
-    _WhichOneofArgType__experts: _TypeAlias = _typing.Literal["_experts", b"_experts"]  # noqa: Y015
-    _WhichOneofReturnType__experts_per_token: _TypeAlias = _typing.Literal["experts_per_token"]  # noqa: Y015
-    _WhichOneofArgType__experts_per_token: _TypeAlias = _typing.Literal["_experts_per_token", b"_experts_per_token"]  # noqa: Y015
     _WhichOneofReturnType__family: _TypeAlias = _typing.Literal["family"]  # noqa: Y015
     _WhichOneofArgType__family: _TypeAlias = _typing.Literal["_family", b"_family"]  # noqa: Y015
     _WhichOneofReturnType__feed_forward: _TypeAlias = _typing.Literal["feed_forward"]  # noqa: Y015
@@ -292,6 +296,10 @@ class ModelConfig(_message.Message):
     _WhichOneofArgType__norm: _TypeAlias = _typing.Literal["_norm", b"_norm"]  # noqa: Y015
     _WhichOneofReturnType__norm_place: _TypeAlias = _typing.Literal["norm_place"]  # noqa: Y015
     _WhichOneofArgType__norm_place: _TypeAlias = _typing.Literal["_norm_place", b"_norm_place"]  # noqa: Y015
+    _WhichOneofReturnType__num_experts: _TypeAlias = _typing.Literal["num_experts"]  # noqa: Y015
+    _WhichOneofArgType__num_experts: _TypeAlias = _typing.Literal["_num_experts", b"_num_experts"]  # noqa: Y015
+    _WhichOneofReturnType__num_experts_per_tok: _TypeAlias = _typing.Literal["num_experts_per_tok"]  # noqa: Y015
+    _WhichOneofArgType__num_experts_per_tok: _TypeAlias = _typing.Literal["_num_experts_per_tok", b"_num_experts_per_tok"]  # noqa: Y015
     _WhichOneofReturnType__num_heads: _TypeAlias = _typing.Literal["num_heads"]  # noqa: Y015
     _WhichOneofArgType__num_heads: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads"]  # noqa: Y015
     _WhichOneofReturnType__num_kv_heads: _TypeAlias = _typing.Literal["num_kv_heads"]  # noqa: Y015
@@ -310,10 +318,6 @@ class ModelConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__attention_dropout) -> _WhichOneofReturnType__attention_dropout | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__dropout) -> _WhichOneofReturnType__dropout | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__experts) -> _WhichOneofReturnType__experts | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__experts_per_token) -> _WhichOneofReturnType__experts_per_token | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__family) -> _WhichOneofReturnType__family | None: ...
     @_typing.overload
@@ -336,6 +340,10 @@ class ModelConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__norm) -> _WhichOneofReturnType__norm | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__norm_place) -> _WhichOneofReturnType__norm_place | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_experts) -> _WhichOneofReturnType__num_experts | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_experts_per_tok) -> _WhichOneofReturnType__num_experts_per_tok | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_heads) -> _WhichOneofReturnType__num_heads | None: ...
     @_typing.overload
@@ -405,7 +413,7 @@ Global___DataConfig: _TypeAlias = DataConfig  # noqa: Y015
 
 @_typing.final
 class OptimizerConfig(_message.Message):
-    """AdamW (arXiv 1711.05101) with linear warm-up and cosine decay of the learning rate (arXiv 1608.03983)."""
+    """What updates the parameters, and the schedule of its learning rate."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -419,26 +427,47 @@ class OptimizerConfig(_message.Message):
     BETA2_FIELD_NUMBER: _builtins.int
     MAX_GRAD_NORM_FIELD_NUMBER: _builtins.int
     LABEL_SMOOTHING_FIELD_NUMBER: _builtins.int
+    OPTIM_FIELD_NUMBER: _builtins.int
+    LR_SCHEDULER_TYPE_FIELD_NUMBER: _builtins.int
+    START_DECAY_STEPS_FIELD_NUMBER: _builtins.int
+    DECAY_STEPS_FIELD_NUMBER: _builtins.int
+    EPSILON_FIELD_NUMBER: _builtins.int
+    MOMENTUM_FIELD_NUMBER: _builtins.int
+    RHO_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     """Number of optimizer steps."""
     batch_size: _builtins.int
     """Sequences, pairs or images in a step."""
     learning_rate: _builtins.float
-    """Peak learning rate."""
+    """Peak learning rate; with noam the factor of its formula."""
     min_learning_rate: _builtins.float
-    """Learning rate of the last step; a tenth of learning_rate if not given."""
+    """Learning rate of the last step, of cosine and linear; learning_rate / 10 if not given."""
     warmup_steps: _builtins.int
     """Steps in which the learning rate rises from 0."""
     weight_decay: _builtins.float
-    """Decoupled weight decay of matrices."""
+    """Decoupled weight decay of matrices, of adamw; 0.1 if not given."""
     beta1: _builtins.float
-    """Decay of the mean of gradients."""
+    """Decay of the mean of gradients, of adamw; 0.9 if not given."""
     beta2: _builtins.float
-    """Decay of the mean of squared gradients."""
+    """Decay of the mean of squared gradients, of adamw; 0.99 if not given."""
     max_grad_norm: _builtins.float
     """Maximum norm of the whole gradient; 0 does not clip."""
     label_smoothing: _builtins.float
-    """Probability that targets spread over the vocabulary; only of encoder-decoders."""
+    """Probability that targets spread over the vocabulary or classes, in the training loss."""
+    optim: _builtins.str
+    """What updates the parameters: adamw, sgd or adadelta."""
+    lr_scheduler_type: _builtins.str
+    """Learning rate after the warm-up: cosine, linear, constant, inverse_sqrt, noam or halving."""
+    start_decay_steps: _builtins.int
+    """Steps before halving begins; two thirds of steps if not given."""
+    decay_steps: _builtins.int
+    """Steps between halvings; a fifteenth of steps if not given."""
+    epsilon: _builtins.float
+    """Added to divisors; 1e-8 for adamw, 1e-6 for adadelta if not given."""
+    momentum: _builtins.float
+    """Momentum of sgd; 0 if not given."""
+    rho: _builtins.float
+    """Decay of the means of adadelta; 0.95 if not given."""
     def __init__(
         self,
         *,
@@ -452,10 +481,17 @@ class OptimizerConfig(_message.Message):
         beta2: _builtins.float | None = ...,
         max_grad_norm: _builtins.float | None = ...,
         label_smoothing: _builtins.float = ...,
+        optim: _builtins.str | None = ...,
+        lr_scheduler_type: _builtins.str | None = ...,
+        start_decay_steps: _builtins.int | None = ...,
+        decay_steps: _builtins.int | None = ...,
+        epsilon: _builtins.float | None = ...,
+        momentum: _builtins.float | None = ...,
+        rho: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_beta1", b"_beta1", "_beta2", b"_beta2", "_learning_rate", b"_learning_rate", "_max_grad_norm", b"_max_grad_norm", "_min_learning_rate", b"_min_learning_rate", "_steps", b"_steps", "_weight_decay", b"_weight_decay", "batch_size", b"batch_size", "beta1", b"beta1", "beta2", b"beta2", "learning_rate", b"learning_rate", "max_grad_norm", b"max_grad_norm", "min_learning_rate", b"min_learning_rate", "steps", b"steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_beta1", b"_beta1", "_beta2", b"_beta2", "_decay_steps", b"_decay_steps", "_epsilon", b"_epsilon", "_learning_rate", b"_learning_rate", "_lr_scheduler_type", b"_lr_scheduler_type", "_max_grad_norm", b"_max_grad_norm", "_min_learning_rate", b"_min_learning_rate", "_momentum", b"_momentum", "_optim", b"_optim", "_rho", b"_rho", "_start_decay_steps", b"_start_decay_steps", "_steps", b"_steps", "_weight_decay", b"_weight_decay", "batch_size", b"batch_size", "beta1", b"beta1", "beta2", b"beta2", "decay_steps", b"decay_steps", "epsilon", b"epsilon", "learning_rate", b"learning_rate", "lr_scheduler_type", b"lr_scheduler_type", "max_grad_norm", b"max_grad_norm", "min_learning_rate", b"min_learning_rate", "momentum", b"momentum", "optim", b"optim", "rho", b"rho", "start_decay_steps", b"start_decay_steps", "steps", b"steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_beta1", b"_beta1", "_beta2", b"_beta2", "_learning_rate", b"_learning_rate", "_max_grad_norm", b"_max_grad_norm", "_min_learning_rate", b"_min_learning_rate", "_steps", b"_steps", "_weight_decay", b"_weight_decay", "batch_size", b"batch_size", "beta1", b"beta1", "beta2", b"beta2", "label_smoothing", b"label_smoothing", "learning_rate", b"learning_rate", "max_grad_norm", b"max_grad_norm", "min_learning_rate", b"min_learning_rate", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_beta1", b"_beta1", "_beta2", b"_beta2", "_decay_steps", b"_decay_steps", "_epsilon", b"_epsilon", "_learning_rate", b"_learning_rate", "_lr_scheduler_type", b"_lr_scheduler_type", "_max_grad_norm", b"_max_grad_norm", "_min_learning_rate", b"_min_learning_rate", "_momentum", b"_momentum", "_optim", b"_optim", "_rho", b"_rho", "_start_decay_steps", b"_start_decay_steps", "_steps", b"_steps", "_weight_decay", b"_weight_decay", "batch_size", b"batch_size", "beta1", b"beta1", "beta2", b"beta2", "decay_steps", b"decay_steps", "epsilon", b"epsilon", "label_smoothing", b"label_smoothing", "learning_rate", b"learning_rate", "lr_scheduler_type", b"lr_scheduler_type", "max_grad_norm", b"max_grad_norm", "min_learning_rate", b"min_learning_rate", "momentum", b"momentum", "optim", b"optim", "rho", b"rho", "start_decay_steps", b"start_decay_steps", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__batch_size: _TypeAlias = _typing.Literal["batch_size"]  # noqa: Y015
     _WhichOneofArgType__batch_size: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size"]  # noqa: Y015
@@ -463,12 +499,26 @@ class OptimizerConfig(_message.Message):
     _WhichOneofArgType__beta1: _TypeAlias = _typing.Literal["_beta1", b"_beta1"]  # noqa: Y015
     _WhichOneofReturnType__beta2: _TypeAlias = _typing.Literal["beta2"]  # noqa: Y015
     _WhichOneofArgType__beta2: _TypeAlias = _typing.Literal["_beta2", b"_beta2"]  # noqa: Y015
+    _WhichOneofReturnType__decay_steps: _TypeAlias = _typing.Literal["decay_steps"]  # noqa: Y015
+    _WhichOneofArgType__decay_steps: _TypeAlias = _typing.Literal["_decay_steps", b"_decay_steps"]  # noqa: Y015
+    _WhichOneofReturnType__epsilon: _TypeAlias = _typing.Literal["epsilon"]  # noqa: Y015
+    _WhichOneofArgType__epsilon: _TypeAlias = _typing.Literal["_epsilon", b"_epsilon"]  # noqa: Y015
     _WhichOneofReturnType__learning_rate: _TypeAlias = _typing.Literal["learning_rate"]  # noqa: Y015
     _WhichOneofArgType__learning_rate: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate"]  # noqa: Y015
+    _WhichOneofReturnType__lr_scheduler_type: _TypeAlias = _typing.Literal["lr_scheduler_type"]  # noqa: Y015
+    _WhichOneofArgType__lr_scheduler_type: _TypeAlias = _typing.Literal["_lr_scheduler_type", b"_lr_scheduler_type"]  # noqa: Y015
     _WhichOneofReturnType__max_grad_norm: _TypeAlias = _typing.Literal["max_grad_norm"]  # noqa: Y015
     _WhichOneofArgType__max_grad_norm: _TypeAlias = _typing.Literal["_max_grad_norm", b"_max_grad_norm"]  # noqa: Y015
     _WhichOneofReturnType__min_learning_rate: _TypeAlias = _typing.Literal["min_learning_rate"]  # noqa: Y015
     _WhichOneofArgType__min_learning_rate: _TypeAlias = _typing.Literal["_min_learning_rate", b"_min_learning_rate"]  # noqa: Y015
+    _WhichOneofReturnType__momentum: _TypeAlias = _typing.Literal["momentum"]  # noqa: Y015
+    _WhichOneofArgType__momentum: _TypeAlias = _typing.Literal["_momentum", b"_momentum"]  # noqa: Y015
+    _WhichOneofReturnType__optim: _TypeAlias = _typing.Literal["optim"]  # noqa: Y015
+    _WhichOneofArgType__optim: _TypeAlias = _typing.Literal["_optim", b"_optim"]  # noqa: Y015
+    _WhichOneofReturnType__rho: _TypeAlias = _typing.Literal["rho"]  # noqa: Y015
+    _WhichOneofArgType__rho: _TypeAlias = _typing.Literal["_rho", b"_rho"]  # noqa: Y015
+    _WhichOneofReturnType__start_decay_steps: _TypeAlias = _typing.Literal["start_decay_steps"]  # noqa: Y015
+    _WhichOneofArgType__start_decay_steps: _TypeAlias = _typing.Literal["_start_decay_steps", b"_start_decay_steps"]  # noqa: Y015
     _WhichOneofReturnType__steps: _TypeAlias = _typing.Literal["steps"]  # noqa: Y015
     _WhichOneofArgType__steps: _TypeAlias = _typing.Literal["_steps", b"_steps"]  # noqa: Y015
     _WhichOneofReturnType__weight_decay: _TypeAlias = _typing.Literal["weight_decay"]  # noqa: Y015
@@ -480,11 +530,25 @@ class OptimizerConfig(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__beta2) -> _WhichOneofReturnType__beta2 | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__decay_steps) -> _WhichOneofReturnType__decay_steps | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__epsilon) -> _WhichOneofReturnType__epsilon | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__learning_rate) -> _WhichOneofReturnType__learning_rate | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lr_scheduler_type) -> _WhichOneofReturnType__lr_scheduler_type | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_grad_norm) -> _WhichOneofReturnType__max_grad_norm | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_learning_rate) -> _WhichOneofReturnType__min_learning_rate | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__momentum) -> _WhichOneofReturnType__momentum | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__optim) -> _WhichOneofReturnType__optim | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rho) -> _WhichOneofReturnType__rho | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__start_decay_steps) -> _WhichOneofReturnType__start_decay_steps | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__steps) -> _WhichOneofReturnType__steps | None: ...
     @_typing.overload

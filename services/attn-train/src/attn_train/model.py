@@ -13,11 +13,12 @@ import torch
 from attn_core import Capability, Mechanism, installed
 from attn_core.errors import Incompatible, InvalidValue, OutOfCapacity, UnknownName, UserError
 from attn_core.models import ModelFamily
+from attn_core.reinforce import samples_keys
 from attn_schema.training import DECODER, DataConfig, ModelConfig, TrainingConfig
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from attn_train.data.load import IMAGES, PAIRS, TAGS, TEXT, data_kind_of
+from attn_train.data.load import IMAGES, PAIRS, TAGS, TEXT, data_kind_of, family_named
 from attn_train.tasks.seq2seq import VOCABULARY
 
 DRAWS = frozenset({Tensor.normal_, Tensor.uniform_})
@@ -67,10 +68,7 @@ def configured(model: ModelConfig, data_fields: Mapping[str, Any]) -> tuple[Mode
     Raises `UnknownName` for a family, mechanism or option that does not exist, and other errors with the field of
     `TrainingConfig` in their metadata.
     """
-    families = {family.name: family for family in installed().models}
-    if model.family not in families:
-        raise UnknownName.of("family of models", model.family, families)
-    family, given = families[model.family], model.with_defaults().config_fields()
+    family, given = family_named(model.family), model.with_defaults().config_fields()
     for name in data_fields:
         if name in given:
             raise InvalidValue.of(f"config.model.model_options.{name}", given[name], "none: the data decide")
@@ -79,7 +77,7 @@ def configured(model: ModelConfig, data_fields: Mapping[str, Any]) -> tuple[Mode
 
 
 def resolved(config: TrainingConfig) -> TrainingConfig:
-    """The configuration with what was not given filled in: a decoder's fields, and the last learning rate.
+    """The configuration with what was not given filled in: fields of a decoder, of the optimizer and of the schedule.
 
     Positions are rotary where the mechanism takes them, as they learn faster than learned ones, which work with all.
     Raises `UnknownName` for a mechanism that does not exist.
@@ -91,8 +89,7 @@ def resolved(config: TrainingConfig) -> TrainingConfig:
         # Rotation turns pairs of numbers.
         rotary = mechanism.can(Capability.ROTARY) and head_dim % 2 == 0
         model = model.replace(positions="rotary" if rotary else "learned")
-    optimizer = optimizer.replace(min_learning_rate=optimizer.last_learning_rate)
-    return config.replace(model=model, optimizer=optimizer)
+    return config.replace(model=model, optimizer=optimizer.with_defaults())
 
 
 def check_model(config: TrainingConfig, home: Path) -> None:
@@ -118,6 +115,9 @@ def count_parameters(model: ModelConfig, data: DataConfig) -> int:
     family, made = configured(model, _sample_fields(model, data))
     with _naming_field(model), shapes_only():
         built = family.build(made)
+    if getattr(made, "num_nextn_predict_layers", 0) and samples_keys(built):
+        message = "layers that sample keys learn from the next token alone: num_nextn_predict_layers is 0 with them"
+        raise Incompatible(message, field="config.model.model_options.num_nextn_predict_layers")
     if data_kind_of(model) in WRITES and not hasattr(built, "step"):
         raise InvalidValue.of("config.model.family", model.family, "a family of models that generate tokens")
     return sum(parameter.numel() for parameter in built.parameters())

@@ -1,4 +1,4 @@
-"""AdamW, its learning rate schedule, and the precision of its updates."""
+"""Optimizers, schedules of the learning rate, and the precision of updates."""
 
 from __future__ import annotations
 
@@ -8,34 +8,88 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from attn_schema.training import OptimizerConfig
+from attn_core.errors import InvalidValue
+from attn_schema.optimization import OptimizerConfig
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 
-def learning_rate(step: int, config: OptimizerConfig) -> float:
-    """The learning rate of step `step`, counted from 0: linear warm-up, then cosine decay.
+def learning_rate(step: int, config: OptimizerConfig, width: int | None = None) -> float:
+    """The learning rate of step `step`, counted from 0: linear warm-up, then as `config.lr_scheduler_type` says.
 
-    Step `warmup_steps - 1` has `learning_rate`, the last step `last_learning_rate` (Loshchilov & Hutter 2017,
-    arXiv 1608.03983, without restarts).
+    Step `warmup_steps - 1` has the peak: `learning_rate`, which noam multiplies by (width · warmup_steps)^-0.5, where
+    `width` is the model's `hidden_size`. Raises `InvalidValue` for noam without a width.
     """
+    peak = _peak(config, width)
     if step < config.warmup_steps:
-        return config.learning_rate * (step + 1) / config.warmup_steps
-    falling = config.steps - config.warmup_steps
-    progress = (step - config.warmup_steps + 1) / falling
-    share = 0.5 * (1.0 + math.cos(math.pi * progress))
-    return config.last_learning_rate + share * (config.learning_rate - config.last_learning_rate)
+        return peak * (step + 1) / config.warmup_steps
+    return DECAYS[config.lr_scheduler_type](step, peak, config)
 
 
-MOMENTS = ("exp_avg", "exp_avg_sq", "step")
-"""State of AdamW for each parameter."""
+def _peak(config: OptimizerConfig, width: int | None) -> float:
+    if config.lr_scheduler_type != "noam":
+        return config.learning_rate
+    if width is None:
+        raise InvalidValue.of("lr_scheduler_type", "noam", "another one, as the model has no hidden_size")
+    return float(config.learning_rate * (width * config.warmup_steps) ** -0.5)
 
 
-def adamw(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW over the model's parameters; only matrices and larger ones decay, biases and gains do not."""
+def _fallen(step: int, config: OptimizerConfig) -> float:
+    """The share of the steps after the warm-up that is done after this step, above 0 and up to 1."""
+    return (step - config.warmup_steps + 1) / (config.steps - config.warmup_steps)
+
+
+def _lowest(config: OptimizerConfig) -> float:
+    return config.with_defaults().min_learning_rate or 0.0
+
+
+def _cosine(step: int, peak: float, config: OptimizerConfig) -> float:
+    """Half a cosine to `min_learning_rate` (Loshchilov & Hutter 2017, arXiv 1608.03983, without restarts)."""
+    lowest = _lowest(config)
+    return lowest + 0.5 * (1.0 + math.cos(math.pi * _fallen(step, config))) * (peak - lowest)
+
+
+def _linear(step: int, peak: float, config: OptimizerConfig) -> float:
+    return peak + _fallen(step, config) * (_lowest(config) - peak)
+
+
+def _constant(step: int, peak: float, config: OptimizerConfig) -> float:  # noqa: ARG001 -- as all schedules
+    return peak
+
+
+def _inverse_sqrt(step: int, peak: float, config: OptimizerConfig) -> float:
+    """peak · (warmup / step)^0.5 with steps from 1; the peak of noam makes it Vaswani et al.'s equation 3."""
+    return float(peak * (config.warmup_steps / (step + 1)) ** 0.5)
+
+
+def _halving(step: int, peak: float, config: OptimizerConfig) -> float:
+    """Halved at `start_decay_steps` and every `decay_steps` from there (Sutskever et al. 2014, section 3.4)."""
+    config = config.with_defaults()
+    start, every = int(config.start_decay_steps or 0), int(config.decay_steps or 1)
+    return peak if step < start else peak * 0.5 ** (1 + (step - start) // every)
+
+
+DECAYS: Mapping[str, Callable[[int, float, OptimizerConfig], float]] = {
+    "cosine": _cosine,
+    "linear": _linear,
+    "constant": _constant,
+    "inverse_sqrt": _inverse_sqrt,
+    "noam": _inverse_sqrt,
+    "halving": _halving,
+}
+"""The learning rate of a step after the warm-up, from 0, given the peak: by the name of the schedule."""
+
+
+def optimizer_of(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """The optimizer over the model's trained parameters that `config.optim` names."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
+    return OPTIMIZERS[config.optim](trained, config.with_defaults())
+
+
+def adamw(trained: list[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
+    """AdamW; only matrices and larger tensors decay, biases and gains do not."""
+    groups: list[dict[str, Any]] = [
         {"params": [p for p in trained if p.dim() >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
     ]
@@ -43,26 +97,57 @@ def adamw(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=config.learning_rate,
-        betas=(config.beta1, config.beta2),
+        betas=(config.beta1 or 0.0, config.beta2 or 0.0),
+        eps=config.epsilon or 0.0,
         fused=True,
     )
 
 
+def sgd(trained: list[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
+    """Stochastic gradient descent, with momentum where asked for."""
+    return torch.optim.SGD(trained, lr=config.learning_rate, momentum=config.momentum or 0.0)
+
+
+def adadelta(trained: list[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
+    """Adadelta (Zeiler 2012, arXiv 1212.5701); its paper has a learning rate of 1."""
+    rho, epsilon = config.rho or 0.0, config.epsilon or 0.0
+    return torch.optim.Adadelta(trained, lr=config.learning_rate, rho=rho, eps=epsilon)
+
+
+OPTIMIZERS: Mapping[str, Callable[[list[nn.Parameter], OptimizerConfig], torch.optim.Optimizer]] = {
+    "adamw": adamw,
+    "sgd": sgd,
+    "adadelta": adadelta,
+}
+"""The optimizers by name, made from parameters and a config with all its fields."""
+
+
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimiser's state as "moment:parameter" -> tensor; empty before the first step."""
+    """The optimizer's state as "moment:parameter" -> tensor; empty before the first step, and of plain SGD."""
     return {
-        f"{moment}:{name}": optimizer.state[parameter][moment]
+        f"{moment}:{name}": tensor
         for name, parameter in model.named_parameters()
-        for moment in MOMENTS
-        if moment in optimizer.state[parameter]
+        for moment, tensor in optimizer.state.get(parameter, {}).items()
+        if isinstance(tensor, Tensor)
     }
 
 
-def restore_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+MOMENTS: Mapping[str, tuple[str, ...]] = {
+    "adamw": ("exp_avg", "exp_avg_sq", "step"),
+    "sgd": ("momentum_buffer",),
+    "adadelta": ("square_avg", "acc_delta", "step"),
+}
+"""What an optimizer keeps of each parameter after its first step; plain SGD keeps nothing."""
+
+
+def restore_optimizer_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], config: OptimizerConfig
+) -> None:
     """Put back what `optimizer_state` gave; KeyError if a trained parameter has none."""
+    moments = MOMENTS[config.optim] if config.optim != "sgd" or config.momentum else ()
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            saved = {moment: tensors[f"{moment}:{name}"] for moment in MOMENTS}
+        if parameter.requires_grad and moments:
+            saved = {moment: tensors[f"{moment}:{name}"] for moment in moments}
             optimizer.state[parameter] = {moment: tensor.to(parameter.device) for moment, tensor in saved.items()}
 
 

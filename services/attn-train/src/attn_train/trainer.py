@@ -16,7 +16,13 @@ from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 
 from attn_train.checkpoint import CheckpointFolder, Progress, random_states, read_checkpoint, restore_random_states
-from attn_train.optimizer import PRECISIONS, adamw, learning_rate, optimizer_state, restore_optimizer_state
+from attn_train.optimizer import (
+    PRECISIONS,
+    learning_rate,
+    optimizer_of,
+    optimizer_state,
+    restore_optimizer_state,
+)
 from attn_train.records import Stop, StopFlag
 from attn_train.tasks.base import Dataset, derived
 
@@ -92,10 +98,11 @@ class Trainer:
         self.step = 0
         self.elapsed = 0.0
         self._checkpoints = checkpoints
-        self._optimizer = adamw(model, config.optimizer)
+        self._optimizer = optimizer_of(model, config.optimizer)
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._device = self._trained[0].device
         self._task = dataset.task(config)
+        self._width: int | None = getattr(getattr(model, "config", None), "hidden_size", None)
         self._throughput = Throughput()
         self._saved_step: int | None = None
 
@@ -111,8 +118,9 @@ class Trainer:
         with torch.no_grad():
             for name, tensor in _saved_tensors(self.model).items():
                 tensor.copy_(parts["weights"][name])
-        restore_optimizer_state(self.model, self._optimizer, parts["optimizer"])
+        restore_optimizer_state(self.model, self._optimizer, parts["optimizer"], self.config.optimizer)
         restore_random_states(self._task.generator, parts["random"])
+        self._task.reinforce.restore(parts.get("loss", {}))
         self.step, self.elapsed, self._saved_step = progress.step, progress.elapsed_seconds, progress.step
         return True
 
@@ -145,6 +153,8 @@ class Trainer:
             "optimizer": optimizer_state(self.model, self._optimizer),
             "random": random_states(self._task.generator),
         }
+        if loss := self._task.reinforce.state():
+            parts["loss"] = dict(loss)
         written = self._checkpoints.write(Progress(step=self.step, elapsed_seconds=self.elapsed), parts)
         self._saved_step = self.step
         report.checkpoint(written.step, written.path, written.size)
@@ -159,7 +169,7 @@ class Trainer:
 
     def _one_step(self, report: Reporter) -> None:
         began = time.perf_counter()
-        rate = learning_rate(self.step, self.config.optimizer)
+        rate = learning_rate(self.step, self.config.optimizer, self._width)
         loss, norm = self._update(rate)
         self.step += 1
         report.heartbeat()

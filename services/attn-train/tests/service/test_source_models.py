@@ -92,7 +92,6 @@ async def test_what_does_not_fit_is_refused_before_a_job_is_recorded(server, rec
 
 async def test_a_decoder_takes_nothing_of_a_source(server, wire_config, submit):
     for change in (
-        lambda config: setattr(config.optimizer, "label_smoothing", 0.1),
         lambda config: setattr(config.evaluation, "bleu_sentences", 3),
         lambda config: config.model.model_options.update({"hidden_size": 8}),
     ):

@@ -62,12 +62,15 @@ class TritonPaged(PagedAttendKernel):
         return 0.1 if problem.rows == "plain" else 0.06
 
     def run(self, spec: AttentionSpec, operands: PagedAttentionInputs) -> Tensor:
-        """The output [tokens, heads, value_size]; see `paged.attend` and, for `StaticRows`, `paged.decode`."""
+        """The output [tokens, heads, value_size]; see `paged.attend` and, for `StaticRows`, `paged.bucket`."""
         from attn_kernels_triton.paged.attend import attend_rows
-        from attn_kernels_triton.paged.decode import decode_rows
+        from attn_kernels_triton.paged.bucket import attend_static
 
-        static = isinstance(operands.rows, StaticRows)
-        out: Tensor = decode_rows(spec, operands) if static else attend_rows(spec, operands)
+        rows = operands.rows
+        if isinstance(rows, StaticRows):
+            static: Tensor = attend_static(spec, operands, rows)
+            return static
+        out: Tensor = attend_rows(spec, operands)
         return out
 
 

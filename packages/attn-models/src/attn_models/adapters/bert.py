@@ -121,7 +121,7 @@ class BertAdapter(EncoderAdapter):
 
     def attention_choices(self, values: Mapping[str, Any], layers: int) -> tuple[AttentionChoice, ...]:  # noqa: ARG002
         """The mechanisms of the layers."""
-        return (AttentionChoice(mechanism="mha"),)
+        return (AttentionChoice(mechanism="attn-variants/mha"),)
 
     def hf_attention(self, config: EncoderConfig) -> dict[str, Any]:
         """The keys of config.json for the layers' attention: none; raises `Incompatible` for other attention.
@@ -152,7 +152,7 @@ class BertAdapter(EncoderAdapter):
         return f"encoder.layer.{layer}.{self.block[part]}.{leaf}"
 
 
-BIGBIRD = "bigbird"
+BIGBIRD = "attn-variants/bigbird"
 OWN = {"attention_type", "block_size", "num_random_blocks", "use_bias", "rescale_embeddings"}
 
 
@@ -184,9 +184,10 @@ class BigBirdAdapter(BertAdapter):
 
     def hf_attention(self, config: EncoderConfig) -> dict[str, Any]:
         """The blocks, which must be the same in every layer."""
-        if set(config.mechanisms) != {BIGBIRD}:
+        attentions = [attention_of(config, layer) for layer in range(config.num_layers)]
+        if {attention.full_name for attention in attentions} != {BIGBIRD}:
             return super().hf_attention(config) | {"attention_type": "original_full"}
-        chosen: list[Any] = [attention_of(config, layer).config for layer in range(config.num_layers)]
+        chosen: list[Any] = [attention.config for attention in attentions]
         if len({(one.block, one.random) for one in chosen}) > 1 or any(one.seed is not None for one in chosen):
             raise Incompatible(
                 "blocks that differ between layers, and seeds, cannot be expressed in a big_bird config.json"
@@ -198,7 +199,7 @@ class BigBirdAdapter(BertAdapter):
         }
 
 
-LONGFORMER = "longformer"
+LONGFORMER = "attn-variants/longformer"
 GLOBAL = "global_positions"
 """A key of ours, which transformers keeps and does not read: there, global tokens are an argument of every call."""
 
@@ -248,7 +249,7 @@ class LongformerAdapter(BertAdapter):
         windows, places = [], set()
         for layer in range(config.num_layers):
             attention = attention_of(config, layer)
-            if attention.mechanism.name != LONGFORMER:
+            if attention.full_name != LONGFORMER:
                 self.refuse(attention.mechanism.name)
             chosen: Any = attention.config
             windows.append(chosen.window)

@@ -106,7 +106,7 @@ def _hf_module(ours: str) -> str:
     return f"mlp.{where}{matrix[2]}_proj"
 
 
-MECHANISM = "mla"
+MECHANISM = "attn-variants/mla"
 LATENT_EPS = 1e-6
 # Options of the mechanism by their keys in config.json.
 SIZES = {
@@ -130,7 +130,7 @@ EXPERTS = (
 DENSE = {
     name: value
     for name, value in FIXED.items()
-    if name not in {"experts", "rope_interleave", "num_nextn_predict_layers"}
+    if name not in {"num_experts", "rope_interleave", "num_nextn_predict_layers"}
 }
 
 
@@ -190,7 +190,7 @@ class DeepseekAdapter(LlamaAdapter):
             "hidden_act": "silu",
             "rope_parameters": self._ropes(config, options["score_factor"]),
             "attention_bias": False,
-            "first_k_dense_replace": config.num_layers if config.experts is None else config.first_k_dense_replace,
+            "first_k_dense_replace": config.num_layers if config.num_experts is None else config.first_k_dense_replace,
             **({} if config.mixture is None else self._hf_experts(config.mixture, config)),
         }
 
@@ -213,8 +213,8 @@ class DeepseekAdapter(LlamaAdapter):
         if dense >= layers:
             return {}
         return {
-            "experts": needed(values, "n_routed_experts"),
-            "experts_per_token": needed(values, "num_experts_per_tok"),
+            "num_experts": needed(values, "n_routed_experts"),
+            "num_experts_per_tok": needed(values, "num_experts_per_tok"),
             "n_shared_experts": values.get("n_shared_experts") or None,
             "moe_intermediate_size": needed(values, "moe_intermediate_size"),
             "routed_scaling_factor": values.get("routed_scaling_factor", 1.0),
@@ -329,7 +329,7 @@ class DeepseekV3Adapter(DeepseekAdapter):
 def latent_options(attention: LayerAttention, layout: str) -> dict[str, Any]:
     """The options of a layer of latent attention; raises `Incompatible` for any other."""
     mechanism, config = attention.mechanism, attention.config
-    if mechanism.name != MECHANISM:
+    if attention.full_name != MECHANISM:
         raise Incompatible(
             f"mechanism {mechanism.name!r} cannot be expressed in a {layout} config.json", mechanism=mechanism.name
         )

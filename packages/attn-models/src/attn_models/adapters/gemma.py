@@ -17,7 +17,7 @@ from attn_models.adapters.llama import BLOCK, READS, LlamaAdapter
 from attn_models.attention import LayerAttention, layer_attentions
 from attn_models.decoder.config import AttentionChoice, DecoderConfig
 
-MECHANISM = "gemma"
+MECHANISM = "attn-variants/gemma"
 
 
 def gemma_options(attention: LayerAttention, layout: str) -> dict[str, Any]:
@@ -75,7 +75,7 @@ FIXED = {
     "partial_rotary_factor": 1.0,
     "rope_scaling": None,
     "scale_embedding": True,
-    "experts": None,
+    "num_experts": None,
     "num_nextn_predict_layers": 0,
 }
 OWN = {

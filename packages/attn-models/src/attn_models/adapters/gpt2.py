@@ -27,7 +27,7 @@ MATRICES = {
 }
 LEAVES = ("weight", "bias")
 PREFIX = "transformer."
-PLAIN = {"scale_embedding": False, "final_logit_softcapping": None, "experts": None, "num_nextn_predict_layers": 0}
+PLAIN = {"scale_embedding": False, "final_logit_softcapping": None, "num_experts": None, "num_nextn_predict_layers": 0}
 FIXED = {"norm": "layer", "norm_place": "pre", "positions": "learned", "bias": True} | PLAIN
 OUTSIDE = {"embedding": "wte", "positions": "wpe", "norm": "ln_f"}
 READS = frozenset(
@@ -77,7 +77,7 @@ class Gpt2Adapter(StateDictAdapter):
             hidden_size=needed(values, "n_embd"),
             num_layers=needed(values, "n_layer"),
             num_heads=needed(values, "n_head"),
-            mechanism="mha",
+            mechanism="attn-variants/mha",
             norm="layer",
             norm_eps=values.get("layer_norm_epsilon", 1e-5),
             feed_forward=ACTIVATIONS[activation],

@@ -44,7 +44,7 @@ FIXED = {
     "rope_interleave": False,
     "scale_embedding": False,
     "final_logit_softcapping": None,
-    "experts": None,
+    "num_experts": None,
     "num_nextn_predict_layers": 0,
 }
 READS = frozenset(
@@ -97,7 +97,7 @@ class LlamaAdapter(StateDictAdapter):
             num_heads=heads,
             num_kv_heads=key_value_heads,
             head_dim=values.get("head_dim"),
-            mechanism="mha" if key_value_heads == heads else "gqa",
+            mechanism="attn-variants/mha" if key_value_heads == heads else "attn-variants/gqa",
             norm="rms",
             norm_eps=values.get("rms_norm_eps", 1e-6),
             feed_forward="swiglu",
@@ -157,7 +157,7 @@ class MistralAdapter(LlamaAdapter):
         window = values.get("sliding_window")
         if window is None:
             return config
-        return dataclasses.replace(config, mechanism="sliding_window", options={"window": window})
+        return dataclasses.replace(config, mechanism="attn-variants/sliding_window", options={"window": window})
 
     def to_hf_config(self, config: DecoderConfig) -> dict[str, Any]:
         """A MistralConfig."""
@@ -189,7 +189,7 @@ class MixtralAdapter(MistralAdapter):
     defaults = DEFAULTS
     known_keys = MistralAdapter.known_keys | {"num_local_experts", "num_experts_per_tok", "router_jitter_noise"}
     block = BLOCK | {"feed_forward.router.score": "block_sparse_moe.gate"}
-    required_fields = {key: value for key, value in FIXED.items() if key != "experts"} | {
+    required_fields = {key: value for key, value in FIXED.items() if key != "num_experts"} | {
         "routing": "mixtral",
         "bias": False,
     }
@@ -200,8 +200,8 @@ class MixtralAdapter(MistralAdapter):
         plain = super().from_hf_config(values)
         return dataclasses.replace(
             plain,
-            experts=values.get("num_local_experts", 8),
-            experts_per_token=values.get("num_experts_per_tok", 2),
+            num_experts=values.get("num_local_experts", 8),
+            num_experts_per_tok=values.get("num_experts_per_tok", 2),
         )
 
     def to_hf_config(self, config: DecoderConfig) -> dict[str, Any]:

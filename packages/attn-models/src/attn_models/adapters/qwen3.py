@@ -19,11 +19,12 @@ from attn_models.attention import LayerAttention, layer_attentions
 from attn_models.decoder.config import AttentionChoice, DecoderConfig, Experts
 
 
-def require_mechanism(name: str, package: str, layout: str) -> None:
-    """Raise `UnknownName` with the package to install unless a mechanism of this name is installed."""
+def require_mechanism(full_name: str, layout: str) -> None:
+    """Raise `UnknownName` with the package to install unless the mechanism `distribution/name` is installed."""
     try:
-        installed().mechanisms.full_name(name)
+        installed().mechanisms.full_name(full_name)
     except UnknownName as error:
+        package, _, name = full_name.rpartition("/")
         message = f"unknown mechanism {name!r}, which layers of a {layout} model compute; pip install {package}"
         raise UnknownName(message, kind="mechanism", name=name, package=package) from error
 
@@ -139,8 +140,7 @@ def hf_name(rest: str) -> str:
 
 
 FULL, LINEAR = "full_attention", "linear_attention"
-SOFTMAX, DELTA = "gated", "gated_deltanet"
-PACKAGES = {SOFTMAX: "attn-gated", DELTA: "attn-gated-deltanet"}
+SOFTMAX, DELTA = "attn-gated/gated", "attn-gated-deltanet/gated_deltanet"
 PERIOD = 4
 ROTATED = 0.25
 # Options of the recurrent mechanism by their keys in config.json.
@@ -177,7 +177,7 @@ class Qwen3NextAdapter(LlamaAdapter):
 
     model_type = "qwen3_next"
     known_keys = READS | DEFAULTS.keys() | LAYERS
-    required_fields = {key: value for key, value in FIXED.items() if key != "experts"} | {"bias": False}
+    required_fields = {key: value for key, value in FIXED.items() if key != "num_experts"} | {"bias": False}
 
     def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a Qwen3NextConfig; raises `UnknownName` with the packages of missing mechanisms."""
@@ -189,7 +189,7 @@ class Qwen3NextAdapter(LlamaAdapter):
         period = required_count(values, "full_attention_interval", PERIOD)
         kinds = layer_kinds(values, plain.num_layers, (LINEAR, FULL), period)
         for name in sorted({SOFTMAX if kind == FULL else DELTA for kind in kinds}):
-            require_mechanism(name, PACKAGES[name], self.model_type)
+            require_mechanism(name, self.model_type)
         softmax = AttentionChoice(mechanism=SOFTMAX, options={"norm_eps": plain.norm_eps})
         sizes = {ours: needed(values, theirs) for theirs, ours in SIZES.items()}
         own = {"rotary": None, "num_kv_heads": None, "norm_eps": plain.norm_eps}
@@ -209,7 +209,7 @@ class Qwen3NextAdapter(LlamaAdapter):
         """A Qwen3NextConfig that transformers 5 reads."""
         require_fields(config, self.required_fields, self.model_type)
         attentions = layer_attentions(config)
-        kinds = [LINEAR if attention.mechanism.name == DELTA else FULL for attention in attentions]
+        kinds = [LINEAR if attention.full_name == DELTA else FULL for attention in attentions]
         for attention, kind in zip(attentions, kinds, strict=True):
             if kind == FULL:
                 self._require_softmax(attention, config)
@@ -226,7 +226,7 @@ class Qwen3NextAdapter(LlamaAdapter):
     def layout(self, config: DecoderConfig) -> Layout:
         """The names of its tensors, which depend on the heads."""
         attentions = layer_attentions(config)
-        groups = [a.config.sizes.key_heads if a.mechanism.name == DELTA else config.num_heads for a in attentions]  # type: ignore[attr-defined]
+        groups = [a.config.sizes.key_heads if a.full_name == DELTA else config.num_heads for a in attentions]  # type: ignore[attr-defined]
         return Qwen3NextLayout(groups)
 
     def _require_softmax(self, attention: LayerAttention, config: DecoderConfig) -> None:
@@ -240,7 +240,11 @@ class Qwen3NextAdapter(LlamaAdapter):
             rotary=config.rotary,
         )
         name, gates = attention.mechanism.name, getattr(attention.config, "per", None)
-        if name != SOFTMAX or attention.mechanism.spec(attention.config) != expected or gates != "element":
+        if (
+            attention.full_name != SOFTMAX
+            or attention.mechanism.spec(attention.config) != expected
+            or gates != "element"
+        ):
             message = f"mechanism {name!r} with these options cannot be expressed in a {self.model_type} config.json"
             raise Incompatible(message, mechanism=name)
 
@@ -273,8 +277,8 @@ def _expert_fields(values: Mapping[str, Any], layers: int) -> dict[str, Any]:
         allowed = f"a multiple of the moe_intermediate_size {hidden}"
         raise InvalidValue.of("shared_expert_intermediate_size", shared, allowed)
     return {
-        "experts": values["num_experts"],
-        "experts_per_token": needed(values, "num_experts_per_tok"),
+        "num_experts": values["num_experts"],
+        "num_experts_per_tok": needed(values, "num_experts_per_tok"),
         "routing": ROUTING[bool(values["norm_topk_prob"])],
         "n_shared_experts": shared // hidden,
         "shared_expert_gate": True,

@@ -22,7 +22,7 @@ from attn_models.decoder.config import AttentionChoice
 from attn_models.encoder.config import ReformerConfig, attention_of
 from attn_models.encoder.encoder import Reformer
 
-HASHED, LOCAL = "lsh", "chunk_ring"
+HASHED, LOCAL = "attn-variants/lsh", "attn-variants/chunk_ring"
 SIZES = {
     "vocab_size": "vocab_size",
     "max_seq_len": "max_position_embeddings",
@@ -108,13 +108,15 @@ class ReformerAdapter(EncoderAdapter):
 
     def to_hf_config(self, config: ReformerConfig) -> dict[str, Any]:
         """A ReformerConfig that transformers 5 reads."""
-        chosen: list[Any] = [attention_of(config, layer).config for layer in range(config.num_layers)]
-        if any(name not in (HASHED, LOCAL) for name in config.mechanisms):
+        attentions = [attention_of(config, layer) for layer in range(config.num_layers)]
+        chosen: list[Any] = [attention.config for attention in attentions]
+        names = [attention.full_name for attention in attentions]
+        if any(name not in (HASHED, LOCAL) for name in names):
             raise Incompatible(
                 f"other mechanisms than {HASHED!r} and {LOCAL!r} cannot be expressed in a {self.model_type}"
             )
-        hashed = [one for one, name in zip(chosen, config.mechanisms, strict=True) if name == HASHED]
-        local = [one for one, name in zip(chosen, config.mechanisms, strict=True) if name == LOCAL]
+        hashed = [one for one, name in zip(chosen, names, strict=True) if name == HASHED]
+        local = [one for one, name in zip(chosen, names, strict=True) if name == LOCAL]
         if any(getattr(one, name) != value for one in hashed for name, value in HF_HASHING.items()):
             raise Incompatible(f"hashing other than with {HF_HASHING} cannot be expressed in a reformer config.json")
         if any(one.reach != 1 for one in local) or len({one.chunk for one in chosen}) > 1:
@@ -130,11 +132,11 @@ class ReformerAdapter(EncoderAdapter):
             "model_type": self.model_type,
             **{theirs: getattr(config, ours) for ours, theirs in SIZES.items()},
             "attention_head_size": config.head_dim or config.hidden_size // config.num_heads,
-            "attn_layers": ["lsh" if name == HASHED else "local" for name in config.mechanisms],
+            "attn_layers": ["lsh" if name == HASHED else "local" for name in names],
             "lsh_attn_chunk_length": chosen[0].chunk,
             "local_attn_chunk_length": chosen[0].chunk,
             **({"num_buckets": hashed[0].buckets, "num_hashes": hashed[0].rounds} if hashed else {}),
-            "hash_seed": _hash_seed(config, chosen),
+            "hash_seed": _hash_seed({n: chosen[n].seed for n, name in enumerate(names) if name == HASHED}),
             "axial_pos_embds": config.axial_pos_shape is not None,
             **(
                 {"axial_pos_shape": config.axial_pos_shape, "axial_pos_embds_dim": config.axial_pos_embds_dim}
@@ -206,9 +208,8 @@ def _pair(values: Mapping[str, Any], key: str) -> tuple[int, int]:
     return given[0], given[1]
 
 
-def _hash_seed(config: ReformerConfig, chosen: Sequence[Any]) -> int | None:
-    """The seed of all layers that hash; None where each has its number."""
-    seeds = {layer: one.seed for layer, one in enumerate(chosen) if config.mechanisms[layer] == HASHED}
+def _hash_seed(seeds: Mapping[int, int]) -> int | None:
+    """The seed of all layers that hash, from those by layer; None where each has its number."""
     if all(layer == seed for layer, seed in seeds.items()):
         return None
     if len(set(seeds.values())) > 1:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from attn_core import installed
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
 from torch import Tensor
 
@@ -70,7 +71,7 @@ class VitAdapter(Layout):
         """The config.json of a model; raises `Incompatible` for attention that the layout cannot express."""
         choices = config.pattern or (config.choice(0),)
         for choice in choices:
-            if choice.mechanism != "mha" or choice.options:
+            if installed().mechanisms.full_name(choice.mechanism) != "attn-variants/mha" or choice.options:
                 raise Incompatible(f"mechanism {choice.mechanism!r} cannot be expressed in a vit config.json")
         if config.head_dim not in (None, config.hidden_size // config.num_heads):
             raise Incompatible(f"heads of {config.head_dim} elements cannot be expressed in a vit config.json")

@@ -148,14 +148,15 @@ def _config(config: DecoderConfig, old: Heads, count: int, groups: tuple[int, ..
     options = {} if regular else {"groups": groups}
 
     def choice(given: AttentionChoice) -> AttentionChoice:
-        mechanism = installed().mechanisms.get(given.mechanism)
+        registry = installed().mechanisms
+        mechanism, name = registry.get(given.mechanism), registry.full_name(given.mechanism)
         own = {name: value for name, value in given.options.items() if name != "groups"}
-        if mechanism.can(Capability.GROUPED) and (regular or mechanism.name == "gqa"):
+        if mechanism.can(Capability.GROUPED) and (regular or name == "attn-variants/gqa"):
             return AttentionChoice(mechanism=given.mechanism, options=own | options)
-        if own or mechanism.name not in {"mha", "mqa"}:
+        if own or name not in {"attn-variants/mha", "attn-variants/mqa"}:
             what = "no fewer key/value heads" if regular else "no unequal groups of heads"
             raise Incompatible(f"mechanism {mechanism.name!r} takes {what}", mechanism=mechanism.name)
-        return AttentionChoice(mechanism="gqa", options=options)
+        return AttentionChoice(mechanism="attn-variants/gqa", options=options)
 
     first = choice(AttentionChoice(mechanism=config.mechanism, options=config.options))
     pattern = tuple(choice(given) for given in config.pattern)

@@ -13,7 +13,7 @@ from attn_models.conversion.heads import PROJECTIONS, by_head, specs_of
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 
-MECHANISM = "transmla"
+MECHANISM = "attn-variants/transmla"
 
 
 def latent_attention(model: Decoder, latent: int | None = None) -> tuple[Decoder, float]:

@@ -104,19 +104,20 @@ class Decoder(nn.Module):
         normed: Tensor = self.norm(hidden)
         return normed
 
-    def next_token_loss(self, tokens: Tensor, targets: Tensor, ignored: int = -100) -> Tensor:
+    def next_token_loss(self, tokens: Tensor, targets: Tensor, ignored: int = -100, smoothing: float = 0.0) -> Tensor:
         """Mean cross-entropy, in nats per token, of the next tokens `targets` [batch, tokens] after `tokens` [batch,
-        tokens], over those that are not `ignored`; computed in chunks if there are many logits."""
-        return self._loss(self.hidden(tokens), targets, ignored)
+        tokens], over those that are not `ignored`, the share `smoothing` of each spread over the vocabulary; computed
+        in chunks if there are many logits."""
+        return self._loss(self.hidden(tokens), targets, Targets(ignored=ignored, smoothing=smoothing))
 
-    def training_loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+    def training_loss(self, tokens: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
         """`next_token_loss`, and `nextn_predict_loss_weight` times the mean loss of multi-token prediction."""
-        hidden, length = self.hidden(tokens), tokens.shape[1]
-        loss, later = self._loss(hidden, targets), hidden.new_zeros(())
+        hidden, length, judged = self.hidden(tokens), tokens.shape[1], Targets(smoothing=smoothing)
+        loss, later = self._loss(hidden, targets, judged), hidden.new_zeros(())
         for depth, predictor in enumerate(self.predictors[: length - 1], start=1):
             known = torch.arange(depth, length, device=tokens.device)
             hidden = predictor(hidden[:, : length - depth], self._embed(targets[:, depth - 1 : -1], known))
-            later = later + self._loss(hidden, targets[:, depth:])
+            later = later + self._loss(hidden, targets[:, depth:], judged)
         return loss + self.config.nextn_predict_loss_weight * later / max(len(self.predictors), 1)
 
     def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
@@ -200,12 +201,11 @@ class Decoder(nn.Module):
     def _unembedding(self) -> Tensor:
         return cast("Tensor", self.embedding.weight if self.unembedding is None else self.unembedding.weight)
 
-    def _loss(self, hidden: Tensor, ids: Tensor, ignored: int = -100) -> Tensor:
+    def _loss(self, hidden: Tensor, ids: Tensor, judged: Targets) -> Tensor:
         if self.head is not None:
-            return mean_loss(self.logits(hidden), ids, Targets(ignored=ignored))
-        return linear_cross_entropy(
-            hidden, self._unembedding(), ids, Targets(ignored=ignored, cap=self.config.final_logit_softcapping)
-        )
+            return mean_loss(self.logits(hidden), ids, judged)
+        capped = dataclasses.replace(judged, cap=self.config.final_logit_softcapping)
+        return linear_cross_entropy(hidden, self._unembedding(), ids, capped)
 
     def _blocks(self) -> Sequence[Block]:
         return cast("Sequence[Block]", self.blocks)

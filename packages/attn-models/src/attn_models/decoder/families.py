@@ -72,8 +72,8 @@ class Gpt3Family(NamedDecoder):
 
     def layers(self, own: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Dense, then banded."""
-        banded = {"mechanism": "sliding_window", "options": {"window": own["band"]}}
-        return [{"mechanism": "mha"}, banded]
+        banded = {"mechanism": "attn-variants/sliding_window", "options": {"window": own["band"]}}
+        return [{"mechanism": "attn-variants/mha"}, banded]
 
 
 class SparseTransformerFamily(NamedDecoder):
@@ -92,7 +92,10 @@ class SparseTransformerFamily(NamedDecoder):
             raise InvalidValue.of("kind", own["kind"], "'strided' or 'fixed'")
         fixed = {"block": own["stride"], "summaries": own["summaries"]}
         sizes = fixed if own["kind"] == "fixed" else {"stride": own["stride"]}
-        return [{"mechanism": own["kind"], "options": sizes | {"pattern": part}} for part in ("local", "column")]
+        return [
+            {"mechanism": f"attn-variants/{own['kind']}", "options": sizes | {"pattern": part}}
+            for part in ("local", "column")
+        ]
 
 
 class RetNetFamily(NamedDecoder):
@@ -116,7 +119,7 @@ class RetNetFamily(NamedDecoder):
 
     def layers(self, own: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Retention in all."""
-        return [{"mechanism": "retnet", "options": {"scale_base": own["scale_base"]}}]
+        return [{"mechanism": "attn-variants/retnet", "options": {"scale_base": own["scale_base"]}}]
 
 
 def named_decoders() -> list[ModelFamily]:

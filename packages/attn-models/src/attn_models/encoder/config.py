@@ -33,7 +33,7 @@ class EncoderShape(ABC):
     num_heads: int
     intermediate_size: int
     head_dim: int | None = None
-    mechanism: str = "mha"
+    mechanism: str = "attn-variants/mha"
     options: Mapping[str, Any] = field(default_factory=dict)
     pattern: tuple[AttentionChoice, ...] = ()
     feed_forward: str = "gelu"

@@ -50,7 +50,7 @@ class RnnsearchConfig(EncoderDecoderConfig):
 
     embedding: int
     maxout: int
-    mechanism: str = "alignment"
+    mechanism: str = "attn-variants/alignment"
     options: Mapping[str, Any] = field(default_factory=dict)
     num_heads: int = 1
 
@@ -66,7 +66,7 @@ class LuongConfig(BottleneckConfig):
     `input_feeding` adds the attentional vector of a step to the input of the next.
     """
 
-    mechanism: str = "luong"
+    mechanism: str = "attn-variants/luong"
     options: Mapping[str, Any] = field(default_factory=dict)
     num_heads: int = 1
     input_feeding: bool = True
@@ -82,7 +82,8 @@ class ShowAttendTellConfig(EncoderDecoderConfig):
 
     `convolutions` layers make `features` numbers of each cell; `mechanism` attends to the cells, with `num_heads` heads
     and its `options`. `hidden_size` is the size of the LSTM's state, `embedding` that of a word. `max_encoder_len` is
-    the number of cells plus the end token.
+    the number of cells plus the end token. `doubly_stochastic` is the weight λ of the penalty that makes a caption look
+    at every cell about once (equation 14 there).
     """
 
     rows: int
@@ -90,9 +91,10 @@ class ShowAttendTellConfig(EncoderDecoderConfig):
     features: int
     embedding: int
     convolutions: int = 3
-    mechanism: str = "visual_soft"
+    mechanism: str = "attn-variants/visual_soft"
     options: Mapping[str, Any] = field(default_factory=dict)
     num_heads: int = 1
+    doubly_stochastic: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,11 +125,11 @@ class TransformerConfig(EncoderDecoderConfig):
     num_layers: int
     num_heads: int
     intermediate_size: int
-    encoder: str = "mha"
+    encoder: str = "attn-variants/mha"
     encoder_options: Mapping[str, Any] = field(default_factory=dict)
-    decoder: str = "mha"
+    decoder: str = "attn-variants/mha"
     decoder_options: Mapping[str, Any] = field(default_factory=dict)
-    cross: str = "cross"
+    cross: str = "attn-variants/cross"
     cross_options: Mapping[str, Any] = field(default_factory=dict)
     norm_place: str = "post"
     attention_dropout: float = 0.0

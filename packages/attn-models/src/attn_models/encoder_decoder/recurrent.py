@@ -100,6 +100,20 @@ class RecurrentModel(nn.Module):
         source, lengths = encoder_input_lengths(source, key_padding_mask, self.max_encoder_len)
         return self.logits(self._run(tokens, self.read(source, lengths), lengths, None))
 
+    def forward_with_weights(
+        self, tokens: Tensor, source: Tensor, key_padding_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As `forward`, with the attention weights [batch, heads, tokens, source] and which annotations are real, bool
+        [batch, source].
+        """
+        source, lengths = encoder_input_lengths(source, key_padding_mask, self.max_encoder_len)
+        encoded, queries = self.read(source, lengths), list[Tensor]()
+        logits = self.logits(self._run(tokens, encoded, lengths, queries))
+        real = torch.arange(encoded.memory.shape[1]) < torch.tensor(lengths)[:, None]
+        real = real.to(encoded.memory.device)
+        weights = self.attention.weights(torch.stack(queries, dim=1), encoded.memory, key_padding_mask=real)
+        return logits, weights, real
+
     def encode(self, source: Tensor) -> Mapping[str, Mapping[str, Fields]]:
         """Encoder states of tokens [source]."""
         encoded = self.read(source[None], [len(source)])

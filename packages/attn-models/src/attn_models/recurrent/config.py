@@ -54,7 +54,7 @@ class KeyValueConfig(RecurrentConfig):
 
     embedding: int
     num_lstm_layers: int = 1
-    mechanism: str = "key_value_predict"
+    mechanism: str = "attn-variants/key_value_predict"
 
     @property
     def entering(self) -> int:
@@ -71,14 +71,14 @@ class KeyValueConfig(RecurrentConfig):
 class LstmnConfig(RecurrentConfig):
     """LSTM layers that attend to the tapes of all their earlier states (Cheng et al. 2016)."""
 
-    mechanism: str = "lstmn"
+    mechanism: str = "attn-variants/lstmn"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuringConfig(RecurrentConfig):
     """A controller with a memory (Graves et al. 2014); the option `slots` says how many rows of `head_dim` it has."""
 
-    mechanism: str = "ntm"
+    mechanism: str = "attn-variants/ntm"
 
 
 def attention_of(config: RecurrentConfig) -> LayerAttention:

@@ -51,15 +51,39 @@ def train(model, steps):
     return model.eval()
 
 
-def test_cl_39_means_lose_less_than_first_heads_and_these_less_than_random_ones_and_training_closes_the_gap(tiny):
+def test_cl_39_heads_made_of_the_old_ones_recover_what_was_lost_and_fresh_ones_do_not(tiny):
+    """Of eight seeds these hold for all; means are ahead of first heads in five only: `attn reproduce CL-39`."""
     torch.manual_seed(0)
     model = train(Decoder(tiny(vocab_size=8, hidden_size=32, num_heads=4, max_seq_len=18)), STEPS)
     held_out = sequences(50).flatten().tolist()[:900]
-    losses = {"before": text_loss(model, held_out, 18)}
-    further = {}
+    before, lost, left = text_loss(model, held_out, 18), {}, {}
     for method in ("mean", "first", "random"):
         converted, _ = fewer_heads(model, HeadMap((0, 0, 1, 1)), method)
-        losses[method] = text_loss(converted, held_out, 18)
-        further[method] = text_loss(train(converted, FURTHER), held_out, 18)
-    assert losses["before"] < losses["mean"] < losses["first"] < losses["random"], losses
-    assert further["mean"] - losses["before"] < (losses["mean"] - losses["before"]) / 2, (losses, further)
+        lost[method] = text_loss(converted, held_out, 18) - before
+        left[method] = text_loss(train(converted, FURTHER), held_out, 18) - before
+    for method in ("mean", "first"):
+        assert 0.1 < lost[method] < lost["random"], lost
+        assert left[method] < lost[method] / 4, (lost, left)
+        assert left[method] < left["random"] / 2, left
+
+
+@pytest.mark.parametrize("method", ["mean", "first"])
+def test_cl_39_heads_that_are_alike_lose_nothing(tiny, method):
+    torch.manual_seed(0)
+    model = Decoder(tiny(num_heads=4)).double()
+    with torch.no_grad():
+        for block in model.blocks:
+            for part in (block.attention.key, block.attention.value):
+                heads = part.weight.unflatten(0, (4, -1))
+                heads[1], heads[3] = heads[0], heads[2]
+    tokens = torch.randint(31, (2, 9))
+    converted, energy = fewer_heads(model, HeadMap((0, 0, 1, 1)), method)
+    assert energy == pytest.approx(1, abs=1e-12)
+    torch.testing.assert_close(converted(tokens), model(tokens), rtol=0, atol=1e-12)
+
+
+def test_cl_39_no_other_heads_are_as_near_as_the_means(tiny):
+    """The mean is the least-squares fit: first heads and fresh ones keep less of the old weights."""
+    model = Decoder(tiny(num_heads=4))
+    kept = {method: fewer_heads(model, HeadMap((0, 0, 1, 1)), method)[1] for method in ("mean", "first", "random")}
+    assert kept["mean"] > max(kept["first"], kept["random"])

@@ -166,11 +166,44 @@ def test_an_encoder_sees_both_ways(names):
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
 
 
-def test_gradients_flow(names, folder):
-    model = theirs(folder, "attn_sparsemax").train()
+def gradients(model, tokens):
+    """Of the loss of the next token, by name; of transformers' own loss for a model of theirs."""
+    logits = model(tokens)
+    logits = getattr(logits, "logits", logits)
+    torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def test_gradients_of_softmax_are_those_of_transformers_own_attention(names, folder):
     tokens = torch.randint(1, 61, (2, 9))
-    model(tokens, labels=tokens).loss.backward()
-    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
+    expected = gradients(theirs(folder, "eager").double().train(), tokens)
+    found = gradients(theirs(folder, "attn_gqa").double().train(), tokens)
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert gradient.abs().max() > 0, name
+        torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-6, msg=name)
+
+
+def test_gradients_of_another_distribution_are_finite_differences(names, folder):
+    """Along its gradient the loss changes by the norm of it; norms of transformers are in float32."""
+    model, tokens = theirs(folder, "attn_sparsemax").double().train(), torch.randint(1, 61, (2, 9))
+    weights = dict(model.named_parameters())
+
+    def loss():
+        logits = model(tokens).logits
+        return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+    for name in (name for name in weights if ".self_attn." in name):
+        (slope,) = torch.autograd.grad(loss(), [weights[name]])
+        norm = slope.norm()
+        assert norm > 1e-6, name
+        with torch.no_grad():
+            ends = []
+            for step in (1e-3, -2e-3):
+                weights[name].add_(slope / norm, alpha=step)
+                ends.append(loss())
+            weights[name].add_(slope / norm, alpha=1e-3)
+        assert ((ends[0] - ends[1]) / 2e-3).item() == pytest.approx(norm.item(), rel=1e-2), name
 
 
 def test_options_and_names_are_the_users():

@@ -94,6 +94,11 @@ ADDED = ("max_seq_len", "causal")
 class Settings(MechanismLaw):
     """Declared capabilities are honoured: causal and not, grouped heads, rotary positions."""
 
+    def test_a_setting_is_taken_or_refused_with_an_error_for_users(self, subject: Subject) -> None:
+        for refusal in subject.refusals:
+            if not isinstance(refusal.error, UserError):
+                raise LawBroken(f"{refusal.label} ends in {type(refusal.error).__name__}: {refusal.error}")
+
     def test_the_first_setting_is_taken_in_every_declared_mode(self, subject: Subject) -> None:
         for refusal in subject.refusals:
             asked = {name: value for name, value in refusal.setting.items() if name not in ADDED}

@@ -89,8 +89,8 @@ class HardConfig(AdditiveConfig):
 class HardVisual(SoftVisual):
     """Soft visual attention that reads one encoder output: a sampled one in training, otherwise the most probable.
 
-    In training `inner.samples` holds the samples, from which `attn_variants.reinforce.reinforce_loss` makes the loss
-    that trains the scores.
+    In training `inner.samples` holds the samples, from which `attn_core.reinforce.reinforce_loss` makes the loss that
+    trains the scores; `attn train` adds it.
     """
 
     name = "visual_hard"

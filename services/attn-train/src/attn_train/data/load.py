@@ -7,8 +7,9 @@ from pathlib import Path
 
 from attn_core import installed
 from attn_core.errors import InvalidValue, UnknownName
+from attn_core.models import ModelFamily
 from attn_models.sources import known_sources, pull
-from attn_schema.training import DataConfig, ModelConfig, TrainingConfig
+from attn_schema.training import DECODER, DataConfig, ModelConfig, TrainingConfig
 
 from attn_train.data.pairs import CAPTIONS, load_pairs, synthetic_task_pairs
 from attn_train.data.synthetic import TASKS
@@ -35,11 +36,22 @@ def require_known_text(name: str) -> None:
         raise UnknownName.of("data set", name, known)
 
 
+def family_named(name: str) -> ModelFamily:
+    """The installed family of this name; `decoder` alone is attn-models' own, whoever else offers one of that name.
+
+    Raises `UnknownName` and `AmbiguousName`.
+    """
+    return installed().models.get(f"attn-models/{DECODER}" if name == DECODER else name)
+
+
 def data_kind_of(model: ModelConfig) -> str:
     """The kind of data of the model's family, `ModelFamily.learns`; "pairs" for encoder-decoders."""
     if model.is_encoder_decoder:
         return PAIRS
-    return next((family.learns for family in installed().models if family.name == model.family), TEXT)
+    try:
+        return family_named(model.family).learns
+    except UnknownName:
+        return TEXT
 
 
 def load_dataset(config: TrainingConfig, home: Path, log: Callable[[str], None]) -> Dataset:

@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from attn_train.tasks.base import PADDED, OnBatch, derived, mean_validation_loss
+from attn_train.tasks.reinforce import Reinforce
 
 ALL_BATCHES = 10**9
 
@@ -64,8 +65,10 @@ class TokenClassificationTask:
     def __init__(self, sentences: TaggedDataset, config: TrainingConfig) -> None:
         self._sentences = sentences
         self._batch = config.optimizer.batch_size
+        self._smoothing = config.optimizer.label_smoothing
         self.generator = torch.Generator().manual_seed(derived(config.seed, "batches"))
         self.tokens = 0
+        self.reinforce = Reinforce()
 
     def next_batch(self) -> tuple[Tensor, ...]:
         """Any sentences, as `collate` has them."""
@@ -77,11 +80,11 @@ class TokenClassificationTask:
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Mean cross-entropy, in nats a word."""
-        return functional.cross_entropy(model(*batch[:-1]).flatten(0, 1), batch[-1].flatten(), ignore_index=PADDED)
+        return self.reinforce.loss(model, lambda: model(*batch[:-1]), batch[-1], self._smoothing)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
         """The mean over at most `batches` batches kept for validation."""
-        return self._mean(model, lambda batch: self.loss(model, batch), batches, on_batch)
+        return self._mean(model, lambda batch: _loss(model, batch), batches, on_batch)
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
         """Accuracy over all validation words."""
@@ -102,6 +105,10 @@ def collate(sentences: Sequence[TaggedTokens]) -> tuple[Tensor, Tensor, Tensor, 
     key_padding_mask = torch.arange(padded.shape[1]) < torch.tensor([len(row) for row in tokens])[:, None]
     goals = pad_sequence(classes, batch_first=True, padding_value=PADDED)
     return padded, key_padding_mask, pad_sequence(depths, batch_first=True), goals
+
+
+def _loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    return functional.cross_entropy(model(*batch[:-1]).flatten(0, 1), batch[-1].flatten(), ignore_index=PADDED)
 
 
 def tagging_accuracy(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:

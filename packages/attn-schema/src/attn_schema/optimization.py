@@ -1,0 +1,118 @@
+"""What updates the parameters of a model in training, and the schedule of its learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Annotated, Literal, Self
+
+from attn_core.errors import InvalidValue
+
+from attn_schema.schema import Checked, in_panel
+
+OPTIMIZER_PANEL = "Optimizer"
+_optimizer = in_panel(OPTIMIZER_PANEL)
+
+OPTIMIZER_FIELDS: Mapping[str, Mapping[str, float]] = {
+    "adamw": {"weight_decay": 0.1, "beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8},
+    "sgd": {"momentum": 0.0},
+    "adadelta": {"rho": 0.95, "epsilon": 1e-6},
+}
+"""What each optimizer takes beside the learning rate, and what it is if not given."""
+
+SCHEDULE_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "cosine": ("min_learning_rate",),
+    "linear": ("min_learning_rate",),
+    "constant": (),
+    "inverse_sqrt": (),
+    "noam": (),
+    "halving": ("start_decay_steps", "decay_steps"),
+}
+"""What each schedule takes beside `learning_rate` and `warmup_steps`."""
+
+
+class OptimizerConfig(Checked, frozen=True, kw_only=True):
+    """What updates the parameters, and the schedule of its learning rate.
+
+    Optimizers: adamw (arXiv 1711.05101; Adam with weight_decay 0), sgd, adadelta (arXiv 1212.5701). Schedules, each
+    after a linear warm-up: cosine (arXiv 1608.03983), linear, constant, inverse_sqrt, noam (arXiv 1706.03762, equation
+    3) and halving (arXiv 1409.3215, section 3.4). A field that the chosen ones do not take is refused.
+    """
+
+    steps: Annotated[int, _optimizer("Number of optimizer steps.", ge=1)] = 2000
+    batch_size: Annotated[int, _optimizer("Sequences, pairs or images in a step.", ge=1)] = 12
+    optim: Annotated[Literal["adamw", "sgd", "adadelta"], _optimizer("What updates the parameters.")] = "adamw"
+    learning_rate: Annotated[
+        float, _optimizer("Peak learning rate; with noam the factor of its formula.", gt=0, short="--lr")
+    ] = 1e-3
+    lr_scheduler_type: Annotated[
+        Literal["cosine", "linear", "constant", "inverse_sqrt", "noam", "halving"],
+        _optimizer(
+            "Learning rate after the warm-up: cosine and linear fall to min_learning_rate, inverse_sqrt falls with "
+            "the root of the step, noam is hidden_size^-0.5 times that, halving halves it every decay_steps."
+        ),
+    ] = "cosine"
+    min_learning_rate: (
+        Annotated[
+            float,
+            _optimizer("Learning rate of the last step, of cosine and linear; learning_rate / 10 if not given.", ge=0),
+        ]
+        | None
+    ) = None
+    warmup_steps: Annotated[int, _optimizer("Steps in which the learning rate rises from 0.", ge=0)] = 0
+    start_decay_steps: (
+        Annotated[int, _optimizer("Steps before halving begins; two thirds of steps if not given.", ge=0)] | None
+    ) = None
+    decay_steps: (
+        Annotated[int, _optimizer("Steps between halvings; a fifteenth of steps if not given.", ge=1)] | None
+    ) = None
+    weight_decay: (
+        Annotated[float, _optimizer("Decoupled weight decay of matrices, of adamw; 0.1 if not given.", ge=0)] | None
+    ) = None
+    beta1: (
+        Annotated[float, _optimizer("Decay of the mean of gradients, of adamw; 0.9 if not given.", ge=0, lt=1)] | None
+    ) = None
+    beta2: (
+        Annotated[float, _optimizer("Decay of the mean of squared gradients, of adamw; 0.99 if not given.", ge=0, lt=1)]
+        | None
+    ) = None
+    epsilon: (
+        Annotated[float, _optimizer("Added to divisors; 1e-8 for adamw, 1e-6 for adadelta if not given.", gt=0)] | None
+    ) = None
+    momentum: Annotated[float, _optimizer("Momentum of sgd; 0 if not given.", ge=0, lt=1)] | None = None
+    rho: Annotated[float, _optimizer("Decay of the means of adadelta; 0.95 if not given.", ge=0, lt=1)] | None = None
+    max_grad_norm: Annotated[float, _optimizer("Maximum norm of the whole gradient; 0 does not clip.", ge=0)] = 1.0
+    label_smoothing: Annotated[
+        float,
+        _optimizer("Probability that targets spread over the vocabulary or classes, in the training loss.", ge=0, lt=1),
+    ] = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_known(OPTIMIZER_FIELDS, self.optim)
+        self._require_known(SCHEDULE_FIELDS, self.lr_scheduler_type)
+        if self.min_learning_rate is not None and self.min_learning_rate > self.learning_rate:
+            allowed = f"0 to learning_rate {self.learning_rate:g}"
+            raise InvalidValue.of("min_learning_rate", self.min_learning_rate, allowed)
+        if self.warmup_steps > self.steps:
+            raise InvalidValue.of("warmup_steps", self.warmup_steps, f"0 to steps {self.steps}")
+        if self.lr_scheduler_type in {"noam", "inverse_sqrt"} and not self.warmup_steps:
+            allowed = f"at least 1 with {self.lr_scheduler_type}, whose formula divides by it"
+            raise InvalidValue.of("warmup_steps", self.warmup_steps, allowed)
+
+    def _require_known(self, fields: Mapping[str, Collection[str]], chosen: str) -> None:
+        """Raise `InvalidValue` for a field that `chosen` does not take and another one does."""
+        for name in {name: None for names in fields.values() for name in names}:
+            if getattr(self, name) is not None and name not in fields[chosen]:
+                takers = ", ".join(other for other, names in fields.items() if name in names)
+                raise InvalidValue.of(name, getattr(self, name), f"none with {chosen}; only {takers} takes it")
+
+    def with_defaults(self) -> Self:
+        """With every field that the chosen optimizer and schedule take."""
+        scheduled = {
+            "min_learning_rate": self.learning_rate / 10,
+            "start_decay_steps": self.steps * 2 // 3,
+            "decay_steps": max(1, self.steps // 15),
+        }
+        taken = {name: scheduled[name] for name in SCHEDULE_FIELDS[self.lr_scheduler_type]}
+        taken |= OPTIMIZER_FIELDS[self.optim]
+        return self.replace(**{name: value for name, value in taken.items() if getattr(self, name) is None})
