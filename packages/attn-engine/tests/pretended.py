@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from attn_kernels_triton import machine
 from attn_testing.pretend_cuda import PretendCuda, tensors_in
 
 
@@ -20,12 +19,10 @@ def gpu(monkeypatch) -> Iterator[PretendCuda]:
             pointers = tuple(tensor.data_ptr() for tensor in tensors_in(tuple(launch.call)))
             counter.launched(launch.program.__name__, launch.programs, pointers)
 
-    machine.absence.cache_clear()
-    monkeypatch.setattr("attn_kernels_triton.machine.devices", lambda *_: 1)
+    monkeypatch.setattr("attn_core.kernels.devices.has_gpu", lambda: True)
     monkeypatch.setattr("attn_kernels_triton.launch.Launch.run", run)
-    monkeypatch.setattr("attn_kernels_triton.paged.decode.multiprocessors", lambda _: 132)
+    monkeypatch.setattr("attn_kernels_triton.paged.bucket.processors", lambda _: 132)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "pretended")
     with counter, torch.inference_mode():
         yield counter
-    machine.absence.cache_clear()

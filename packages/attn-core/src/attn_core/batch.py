@@ -173,8 +173,8 @@ class StaticRows(RowsInPlace):
     """Rows of a `StaticBatch`: tensors that stay where they are and are filled anew before each step.
 
     `kv_indices` [requests, blocks], int32, are numbers of blocks of `block_size` rows each, those of a request from
-    position 0 on; behind the last of its blocks, and before its window, they mean nothing. `contexts` [requests], int64,
-    are how many rows each request remembers before this step's, -1 where there is no request. `firsts` is empty.
+    position 0 on; behind the last of its blocks, and before its window, they mean nothing. `contexts` [requests],
+    int64, are how many rows each request remembers before this step's, -1 where there is no request. `firsts` is empty.
     """
 
     block_size: int

@@ -79,6 +79,12 @@ def require_defined(model: Decoder, found: list) -> None:
                 assert abs(other.logprob - float(expected[other.id])) < 1e-3
 
 
+@pytest.fixture(autouse=True)
+def few_processors(monkeypatch):
+    """An interpreter's time goes by programs, and there are as many as processors are to be kept busy."""
+    monkeypatch.setattr("attn_kernels_triton.paged.bucket.processors", lambda _: 6)
+
+
 @pytest.fixture
 def programs(monkeypatch):
     """The names of the programs that were started."""

@@ -60,6 +60,12 @@ def static_step(layer, static, step: int) -> torch.Tensor:
         return layer.step(rows, static.batch(PADDED), static.view(PADDED)["layer"])[: len(PROMPTS)]
 
 
+@pytest.fixture(autouse=True)
+def few_processors(monkeypatch):
+    """An interpreter's time goes by programs, and there are as many as processors are to be kept busy."""
+    monkeypatch.setattr("attn_kernels_triton.paged.bucket.processors", lambda _: 6)
+
+
 @pytest.mark.parametrize(
     ("name", "cache"),
     [
