@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from attn_core.batch import Fields, LayerState, RaggedBatch
 from attn_core.computation import Computation
 from attn_core.config import MechanismConfig, check_config_type
-from attn_core.cost import Cost, Shape
+from attn_core.cost import Cost, Shape, Step
 from attn_core.errors import Incompatible, InvalidValue, MechanismInvalid
 from attn_core.kernels.attend import AttentionInputs
 from attn_core.states import Field, Paged, StateSpecs
@@ -123,6 +123,8 @@ class Mechanism(ABC):
         check_config_type(cls.Config, owner=cls.__qualname__)
         if "build" in vars(cls):
             cls.build = checked(cls.build)  # type: ignore[method-assign,assignment]
+        if "cost" in vars(cls):
+            cls.cost = priced(cls.cost)  # type: ignore[method-assign,assignment]
 
     @property
     def drops_weights(self) -> bool:
@@ -142,8 +144,13 @@ class Mechanism(ABC):
         """What one layer must remember between steps."""
 
     @abstractmethod
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
-        """The price of one layer at `shape`."""
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
+        """The price of one layer for one call: `forward` over whole sequences, a `Shape`, or a `Step` of serving.
+
+        Where `INCREMENTAL` is not declared only shapes are asked for: a step is priced as what replay computes, the
+        whole sequence. Raises `InvalidValue` for whole sequences of self-attention whose keys are not as many as their
+        queries, and `Incompatible` for a step of what cannot decode.
+        """
 
     def spec(self, config: MechanismConfig) -> AttentionSpec | None:
         """The mechanism as data, or None where it computes its own way."""
@@ -282,6 +289,29 @@ def checked(build: Build) -> Build:
         return layer
 
     return building
+
+
+Price = Callable[["Mechanism", MechanismConfig, "Shape | Step"], Cost]
+
+
+def priced(cost: Price) -> Price:
+    """`cost`, asked only for calls that a layer of the mechanism can be given."""
+
+    @wraps(cost)
+    def pricing(mechanism: Mechanism, config: MechanismConfig, shape: Shape | Step) -> Cost:
+        cross = mechanism.can(Capability.CROSS)
+        if isinstance(shape, Step):
+            if not cross and not config.causal:
+                message = f"mechanism {mechanism.name!r} is configured not causal: it takes no steps"
+                raise Incompatible(message, mechanism=mechanism.name)
+            if not mechanism.can(Capability.INCREMENTAL):
+                shape = Shape(batch=shape.batch, query=shape.key, key=shape.source if cross else shape.key)
+        elif not cross and shape.query != shape.key:
+            allowed = f"as many keys as queries, {shape.query}: a sequence attends to itself; steps are a Step"
+            raise InvalidValue.of("shape.key", shape.key, allowed)
+        return cost(mechanism, config, shape)
+
+    return pricing
 
 
 METHODS = {
