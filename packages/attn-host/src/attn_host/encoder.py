@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from attn_core.errors import AttnError, DeadlineExceeded, InternalError, InvalidValue, Unavailable
+from attn_engine.out_of_memory import is_out_of_memory, out_of_memory, release_memory
 from attn_models.loading.sentences import SentenceEncoder, load_sentence_encoder
 from attn_schema import Embeddings, EngineConfig, EngineStats, ModelInfo, Prompt, Tensor, Tokenization, Usage
 
@@ -148,7 +149,10 @@ class Embedding:
             self.fail(error)
         except Exception as error:
             log.exception("texts could not be embedded")
-            self.fail(InternalError(f"the encoder failed: {type(error).__name__}"))
+            full = is_out_of_memory(error)
+            failed = InternalError(f"the encoder failed: {type(error).__name__}")
+            self.fail(out_of_memory(error, work.device, "a batch of texts") if full else failed)
+        release_memory(work.device)
         return 0
 
     def fail(self, error: Exception) -> None:
@@ -173,6 +177,7 @@ class Work:
     """Texts of which some have their vectors."""
 
     def __init__(self, encoder: SentenceEncoder, texts: Sequence[str]) -> None:
+        self.device: torch.device = encoder.device
         self._encoder = encoder
         self._texts = texts
         self._ids: list[list[int]] = []

@@ -149,6 +149,13 @@ def device_memory(device: torch.device) -> tuple[int, int] | None:
     return None
 
 
+def total_memory(device: torch.device) -> int | None:
+    """Bytes of a GPU's memory, whether free or not; None for a device without its own. Takes nothing of it."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return int(torch.mps.recommended_max_memory()) if device.type == "mps" else None
+
+
 def require_memory(device: torch.device, needed: int, what: str, remedy: str) -> None:
     """Raise `OutOfCapacity` unless `needed` bytes for `what` are free on the device, both said, with a `remedy`."""
     memory = device_memory(device)

@@ -59,6 +59,16 @@ def wide(logits: Tensor) -> Tensor:
     return logits.float() if logits.dtype.itemsize < 4 else logits
 
 
+def doubly_stochastic_penalty(weights: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    """Σ_b Σ_i (1 - Σ_t α_bti)²: each key is to be seen once in all (Xu et al. 2015, arXiv 1502.03044, equation 14).
+
+    `weights` [batch, heads, query, key], whose mean over the heads is α; `queries` [batch, query] and `keys` [batch,
+    key], bool, say which of them count. A scalar.
+    """
+    seen = (weights.mean(1) * queries[..., None]).sum(1)
+    return ((1 - seen).square() * keys).sum()
+
+
 LOGITS = {"cpu": 1 << 24, "cuda": 1 << 28}
 """Logits that are held at once, by device. A CPU that can hold them all does, so that losses of small models are
 torch's bit for bit."""

@@ -120,6 +120,7 @@ class Trainer:
                 tensor.copy_(parts["weights"][name])
         restore_optimizer_state(self.model, self._optimizer, parts["optimizer"], self.config.optimizer)
         restore_random_states(self._task.generator, parts["random"])
+        self._task.reinforce.restore(parts.get("loss", {}))
         self.step, self.elapsed, self._saved_step = progress.step, progress.elapsed_seconds, progress.step
         return True
 
@@ -152,6 +153,8 @@ class Trainer:
             "optimizer": optimizer_state(self.model, self._optimizer),
             "random": random_states(self._task.generator),
         }
+        if loss := self._task.reinforce.state():
+            parts["loss"] = dict(loss)
         written = self._checkpoints.write(Progress(step=self.step, elapsed_seconds=self.elapsed), parts)
         self._saved_step = self.step
         report.checkpoint(written.step, written.path, written.size)

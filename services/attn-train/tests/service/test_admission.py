@@ -71,6 +71,8 @@ def set_field(config: pb.TrainingConfig, path: str, value: object) -> None:
         ("optimizer.beta1", 1.0),
         ("optimizer.beta2", -0.1),
         ("optimizer.max_grad_norm", NAN),
+        ("device", "gpu"),
+        ("device", "cuda:99"),
         ("checkpoint.save_steps", -1),
         ("checkpoint.save_total_limit", -1),
         ("evaluation.eval_batches", -1),
