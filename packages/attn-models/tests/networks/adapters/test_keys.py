@@ -68,7 +68,7 @@ def test_such_a_key_passes_where_it_says_that_nothing_changes(change, caplog):
 
 @pytest.mark.parametrize("said", [{"rope_parameters": None, "partial_rotary_factor": 0.5}, {"rope_parameters": HALF}])
 def test_a_part_of_a_head_is_not_rotated_where_the_family_rotates_whole_heads(change, said):
-    with pytest.raises(CheckpointInvalid, match="partial_rotary_factor: 0.5 is not allowed; allowed: 1 or None"):
+    with pytest.raises(CheckpointInvalid, match=r"partial_rotary_factor: 0\.5 is not allowed; allowed: 1 or None"):
         load_model(change(**said))
 
 
