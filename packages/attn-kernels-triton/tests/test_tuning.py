@@ -161,7 +161,7 @@ def test_a_file_that_is_not_ours_is_passed_by_with_a_warning_and_written_anew(co
         assert store.read(DEVICE) == {KIND: CHOICE}
 
 
-@pytest.mark.parametrize("choice", [[128, 128, 4, 9, "specialised"], [1], ["x"] * 5, 7])
+@pytest.mark.parametrize("choice", [[128, 128, 4, 9, "descriptors"], [1], ["x"] * 5, 7])
 def test_a_choice_that_is_no_candidate_is_passed_by(choice):
     path = store.add(DEVICE, {})
     path.write_text(json.dumps({"origin": store.origin(DEVICE), "choices": {KIND: choice}}))

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from attn_kernels_triton.attention.tiles import NEWER
 from attn_kernels_triton.launch import power_of_two
 from attn_kernels_triton.paged.schedule import FEW
 
@@ -57,7 +58,8 @@ and where a row is read as two: these take registers."""
 
 NARROWEST = 64
 WIDE = 512
-"""The width of values from which on 64 rows and their sums take all registers, which fewer heads do not repay."""
+"""The width of values from which on 64 rows and their sums take all registers, which fewer heads do not repay, and more
+than all with Triton 3.9."""
 MATRIX = 64
 """Rows that the matrix unit of Hopper takes at once."""
 
@@ -67,7 +69,7 @@ def many(dtype: torch.dtype, group: int, *sizes: int) -> int:
     sizes."""
     if dtype.itemsize > 2:
         return FEW
-    return 32 if power_of_two(max(sizes)) >= WIDE and group < MATRIX else MATRIX
+    return 32 if power_of_two(max(sizes)) >= WIDE and (NEWER or group < MATRIX) else MATRIX
 
 
 def choice_of(rows: int, dtype: torch.dtype, *sizes: int, takes: Collection[str] = ()) -> PagedChoice:
