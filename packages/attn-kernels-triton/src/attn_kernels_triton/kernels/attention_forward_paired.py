@@ -182,8 +182,8 @@ def added(call, here, weights, summed, step):
 def walk(call, here, query, running, steps, ask: gl.constexpr):
     """Meet tiles from one step to another.
 
-    Both products of a turn are in flight at once. The assembler computes exponentials behind the second wait, beside the
-    products of the other group; where it is made to do so before, it waits for each instruction of the matrix unit.
+    Both products of a turn are in flight at once. The assembler computes exponentials behind the second wait, beside
+    the products of the other group; where it is made to do so before, it waits for each step of the matrix unit.
     """
     weights, summed, total, top = running
     first, begin, end, stop = steps
