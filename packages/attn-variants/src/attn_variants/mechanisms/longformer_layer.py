@@ -79,8 +79,8 @@ class LongformerLayer(SpecLayer):
         return self._operands(rows, source, key_padding_mask), spec
 
     def _all_global(self, global_tokens: Tensor) -> Tensor:
-        places = self.inner.global_positions(global_tokens)
-        return global_tokens.index_fill(1, torch.tensor(places, device=global_tokens.device, dtype=torch.int64), value=True)
+        places = torch.tensor(self.inner.global_positions(global_tokens), dtype=torch.int64)
+        return global_tokens.index_fill(1, places.to(global_tokens.device), value=True)
 
 
 class GlobalAttention(nn.Module, InnerAttention):
