@@ -1,0 +1,21 @@
+"""What this package offers: its commands. Imports no torch before one runs."""
+
+from __future__ import annotations
+
+from attn_core.plugins.hooks import Command, hookimpl
+
+COMMANDS = {
+    "reproduce": ("Measure a claim of the literature on this machine.", "reproduce:reproduce_command"),
+    "attribute": ("Show which tokens an output depends on, by several methods.", "attribution.command:attribute_command"),
+    "roofline": ("Time, memory traffic and energy of attention on a known GPU, calculated.", "machine:roofline_command"),
+}
+"""Summary and function of each subcommand."""
+
+
+@hookimpl
+def attn_commands() -> list[Command]:
+    """The commands of this package."""
+    return [
+        Command(name=name, summary=summary, target=f"attn_experiments.{target}")
+        for name, (summary, target) in COMMANDS.items()
+    ]
