@@ -6,8 +6,9 @@ from attn_core.plugins.hooks import Command, hookimpl
 
 COMMANDS = {
     "reproduce": ("Measure a claim of the literature on this machine.", "reproduce:reproduce_command"),
-    "attribute": ("Show which tokens an output depends on, by several methods.", "attribution.command:attribute_command"),
-    "roofline": ("Time, memory traffic and energy of attention on a known GPU, calculated.", "machine:roofline_command"),
+    "attribute": ("Show which tokens an output depends on.", "attribution.command:attribute_command"),
+    "roofline": ("Bounds of attention on a known GPU, calculated.", "machine:roofline_command"),
+    "energy": ("GPU hours and energy of training, calculated.", "machine:energy_command"),
 }
 """Summary and function of each subcommand."""
 

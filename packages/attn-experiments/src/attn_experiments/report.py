@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -56,13 +57,17 @@ class Curves:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The table `rows`, with the same keys in each, the verdict, and `because`: the numbers it rests on."""
+    """The table `rows`, with the same keys in each, the verdict, and `because`: the numbers it rests on.
+
+    `drawings` are further pictures by name: functions that write one to a path.
+    """
 
     rows: Sequence[Mapping[str, Any]]
     verdict: Verdict
     because: str
     curves: Curves | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    drawings: Mapping[str, Callable[[Path], None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.verdict not in VERDICTS:
@@ -93,8 +98,14 @@ def as_text(curves: Curves) -> str:
     low, high = min(values), max(values)
     width = max(map(len, curves.lines))
     lines = [f"{curves.title}: {curves.y} ({low:.3g} to {high:.3g}) by {curves.x}"]
+
+    def height(value: float) -> float:
+        if curves.logarithmic and low > 0:
+            return math.log(value / low) / (math.log(high / low) or 1.0)
+        return (value - low) / (high - low or 1.0)
+
     for name, points in curves.lines.items():
-        bars = "".join(BARS[1 + round((len(BARS) - 2) * (y - low) / (high - low or 1.0))] for _, y in points)
+        bars = "".join(BARS[1 + round((len(BARS) - 2) * height(y))] for _, y in points)
         lines.append(f"{name:<{width}}  {bars}  {points[0][1]:.3g} → {points[-1][1]:.3g}")
     return "\n".join(lines)
 
@@ -127,14 +138,24 @@ def write(figure: Any, path: Path) -> None:
         raise InvalidValue.of("--out", str(path), f"a file that can be written ({error})") from error
 
 
+def plain(result: Result) -> dict[str, Any]:
+    """A result as JSON holds it; drawings are left out."""
+    found = asdict(replace(result, drawings={}))
+    return {name: value for name, value in found.items() if name != "drawings"}
+
+
 def save(result: Result, name: str, folder: Path) -> list[Path]:
-    """Write `name`.json and, where there are curves, `name`.png into a folder, which is made; the paths written."""
+    """Write `name`.json and its pictures into a folder, which is made; the paths written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{name}.json").write_text(json.dumps(asdict(result), indent=1, default=str) + "\n", "utf-8")
+        (folder / f"{name}.json").write_text(json.dumps(plain(result), indent=1) + "\n", "utf-8")
     except OSError as error:
         raise InvalidValue.of("--out", str(folder), f"a folder that can be written ({error})") from error
-    if result.curves is None:
-        return [folder / f"{name}.json"]
-    draw(result.curves, folder / f"{name}.png")
-    return [folder / f"{name}.json", folder / f"{name}.png"]
+    written = [folder / f"{name}.json"]
+    if result.curves is not None:
+        draw(result.curves, folder / f"{name}.png")
+        written.append(folder / f"{name}.png")
+    for what, drawing in result.drawings.items():
+        drawing(folder / f"{name}-{what}.png")
+        written.append(folder / f"{name}-{what}.png")
+    return written

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +11,7 @@ from attn_core.errors import Incompatible, InvalidValue
 from attn_schema.output import print_json, print_table
 
 from attn_experiments.claims import Claim, claim, claims
-from attn_experiments.report import Result, Settings, as_text, save
+from attn_experiments.report import Result, Settings, as_text, plain, quiet, save
 
 
 def reproduce_command(
@@ -37,19 +36,24 @@ def reproduce_command(
         return
     asked = claim(name)
     if asked.experiment is None:
-        shown = f"`pytest -k cl_{asked.number}` in the tree of attn" if asked.verdict != "not measured" else "nothing here"
+        shown = f"`pytest -k cl_{asked.number}`" if asked.verdict != "not measured" else "nothing here"
         raise Incompatible(f"{asked.name} has no experiment: {asked.holds}. It is shown by {shown}", claim=asked.name)
     if not json:
         typer.echo(introduction(asked))
     began = time.perf_counter()
-    say = (lambda words: None) if json else (lambda words: typer.echo(f"  {words}", err=True))
+    say = quiet if json else progress
     result = asked.experiment.load()(Settings(seeds=seeds, share=share, say=say))
     seconds = time.perf_counter() - began
     written = [] if out is None else save(result, asked.name, out)
     if json:
-        print_json(asdict(result) | {"claim": asked.name, "seconds": seconds, "recorded": asked.verdict})
+        print_json(plain(result) | {"claim": asked.name, "seconds": seconds, "recorded": asked.verdict})
         return
     show(asked, result, seconds, written)
+
+
+def progress(words: str) -> None:
+    """Say how far an experiment is, on standard error."""
+    typer.echo(f"  {words}", err=True)
 
 
 def row_of(found: Claim) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def integrated_gradients(score: Score, rows: Tensor, baseline: Tensor, steps: in
 
 
 def shapley_values(score: Score, rows: Tensor, baseline: Tensor, *, samples: int = 512, seed: int = 0) -> Attribution:
-    """Each token's mean contribution over the orders in which tokens can join (Lundberg and Lee 2017, arXiv 1705.07874).
+    """Each token's mean contribution over the orders in which tokens can join (Lundberg and Lee 2017, 1705.07874).
 
     A token that has not joined stands as its row of the baseline. Exact up to `EXACT` tokens, over all subsets; beyond
     by captum's KernelSHAP with `samples` subsets.

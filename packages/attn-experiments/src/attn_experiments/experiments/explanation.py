@@ -227,7 +227,7 @@ def attention_is_not_explanation(settings: Settings) -> Result:
         fit(model, seed, steps)
         methods.append(agreements(model, tokens[: max(4, TESTED // settings.seeds)]))
         numbers.append(counterfactuals(model, tokens) | answers(model, seed, steps, tokens))
-        settings.say(f"seed {seed}: {({name: round(value, 2) for name, value in numbers[-1].items()})}")
+        settings.say(f"seed {seed}: { ({name: round(value, 2) for name, value in numbers[-1].items()}) }")
     tau = {name: mean(found[name][0] for found in methods) for name in methods[0]}
     hits = {name: mean(found[name][1] for found in methods) for name in methods[0]}
     rows: list[dict[str, Any]] = [
@@ -235,7 +235,9 @@ def attention_is_not_explanation(settings: Settings) -> Result:
         for name, value in tau.items()
         if name != "attention"
     ]
-    rows += [{"measure": f"most important word is the deciding one, by {n}", "mean": f"{v:.2f}"} for n, v in hits.items()]
+    rows += [
+        {"measure": f"most important word is the deciding one, by {n}", "mean": f"{v:.2f}"} for n, v in hits.items()
+    ]
     means = {name: mean(found[name] for found in numbers) for name in numbers[0]}
     rows += [{"measure": name, "mean": f"{value:.2f}"} for name, value in means.items()]
     others = [tau[name] for name in ("gradient times input", "leaving the word out")]

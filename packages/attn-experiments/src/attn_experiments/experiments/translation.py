@@ -48,7 +48,10 @@ class Language:
 MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "LSTM, source forwards": ("bottleneck", {"hidden_size": 96, "embedding": 32, "reverse_source": False}),
     "LSTM, source backwards": ("bottleneck", {"hidden_size": 96, "embedding": 32, "reverse_source": True}),
-    "RNNsearch": ("rnnsearch", {"hidden_size": 48, "embedding": 32, "maxout": 32, "options": {"intermediate_size": 32}}),
+    "RNNsearch": (
+        "rnnsearch",
+        {"hidden_size": 48, "embedding": 32, "maxout": 32, "options": {"intermediate_size": 32}},
+    ),
     "Transformer": (
         "transformer",
         {"hidden_size": 48, "num_layers": 2, "num_heads": 4, "intermediate_size": 96, "norm_place": "pre"},
@@ -138,7 +141,10 @@ def reversed_source(settings: Settings) -> Result:
     """CL-2: reading the source backwards."""
     names = ("LSTM, source forwards", "LSTM, source backwards")
     rows, statements, lines = [], {}, {}
-    for task, language in (("order stays", Language(exchanged=False)), ("neighbours exchanged", Language(exchanged=True))):
+    for task, language in (
+        ("order stays", Language(exchanged=False)),
+        ("neighbours exchanged", Language(exchanged=True)),
+    ):
         found = measured(names, language, settings)
         rows += [{"task": task} | row for row in table(found)]
         scores = [mean(middle(found[name], length) for length in LENGTHS) for name in names]
@@ -159,7 +165,9 @@ def long_sentences(settings: Settings) -> Result:
             for length in (8, TRAINED, LENGTHS[-1])
         }
     )
-    return Result(rows=table(found), verdict=verdict, because=because, curves=curves("An LSTM, source backwards", found))
+    return Result(
+        rows=table(found), verdict=verdict, because=because, curves=curves("An LSTM, source backwards", found)
+    )
 
 
 def transformer(settings: Settings) -> Result:
@@ -213,7 +221,9 @@ def alignments(settings: Settings) -> Result:
     learned = [hits for hits, said in shares if said > 0.9]
     verdict, because = judged(
         all_of={
-            "where translation is right (above 0.9), more than nine in ten of the most attended words are": bool(learned)
+            "where translation is right (above 0.9), more than nine in ten of the most attended words are": bool(
+                learned
+            )
             and min(learned) > 0.9,
             "every run found the alignment": min(hits for hits, _ in shares) > 0.9,
         }
