@@ -109,7 +109,9 @@ def blocks(length: int, size: int) -> list[slice]:
 def accesses(settings: Settings) -> Result:
     """CL-13: numbers touched by both algorithms, while they run."""
     size, fast = 16, (128, 512, 2048)
-    rows, lines = [], {name: [] for name in ("algorithm 0", *(f"algorithm 1, M = {m}" for m in fast))}
+    rows: list[dict[str, int]] = []
+    names = ("algorithm 0", *(f"algorithm 1, M = {m}" for m in fast))
+    lines: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     worst = 0.0
     for length in (32, 64, 128, 256, settings.steps(512)):
         generator = torch.Generator().manual_seed(length)

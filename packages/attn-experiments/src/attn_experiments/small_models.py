@@ -46,7 +46,7 @@ def learn(
     for step in range(steps):
         loss = loss_of(step)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         if clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()

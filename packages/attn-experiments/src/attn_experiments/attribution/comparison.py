@@ -82,8 +82,8 @@ def adversarial_weights(
                 better = (moved <= most) & (apart > divergence)
                 best = torch.where(better[:, None], given, best)
                 divergence = torch.where(better, apart, divergence)
-            optimizer.zero_grad()
-            (100 * (moved - most).clamp(min=0) - apart).sum().backward()
+            loss = (100 * (moved - most).clamp(min=0) - apart).sum()
+            (logits.grad,) = torch.autograd.grad(loss, [logits])
             optimizer.step()
     with torch.no_grad():
         return Adversary(best, divergence, total_variation(output_of(best), before))

@@ -81,7 +81,7 @@ def shapley_values(score: Score, rows: Tensor, baseline: Tensor, *, samples: int
     """Each token's mean contribution over the orders in which tokens can join (Lundberg and Lee 2017, 1705.07874).
 
     A token that has not joined stands as its row of the baseline. Exact up to `EXACT` tokens, over all subsets; beyond
-    by captum's KernelSHAP with `samples` subsets.
+    by captum over random orders, with about `samples` subsets.
     """
 
     def of_subsets(present: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ def shapley_values(score: Score, rows: Tensor, baseline: Tensor, *, samples: int
         if tokens <= EXACT:
             shares = exact_shapley(of_subsets, tokens).to(rows.dtype)
         else:
-            shares = kernel_shap(of_subsets, tokens, samples, seed)
+            shares = sampled_shapley(of_subsets, tokens, samples, seed)
     return Attribution(shares, abs(float(shares.sum() - (ends[1] - ends[0]))))
 
 
@@ -122,17 +122,23 @@ def exact_shapley(value: Callable[[Tensor], Tensor], players: int) -> Tensor:
     return torch.stack(shares)
 
 
-def kernel_shap(value: Callable[[Tensor], Tensor], players: int, samples: int, seed: int) -> Tensor:
-    """An estimate of the Shapley values by a weighted regression over random subsets, by captum."""
-    from captum.attr import KernelShap
+def sampled_shapley(value: Callable[[Tensor], Tensor], players: int, samples: int, seed: int) -> Tensor:
+    """An unbiased estimate of the Shapley values over random orders of the players, by captum.
+
+    About `samples` subsets are tried, at least one whole order. The shares add up whatever the orders are.
+    """
+    from captum.attr import ShapleyValueSampling
 
     def of_masks(mask: Tensor) -> Tensor:
         return value(mask > 0.5)
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        found: Tensor = KernelShap(of_masks).attribute(
-            torch.ones(1, players), baselines=torch.zeros(1, players), n_samples=samples, perturbations_per_eval=64
+        found: Tensor = ShapleyValueSampling(of_masks).attribute(
+            torch.ones(1, players),
+            baselines=torch.zeros(1, players),
+            n_samples=max(1, samples // players),
+            perturbations_per_eval=64,
         )
     return found[0]
 

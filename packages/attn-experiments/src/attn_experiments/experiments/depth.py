@@ -52,7 +52,7 @@ def stack(seed: int, *, residual: bool) -> Stack:
 
 def losses_of(model: nn.Module, steps: int, seed: int, *, warmup: int = 20, rate: float = 2e-3) -> list[float]:
     """What a model learns of texts that repeat."""
-    data = repeats(32 * steps, seed).split(32)
+    data = repeats(32 * steps, seed).view(steps, 32, -1)
     return learn(
         model,
         lambda step: next_token_loss(model(data[step])[:, :-1], data[step][:, 1:]),
@@ -128,7 +128,8 @@ def residuals(settings: Settings) -> Result:
     steps, rows, finals = settings.steps(250), [], {}
     lines, planes = {}, {}
     for name, residual in (("with residuals", True), ("without", False)):
-        runs, ratios, bends, lost = [], [], [], []
+        runs, ratios, bends = [], [], []
+        course: list[float] = []
         for seed in range(settings.seeds):
             model = stack(seed, residual=residual)
             ratios.append(gradient_ratio(model))
@@ -137,7 +138,6 @@ def residuals(settings: Settings) -> Result:
             plane = landscape(model, lambda m=model, t=tokens: next_token_loss(m(t)[:, :-1], t[:, 1:]), points=9)  # type: ignore[misc]
             runs.append(sum(course[-10:]) / len(course[-10:]))
             bends.append(roughness(plane))
-            lost.append(plane[4][4])
             planes[name] = plane
             settings.say(f"{name}, seed {seed}: loss {runs[-1]:.3f}, roughness {bends[-1]:.3f}")
         finals[name] = (runs, ratios, bends)
@@ -165,12 +165,12 @@ def residuals(settings: Settings) -> Result:
 
 
 def gradient_ratio(model: Stack) -> float:
-    """The norm of the gradient of the first block's query weights by that of the last's."""
+    """The norm of the gradient of the first block's value weights by that of the last's."""
     tokens = repeats(32, 5)
-    next_token_loss(model(tokens)[:, :-1], tokens[:, 1:]).backward()
-    ends = [model.attention[place].value.weight.grad for place in (0, -1)]
-    model.zero_grad()
-    return float(ends[0].norm() / ends[1].norm())
+    layers: list[Any] = list(model.attention)
+    loss = next_token_loss(model(tokens)[:, :-1], tokens[:, 1:])
+    first, last = torch.autograd.grad(loss, [layers[0].value.weight, layers[-1].value.weight])
+    return float(first.norm() / last.norm())
 
 
 def decoder(seed: int, **fields: Any) -> Any:

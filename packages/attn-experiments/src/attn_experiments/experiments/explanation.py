@@ -134,7 +134,7 @@ def fit(model: nn.Module, seed: int, steps: int) -> nn.Module:
 def accuracy(model: nn.Module) -> float:
     """The share of new texts that are named right."""
     tokens, labels = texts(500, torch.Generator().manual_seed(99))
-    return (model(tokens).argmax(-1) == labels).float().mean().item()
+    return float((model(tokens).argmax(-1) == labels).float().mean())
 
 
 def importance(model: AttentionClassifier, tokens: Tensor) -> dict[str, Tensor]:
@@ -144,7 +144,8 @@ def importance(model: AttentionClassifier, tokens: Tensor) -> dict[str, Tensor]:
 
     def score(given: Tensor) -> Tensor:
         with replaced_embeddings(model.embedding, given):
-            return model(tokens[None].expand(len(given), -1)).softmax(-1)[:, named]
+            found: Tensor = model(tokens[None].expand(len(given), -1)).softmax(-1)[:, named]
+        return found
 
     def of_subsets(present: Tensor) -> Tensor:
         with torch.no_grad():

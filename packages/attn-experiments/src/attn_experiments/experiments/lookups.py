@@ -51,7 +51,7 @@ def lookup_model(heads: int, seed: int) -> Any:
 def answered(model: Any) -> float:
     """The share of questions of new texts that are answered right."""
     tokens, wanted = dictionary(500, torch.Generator().manual_seed(99))
-    return (model(tokens)[:, NAMES:].argmax(-1) == wanted).float().mean().item()
+    return float((model(tokens)[:, NAMES:].argmax(-1) == wanted).float().mean())
 
 
 def two_heads(settings: Settings) -> Result:
@@ -96,7 +96,7 @@ def repeats(count: int, seed: int) -> Tensor:
 
 def repeating(model: Any, steps: int, seed: int) -> None:
     """Teach a decoder to go on with what repeats."""
-    data = repeats(32 * steps, seed).split(32)
+    data = repeats(32 * steps, seed).view(steps, 32, -1)
     learn(model, lambda step: next_token_loss(model(data[step])[:, :-1], data[step][:, 1:]), steps, rate=4e-3)
 
 
@@ -175,7 +175,7 @@ def writer(seed: int) -> Any:
 
 def writing(model: Any, steps: int, seed: int) -> None:
     """Teach a decoder English."""
-    data = english(16 * steps, seed).split(16)
+    data = english(16 * steps, seed).view(steps, 16, -1)
     learn(model, lambda step: next_token_loss(model(data[step])[:, :-1], data[step][:, 1:]), steps, rate=4e-3)
 
 
@@ -216,7 +216,8 @@ IT = FRAME.split().index("it")
 
 def sentences(count: int, drawn: random.Random, *, new: bool) -> tuple[list[list[str]], list[str]]:
     """Sentences and what `it` is in each; pairs of nouns are others where they are `new`, and either may come first."""
-    found, meant = [], []
+    found: list[list[str]] = []
+    meant: list[str] = []
     while len(found) < count:
         animate, place = drawn.randrange(len(ANIMATE)), drawn.randrange(len(PLACES))
         if (((animate + place) % 3) == 0) != new:

@@ -25,7 +25,8 @@ def weights_of(mechanism: str, size: int, keys: int, pairs: int, generator: torc
 
 def scaling(settings: Settings) -> Result:
     """CL-22 and CL-44: the variance of scores, and what is left of the softmax's gradient, by the size of a head."""
-    rows, lines = [], {"not scaled": [], "scaled by 1/√d": []}
+    rows: list[dict[str, object]] = []
+    lines: dict[str, list[tuple[float, float]]] = {"not scaled": [], "scaled by 1/√d": []}
     for size in SIZES:
         row: dict[str, object] = {"elements of a head": size}
         for name, mechanism in (("not scaled", "dot"), ("scaled by 1/√d", "mha")):
@@ -57,7 +58,8 @@ def scaling(settings: Settings) -> Result:
 def performer(settings: Settings) -> Result:
     """CL-12: the error of Performer's layer against exact attention, by the number of its random features."""
     size, tokens = 16, 32
-    rows, lines = [], {}
+    rows: list[dict[str, object]] = []
+    lines: dict[str, list[tuple[float, float]]] = {}
     exact = layer("mha", hidden_size=size, num_heads=1, causal=False).double()
     given = torch.randn(4, tokens, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 2
     counts = (16, 64, 256, 1024)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attn_experiments.report import Curves, Result, Settings, judged, spread
+from attn_experiments.report import Curves, Points, Result, Settings, judged, spread
 from attn_experiments.small_models import build, learn, mean, next_token_loss, weights_of
 
 BEGIN, END, FIRST, WORDS = 1, 2, 3, 40
@@ -140,7 +140,9 @@ def fixed_vector(settings: Settings) -> Result:
 def reversed_source(settings: Settings) -> Result:
     """CL-2: reading the source backwards."""
     names = ("LSTM, source forwards", "LSTM, source backwards")
-    rows, statements, lines = [], {}, {}
+    rows: list[dict[str, Any]] = []
+    statements: dict[str, bool] = {}
+    lines: dict[str, Points] = {}
     for task, language in (
         ("order stays", Language(exchanged=False)),
         ("neighbours exchanged", Language(exchanged=True)),
