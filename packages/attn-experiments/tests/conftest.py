@@ -5,7 +5,7 @@ from importlib import import_module
 import pytest
 import torch
 import typer
-from attn_experiments.plugin import attn_commands
+from attn_experiments import attn_commands
 from typer.testing import CliRunner
 
 

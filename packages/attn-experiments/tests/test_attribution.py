@@ -113,10 +113,11 @@ def test_maps_are_those_that_the_model_gives_of_itself(model):
 def test_a_model_without_weights_or_embedding_is_refused():
     family = installed().models.get("decoder")
     model = family.build(family.configure(SIZES | {"mechanism": "mla", "options": {"latent": 8, "rotary_size": 4}}))
-    linear = family.build(family.configure(SIZES | {"mechanism": "deltanet", "positions": "none"}))
+    linear = torch.nn.Sequential()
+    linear.add_module("attention", torch.nn.Linear(5, 5))
     assert len(attention_maps(model, TOKENS)) == 2
     with pytest.raises(Incompatible, match="no attention weights"):
-        attention_maps(linear, TOKENS)
+        attention_maps(linear, TOKENS.float())
     with pytest.raises(Incompatible, match="no token embedding"):
         embedding_of(torch.nn.Linear(2, 2))
 
