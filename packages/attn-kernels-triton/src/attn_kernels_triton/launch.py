@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -59,6 +60,18 @@ def addressable(tensor: Tensor) -> Tensor:
 def integers(found: Sequence[int] | Sequence[Sequence[int]], like: Tensor) -> Tensor:
     """The numbers, int32, on the device of a tensor."""
     return torch.tensor(found, dtype=torch.int32, device=like.device)
+
+
+USUAL = 132
+"""Processors of an H200, which stand for those of chips that are only compiled for."""
+
+
+@cache
+def processors(device: torch.device) -> int:
+    """How many processors a device has."""
+    if device.type != "cuda":
+        return USUAL
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def power_of_two(size: int) -> int:

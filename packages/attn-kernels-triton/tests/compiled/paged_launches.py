@@ -9,6 +9,7 @@ from attn_core.distributions import Softmax
 from attn_core.kernels.attend import PagedAttentionInputs
 from attn_kernels_triton.launch import Launch
 from attn_kernels_triton.paged.attend import launches
+from attn_kernels_triton.paged.bucket import BucketWork, DecodeStep, bucket_of, decode_launches
 
 CONTEXTS = (700, 5, 300)
 POOL = 4096
@@ -69,3 +70,26 @@ def fields_of(form: str, heads: int, size: int, dtype: torch.dtype) -> dict[str,
             for part in ("step", "low"):
                 found[f"{name}.{part}"] = torch.empty(POOL, heads, size // 32, **half)
     return found
+
+
+def bucket_launches(
+    size: int, *, form: str = "plain", heads: tuple[int, int] = (32, 8), requests: int = 64, page: int = 16
+) -> list[Launch]:
+    """The programs of a step of a bucket: what cuts it, and what attends and merges."""
+    query, shared = heads
+    sizes = (size + 64, size) if form == "latent" else (size, size)
+    counts = Heads(query=query, key_value=shared, key_size=sizes[0], value_size=sizes[1])
+    spec = AttentionSpec(heads=counts, mask=CAUSAL)
+    work = BucketWork.of(bucket_of(spec, requests, torch.bfloat16, torch.device("cpu")), torch.device("cpu"))
+    contexts = torch.zeros(requests, dtype=torch.int32)
+    step = DecodeStep(
+        query=torch.empty(requests, query, sizes[0], dtype=torch.bfloat16),
+        fields=fields_of(form, shared, size, torch.bfloat16),
+        form="plain" if form == "latent" else form,
+        pages=torch.zeros(requests, 256, dtype=torch.int32),
+        page=page,
+        contexts=contexts,
+        parameters={},
+    )
+    out = torch.empty(requests, query, sizes[1], dtype=torch.bfloat16)
+    return [work.layout(contexts), *decode_launches(spec, step, work, out)]

@@ -9,7 +9,7 @@ from attn_core.modifiers import Alibi, SoftCap, T5Bias
 from attn_kernels_triton.kernels.paged import attend_paged
 from attn_kernels_triton.paged import attend
 from attn_kernels_triton.paged.tiles import PagedChoice
-from paged_launches import paged_launches
+from paged_launches import bucket_launches, paged_launches
 
 REGISTERS = 255
 EVERYTHING = {"mask": Window(left=100), "modifiers": (SoftCap(cap=30.0), Alibi()), "distribution": SoftmaxWithSink()}
@@ -72,6 +72,29 @@ def test_on_hopper_programs_over_pages_do_not_spill(name):
 @pytest.mark.parametrize("name", OTHER_SHIPPED)
 def test_on_hopper_no_other_program_over_pages_spills_either(name):
     require_ships(OTHER_SHIPPED[name])
+
+
+BUCKETS = {
+    "128": {"size": 128},
+    "128, int8": {"size": 128, "form": "int8"},
+    "latents of 16 heads": {"size": 512, "form": "latent", "heads": (16, 1)},
+    "latents of 128 heads": {"size": 512, "form": "latent", "heads": (128, 1)},
+}
+
+
+@pytest.mark.parametrize("name", BUCKETS)
+def test_on_hopper_steps_that_are_cut_on_the_device_do_not_spill(name):
+    lay_out, attend, merge = map(artefact, bucket_launches(**BUCKETS[name]))
+    assert [found.spills for found in (lay_out, attend, merge)] == [0, 0, 0]
+    assert max(found.shared for found in (lay_out, attend, merge)) <= SHARED_MEMORY
+    assert attend.count("HGMMA") + attend.count("HMMA") > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", OTHERS)
+def test_steps_that_are_cut_on_the_device_compile_for_other_gpus(target):
+    found = [compiled(launch, OTHERS[target]).metadata.target for launch in bucket_launches(128)]
+    assert found == [OTHERS[target]] * 3
 
 
 @pytest.mark.slow

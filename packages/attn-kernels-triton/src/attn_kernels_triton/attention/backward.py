@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -33,7 +32,7 @@ from attn_kernels_triton.kernels.attention_backward_tma import (
     join,
     pad,
 )
-from attn_kernels_triton.launch import Launch, addressable, power_of_two, rows
+from attn_kernels_triton.launch import Launch, addressable, power_of_two, processors, rows
 from attn_kernels_triton.tuning.candidates import kind_of
 from attn_kernels_triton.tuning.store import known
 
@@ -82,8 +81,6 @@ MEMORY = 1 << 30
 """Bytes of all parts at most."""
 FILLED = 0.75
 """The share of the chip that must be at work: below 5/7, two programs with seven products would be faster."""
-USUAL = 132
-"""Processors of an H200, which stand for those of chips that are only compiled for."""
 
 
 class Division(NamedTuple):
@@ -105,14 +102,6 @@ def parts_of(plan: Plan, tiles: int, device: torch.device) -> Division:
 def share(programs: int, many: int) -> float:
     """The share of processors that work, of which each has one program at a time."""
     return programs / (max(1, -(-programs // many)) * many)
-
-
-@cache
-def processors(device: torch.device) -> int:
-    """How many programs run at once, where each takes a whole processor."""
-    if device.type != "cuda":
-        return USUAL
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 PADDED = 128

@@ -55,11 +55,11 @@ class Paged(NamedTuple):
 
     `query` and `out` [1, token, head, size]. `value` is `NO_MEMORY` where values are the first part of keys, `rest`
     where keys have no second part. `numbers` [request, place] are rows in memory from position `firsts[request]` on,
-    `stride` its stride. `items` [item, 7] are, see `paged.items`: request, first token, first row, rows, first key,
-    last key (exclusive), and where partial results go, -1 to the output. `sums` [slot, rows, value_width] and `lse`
-    [slot, rows], float32, to the base 2, hold partial results. Of trees, whose tokens lie from position
-    `bases[request]` on, `seen` [token, words], int32, has a bit for each token of its tree that a token sees; else both
-    are None.
+    from 0 where `firsts` is None, `stride` its stride; where `page` is a number, those of pages of so many rows.
+    `items` [item, 7] are, see `paged.items`: request, first token, first row, rows, first key, last key (exclusive),
+    and where partial results go, -1 to the output. `sums` [slot, rows, value_width] and `lse` [slot, rows], float32,
+    to the base 2, hold partial results. Of trees, whose tokens lie from position `bases[request]` on, `seen` [token,
+    words], int32, has a bit for each token of its tree that a token sees; else both are None.
     """
 
     query: Rows
@@ -81,6 +81,7 @@ class Paged(NamedTuple):
     group: Any
     rule: Rule
     tile: PagedTile
+    page: Any = None
 
 
 class Merge(NamedTuple):
@@ -98,6 +99,8 @@ class Merge(NamedTuple):
 
 GROUP = tl.constexpr(32)
 """Numbers that share a step and a least value where codes have four bits."""
+AT_ONCE = tl.constexpr(8)
+"""Stretches of which partial results are merged at once."""
 
 
 @triton.jit
@@ -166,7 +169,9 @@ def attend_paged(call):
     rest = query
     if call.rest.data is not None:
         rest = read_query(call, token, head, real, call.tile.key_size, call.tile.rest_size, call.tile.rest_width)
-    numbers = call.numbers + tl.cast(request, tl.int64) * call.stride - tl.load(call.firsts + request)
+    numbers = call.numbers + tl.cast(request, tl.int64) * call.stride
+    if call.firsts is not None:
+        numbers -= tl.load(call.firsts + request)
     here = (query, rest, head, at, owner, numbers, stop, (token, request, begin))
     summed = tl.zeros([call.tile.rows, call.tile.value_width], tl.float32)
     total = tl.zeros([call.tile.rows], tl.float32)
@@ -181,8 +186,9 @@ def attend_paged(call):
         place = tl.cast(slot + owner, tl.int64) * call.tile.rows + tl.arange(0, call.tile.rows)
         across = tl.arange(0, call.tile.value_width)
         out = summed / tl.where(total == 0.0, 1.0, total)[:, None]
-        tl.store(call.sums + place[:, None] * call.tile.value_width + across[None, :], out)
-        tl.store(call.lse + place, top + tl.log2(total))
+        # Rows behind the last one are no results: a group of 4 heads fills a quarter of a tile.
+        tl.store(call.sums + place[:, None] * call.tile.value_width + across[None, :], out, mask=real[:, None])
+        tl.store(call.lse + place, top + tl.log2(total), mask=real)
 
 
 @triton.jit
@@ -211,7 +217,7 @@ def meet(call, here, running, start):
     summed, total, top = running
     keys = start + tl.arange(0, call.tile.keys)
     inside = keys < stop
-    number = tl.load(numbers + keys, mask=inside, other=0)
+    number = rows_in_memory(call, numbers, keys, inside)
     key = read_memory(call.key, number, owner, inside, call.tile.key_size, call.tile.key_width, query.dtype)
     products = tl.dot(query, tl.trans(key), input_precision="ieee")
     if call.rest.data is not None:
@@ -244,6 +250,17 @@ def meet(call, here, running, start):
             value = (value.to(tl.float32) * scale[:, None]).to(query.dtype)
     summed = tl.dot(shares.to(value.dtype), value, summed * faded[:, None], input_precision="ieee")
     return summed, total, highest
+
+
+@triton.jit
+def rows_in_memory(call, numbers, keys, inside):
+    """Where keys lie in memory, int64."""
+    if call.page is None:
+        number = tl.cast(tl.load(numbers + keys, mask=inside, other=0), tl.int64)
+    else:
+        number = tl.cast(tl.load(numbers + keys // call.page, mask=inside, other=0), tl.int64)
+        number = number * call.page + keys % call.page
+    return number
 
 
 @triton.jit
@@ -286,24 +303,130 @@ def finish(call, rows, summed, total, top):
 
 @triton.jit
 def merge_paged(call):
-    """Grid: merges, for each key/value head; the sums of all stretches of some rows, by their shares."""
+    """Grid: rows of merges, for each key/value head; the sums of all stretches of a row, by their shares."""
     owners = call.heads // call.group
-    owner = tl.program_id(0) % owners
-    item = call.merges + tl.program_id(0) // owners * 5
+    row = tl.program_id(0) % call.tile.rows
+    owner = tl.program_id(0) // call.tile.rows % owners
+    item = call.merges + tl.program_id(0) // call.tile.rows // owners * 5
     begin, first, count = tl.load(item), tl.load(item + 1), tl.load(item + 2)
     slot, slots = tl.load(item + 3), tl.load(item + 4)
+    # What was not cut was written whole.
+    if (row < count) & (slots > 1):
+        across = tl.arange(0, call.tile.value_width)
+        summed = tl.zeros([call.tile.value_width], tl.float32)
+        total = 0.0
+        top = float("-inf")
+        for step in range(tl.cdiv(slots, AT_ONCE)):
+            number = step * AT_ONCE + tl.arange(0, AT_ONCE)
+            place = tl.cast(slot + number * owners + owner, tl.int64) * call.tile.rows + row
+            lse = tl.load(call.lse + place, mask=number < slots, other=float("-inf"))
+            inside = (number < slots)[:, None]
+            sums = tl.load(call.sums + place[:, None] * call.tile.value_width + across[None, :], mask=inside, other=0.0)
+            highest = tl.maximum(top, tl.max(lse, 0))
+            base = tl.where(highest == float("-inf"), 0.0, highest)
+            faded, shares = tl.exp2(top - base), tl.exp2(lse - base)
+            summed = summed * faded + tl.sum(sums * shares[:, None], 0)
+            total = total * faded + tl.sum(shares, 0)
+            top = highest
+        place = first + row
+        finish_row(call, (begin + place // call.group, owner * call.group + place % call.group), summed, total, top)
+
+
+@triton.jit
+def finish_row(call, row, summed, total, top):
+    """Write a row of the output, as `finish` writes several."""
+    token, head = row
+    if call.rule.sinks is not None:
+        sink = tl.load(call.rule.sinks + head) * LOG2_E
+        highest = tl.maximum(top, sink)
+        faded = tl.exp2(top - highest)
+        summed *= faded
+        total = total * faded + tl.exp2(sink - highest)
     across = tl.arange(0, call.tile.value_width)
-    summed = tl.zeros([call.tile.rows, call.tile.value_width], tl.float32)
-    total = tl.zeros([call.tile.rows], tl.float32)
-    top = tl.full([call.tile.rows], float("-inf"), tl.float32)
-    for step in range(slots):
-        place = tl.cast(slot + step * owners + owner, tl.int64) * call.tile.rows + tl.arange(0, call.tile.rows)
-        lse = tl.load(call.lse + place)
-        highest = tl.maximum(top, lse)
-        base = tl.where(highest == float("-inf"), 0.0, highest)
-        faded, share = tl.exp2(top - base), tl.exp2(lse - base)
-        sums = tl.load(call.sums + place[:, None] * call.tile.value_width + across[None, :])
-        summed = summed * faded[:, None] + sums * share[:, None]
-        total = total * faded + share
-        top = highest
-    finish(call, rows_of(call, owner, begin, first, count), summed, total, top)
+    out = summed / tl.where(total == 0.0, 1.0, total)
+    at = call.out.data + tl.cast(token, tl.int64) * call.out.row + head * call.out.head + across
+    tl.store(at, out.to(call.out.data.dtype.element_ty), mask=across < call.tile.value_size)
+
+
+class Layout(NamedTuple):
+    """Everything for the program that cuts a step in which each of `requests` requests computes one token.
+
+    `contexts` [request] is how many rows each remembers before it, -1 where there is no request; `items` [item, 7] and
+    `merges` [request * tiles, 5] are written, see `Paged` and `Merge`. A token is `tiles` tiles of `tile` of `group`
+    heads; stretches are to be about `wanted` in all, none shorter than `shortest` and each of whole tiles of
+    `tile_keys`. `left` is how far a query sees, `width` a power of two that is not smaller than `requests`.
+    """
+
+    contexts: Any
+    items: Any
+    merges: Any
+    requests: Any
+    room: Any
+    wanted: Any
+    owners: Any
+    left: Any
+    tiles: Any
+    tile: Any
+    group: Any
+    shortest: Any
+    tile_keys: Any
+    width: Any
+
+
+LAID = tl.constexpr(64)
+"""Items that a program lays out."""
+
+
+@triton.jit
+def lay_out(call):
+    """Grid: blocks of `LAID` items; those behind the last one have no rows."""
+    request = tl.arange(0, call.width)
+    known = request < call.requests
+    held = tl.load(call.contexts + request, mask=known, other=-1).to(tl.int32) + 1
+    seen = held
+    if call.left is not None:
+        seen = tl.minimum(held, call.left + 1)
+    # As many keys for each item, whoever remembers them: one long request would keep the others waiting.
+    length = tl.cdiv(tl.sum(seen.to(tl.int64), 0) * call.tiles, call.wanted).to(tl.int32)
+    length = tl.cdiv(tl.maximum(length, 1), call.shortest) * call.shortest
+    # To the nearest number: a little more than one stretch is one, not a long one and a short one.
+    pieces = tl.where(known, tl.maximum((2 * seen + length) // (2 * length), 1), 0)
+    own_length = tl.cdiv(tl.cdiv(seen, tl.maximum(pieces, 1)), call.tile_keys) * call.tile_keys
+    ends = tl.cumsum(pieces * call.tiles, 0)
+    starts = ends - pieces * call.tiles
+    if tl.program_id(0) == 0:
+        lay_merges(call, request, starts, pieces)
+    number = tl.program_id(0) * LAID + tl.arange(0, LAID)
+    who = tl.sum((ends[None, :] <= number[:, None]).to(tl.int32), 1)
+    own = request[None, :] == who[:, None]
+    several = tl.sum(tl.where(own, pieces[None, :], 0), 1)
+    real = several > 0
+    place = number - tl.sum(tl.where(own, starts[None, :], 0), 1)
+    tile = place // tl.maximum(several, 1)
+    last = tl.sum(tl.where(own, held[None, :], 0), 1)
+    oldest = last - tl.sum(tl.where(own, seen[None, :], 0), 1)
+    own_length = tl.sum(tl.where(own, own_length[None, :], 0), 1)
+    start = tl.minimum(oldest + (place - tile * several) * own_length, last)
+    at, inside = call.items + number * 7, number < call.room
+    count = tl.minimum(call.group - tile * call.tile, call.tile)
+    tl.store(at, tl.where(real, who, 0), mask=inside)
+    tl.store(at + 1, tl.where(real, who, 0), mask=inside)
+    tl.store(at + 2, tl.where(real, tile * call.tile, 0), mask=inside)
+    tl.store(at + 3, tl.where(real, count, 0), mask=inside)
+    tl.store(at + 4, tl.where(real, start, 0), mask=inside)
+    tl.store(at + 5, tl.where(real, tl.minimum(start + own_length, last), 0), mask=inside)
+    tl.store(at + 6, tl.where(several > 1, number * call.owners, -1), mask=inside)
+
+
+@triton.jit
+def lay_merges(call, request, starts, pieces):
+    """Write the merges of all tiles of all requests."""
+    known = request < call.requests
+    for tile in range(call.tiles):
+        at = call.merges + (request * call.tiles + tile) * 5
+        tl.store(at, request, mask=known)
+        tl.store(at + 1, tl.zeros_like(request) + tile * call.tile, mask=known)
+        count = tl.minimum(call.group - tile * call.tile, call.tile)
+        tl.store(at + 2, tl.zeros_like(request) + count, mask=known)
+        tl.store(at + 3, (starts + tile * pieces) * call.owners, mask=known)
+        tl.store(at + 4, pieces, mask=known)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
 import triton.language as tl
 from attn_core import AttentionSpec
+from attn_core.batch import Fields
 from attn_core.errors import InvalidValue
 from attn_core.kernels.attend import PagedAttentionInputs
-from attn_core.masks import band_of
+from attn_core.masks import Band, band_of
 from torch import Tensor
 
 from attn_kernels_triton.attention.plan import bias_of, rule_of, sink_of, with_learned
@@ -59,21 +61,30 @@ def check(spec: AttentionSpec, operands: PagedAttentionInputs) -> None:
         raise InvalidValue.of("requests", list(operands.requests), f"numbers below {batch.requests}")
 
 
-def memory_of(operands: PagedAttentionInputs, name: str, heads: int, size: int) -> Memory:
+class Kept(NamedTuple):
+    """Rows in memory by field, their form, and the type and device of the queries that meet them."""
+
+    fields: Fields
+    form: str
+    dtype: torch.dtype
+    device: torch.device
+
+
+def memory_of(kept: Kept, name: str, heads: int, size: int) -> Memory:
     """The memory of a field of rows [row, heads, size], or [row, size] of one head; raises `InvalidValue`."""
-    fields, query, form = operands.rows.fields, operands.query, operands.rows.form
+    fields, form, dtype, device = kept
     shape = (heads, size)
     if form == "plain":
-        return Memory(*strides(part(fields, name, shape, query.dtype, query.device)))
+        return Memory(*strides(part(fields, name, shape, dtype, device)))
     if form == "int8":
-        codes = part(fields, f"{name}.codes", shape, torch.int8, query.device)
-        scale = part(fields, f"{name}.scale", (heads,), torch.float16, query.device)
+        codes = part(fields, f"{name}.codes", shape, torch.int8, device)
+        scale = part(fields, f"{name}.scale", (heads,), torch.float16, device)
         return Memory(*strides(codes), *strides(scale))
     if form == "int4":
-        codes = part(fields, f"{name}.codes", (heads, size // 2), torch.uint8, query.device)
+        codes = part(fields, f"{name}.codes", (heads, size // 2), torch.uint8, device)
         groups = (heads, size // 32)
-        step = part(fields, f"{name}.step", groups, torch.float16, query.device)
-        low = part(fields, f"{name}.low", groups, torch.float16, query.device)
+        step = part(fields, f"{name}.step", groups, torch.float16, device)
+        low = part(fields, f"{name}.low", groups, torch.float16, device)
         if step.stride() != low.stride():
             raise InvalidValue.of(f"{name}.low.stride", low.stride(), f"{step.stride()}, as {name}.step")
         return Memory(*strides(codes), *strides(step), low)
@@ -108,6 +119,20 @@ class Met(NamedTuple):
     first: int
 
 
+class Asked(NamedTuple):
+    """What programs are asked for: an attention of queries [token, head, size] over rows in a form, where its output
+    goes, the positions [token] of queries, what they meet, the rule, and the choice for tiles of few rows, if any."""
+
+    spec: AttentionSpec
+    query: Tensor
+    form: str
+    out: Tensor
+    positions: Tensor
+    met: Met
+    rule: Rule
+    few: PagedChoice | None
+
+
 def attend_rows(spec: AttentionSpec, operands: PagedAttentionInputs) -> Tensor:
     """The output [tokens, heads, value_size] in the type of the queries; raises `InvalidValue`, see `paged.memory`."""
     check(spec, operands)
@@ -122,22 +147,47 @@ def launches(
 ) -> list[Launch]:
     """The programs in the order in which they run; `few` is the choice for tiles of few rows, if it is not to be looked
     up."""
+    query, rows = operands.query, operands.rows
+    kept = Kept(rows.fields, rows.form, query.dtype, query.device)
+    asked = asked_for(spec, (query, operands.batch.positions, out), kept, operands.parameters, few)
+    owners, sizes = spec.heads.key_value, (asked.met.first, spec.heads.value_size)
+    group, most = spec.heads.query // owners, many(query.dtype, *sizes)
+    times = (asked.few or choice_of(FEW if group <= FEW else most, query.dtype, *sizes)).times
+    heads = Heads(group, owners, most, times)
+    work = prepared(operands, heads, band_before(spec).left, asked.met.key.data.shape[0])
+    return portion_launches(asked, work.portions)
+
+
+def asked_for(
+    spec: AttentionSpec,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    kept: Kept,
+    parameters: Mapping[str, Tensor],
+    few: PagedChoice | None = None,
+) -> Asked:
+    """What programs are asked for; `tensors` are queries, their positions, and where the output goes."""
+    query, positions, out = tensors
+    met = met_of(spec, kept)
+    sink, bias = sink_of(spec, query, parameters), bias_of(spec, parameters)
+    rule = with_learned(rule_of(spec, query, band_before(spec)), sink, bias)
+    if few is None and bias is None:
+        few = measured_paged(query, kept.form, (met.first, spec.heads.value_size))
+    return Asked(spec, query, kept.form, out, positions, met, rule, few)
+
+
+def band_before(spec: AttentionSpec) -> Band:
+    """The band of a mask that ends at the query; raises `InvalidValue` for any other."""
     band = band_of(spec.mask)
     if band is None or band.right != 0:
         raise InvalidValue.of("mask", spec.mask.kind, "causal, or a window that ends at the query")
-    owners = spec.heads.key_value
-    met = met_of(spec, operands)
-    sink, bias = sink_of(spec, operands.query, operands.parameters), bias_of(spec, operands.parameters)
-    rule = with_learned(rule_of(spec, operands.query, band), sink, bias)
-    sizes = met.first, spec.heads.value_size
-    if few is None and bias is None:
-        few = measured_paged(operands.query, operands.rows.form, sizes)
-    times = 1 if few is None else few.times
-    heads = Heads(spec.heads.query // owners, owners, many(operands.query.dtype, *sizes), times)
-    work = prepared(operands, heads, band.left, met.key.data.shape[0])
+    return band
+
+
+def portion_launches(asked: Asked, portions: Iterable[Portion]) -> list[Launch]:
+    """The programs that meet rows, each before the one that merges what it leaves in parts."""
     found = []
-    for portion in work.portions:
-        attend = attend_launch((spec, operands, out), (met, rule, few), portion)
+    for portion in portions:
+        attend = attend_launch(asked, portion)
         found.append(attend)
         if len(portion.merges):
             found.append(merge_launch(attend, portion))
@@ -152,27 +202,23 @@ def measured_paged(query: Tensor, form: str, sizes: tuple[int, int]) -> PagedCho
     return known(PagedChoice, paged_name(max(NARROWEST, power_of_two(max(sizes)))), query.device)
 
 
-def met_of(spec: AttentionSpec, operands: PagedAttentionInputs) -> Met:
+def met_of(spec: AttentionSpec, kept: Kept) -> Met:
     """The memory of keys and values, or of latents and the rotary part of keys."""
     heads = spec.heads
-    if "latent" in operands.rows.fields:
-        latent = memory_of(operands, "latent", 1, heads.value_size)
-        rest = memory_of(operands, "rotary_key", 1, heads.key_size - heads.value_size)
+    if "latent" in kept.fields:
+        latent = memory_of(kept, "latent", 1, heads.value_size)
+        rest = memory_of(kept, "rotary_key", 1, heads.key_size - heads.value_size)
         return Met(latent, rest, NO_MEMORY, heads.value_size)
-    key = memory_of(operands, "key", heads.key_value, heads.key_size)
-    return Met(key, NO_MEMORY, memory_of(operands, "value", heads.key_value, heads.value_size), heads.key_size)
+    key = memory_of(kept, "key", heads.key_value, heads.key_size)
+    return Met(key, NO_MEMORY, memory_of(kept, "value", heads.key_value, heads.value_size), heads.key_size)
 
 
-def attend_launch(
-    call: tuple[AttentionSpec, PagedAttentionInputs, Tensor],
-    asked: tuple[Met, Rule, PagedChoice | None],
-    portion: Portion,
-) -> Launch:
+def attend_launch(asked: Asked, portion: Portion) -> Launch:
     """The program that meets rows, for tiles of one kind."""
-    (spec, operands, out), (met, rule, few) = call, asked
-    query, value_size = operands.query, out.shape[2]
+    spec, query, form, out, positions, met, rule, few = asked
+    value_size = out.shape[2]
     rest = 0 if met.rest.data is None else spec.heads.key_size - met.first
-    present = {BIASED: rule.bias is not None, TREE: portion.tables.seen is not None, INT4: operands.rows.form == INT4}
+    present = {BIASED: rule.bias is not None, TREE: portion.tables.seen is not None, INT4: form == INT4}
     takes = [what for what, there in present.items() if there]
     choice = choice_of(portion.tile, query.dtype, met.first, value_size, takes=takes)
     # What was measured without any of these may leave them no registers.
@@ -193,7 +239,7 @@ def attend_launch(
         bases=portion.tables.bases,
         seen=portion.tables.seen,
         words=None if portion.tables.seen is None else portion.tables.seen.stride(0),
-        positions=operands.batch.positions,
+        positions=positions,
         items=portion.items,
         sums=sums,
         lse=torch.empty(portion.slots, portion.tile, dtype=torch.float32, device=out.device),
@@ -201,6 +247,7 @@ def attend_launch(
         group=spec.heads.query // spec.heads.key_value,
         rule=rule,
         tile=tile,
+        page=None if portion.tables.page is None else tl.constexpr(portion.tables.page),
     )
     programs = len(portion.items) * spec.heads.key_value
     return Launch(program=attend_paged, programs=programs, call=argument, warps=choice.warps, stages=choice.stages)
@@ -210,7 +257,6 @@ def merge_launch(attend: Launch, portion: Portion) -> Launch:
     """The program that merges what another left in parts."""
     done: Paged = attend.call
     argument = Merge(done.out, portion.merges, done.sums, done.lse, done.heads, done.group, done.rule, done.tile)
-    programs = len(portion.merges) * (done.heads // done.group)
-    # As many numbers a thread as leave room for as many that are read.
-    warps = max(4, done.sums.shape[1] * done.sums.shape[2] // 2048)
-    return Launch(program=merge_paged, programs=programs, call=argument, warps=warps, stages=2)
+    # A program for each row: few requests have few rows, and each should read its own at once.
+    programs = len(portion.merges) * (done.heads // done.group) * portion.tile
+    return Launch(program=merge_paged, programs=programs, call=argument, warps=4, stages=2)

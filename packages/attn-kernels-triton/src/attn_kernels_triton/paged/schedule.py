@@ -249,12 +249,14 @@ def same_before(trees: list[list[Node]], numbers: Tensor) -> list[bool]:
 
 
 class Tables(NamedTuple):
-    """Row numbers [request, place] from positions `firsts` on, int32; of trees `bases` and `seen` too, see `Grove`."""
+    """Row numbers [request, place] from positions `firsts` on, int32, from 0 where that is None; of trees `bases` and
+    `seen` too, see `Grove`. Numbers of pages of `page` rows where that is given."""
 
     numbers: Tensor
-    firsts: Tensor
+    firsts: Tensor | None
     bases: Tensor | None = None
     seen: Tensor | None = None
+    page: int | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,29 +12,34 @@ from attn_kernels_triton.paged.schedule import FEW
 
 
 class PagedChoice(NamedTuple):
-    """Keys of a tile, warps, stages of the pipeline that loads ahead, and how many `times` as long stretches are."""
+    """Keys of a tile, warps, stages of the pipeline that loads ahead, how many `times` as long stretches are that are
+    cut for each request alone, and how many `programs` a processor is given where a whole bucket is cut."""
 
     keys: int
     warps: int
     stages: int
     times: int = 1
+    programs: int = 4
 
 
 PAGED_CHOICES: dict[tuple[int, bool, int], PagedChoice] = {
     (16, True, 64): PagedChoice(64, 4, 3),
     (16, True, 128): PagedChoice(64, 4, 3),
     (16, True, 256): PagedChoice(32, 4, 3),
-    (16, True, 512): PagedChoice(32, 4, 2),
+    (16, True, 512): PagedChoice(32, 4, 2, times=8, programs=2),
     (64, True, 64): PagedChoice(64, 4, 3),
     (64, True, 128): PagedChoice(64, 4, 2),
     (64, True, 256): PagedChoice(32, 8, 2),
-    (32, True, 512): PagedChoice(32, 8, 2),
+    (32, True, 512): PagedChoice(32, 8, 2, times=8, programs=2),
     (16, False, 64): PagedChoice(32, 4, 1),
     (16, False, 128): PagedChoice(32, 4, 1),
     (16, False, 256): PagedChoice(16, 4, 1),
     (16, False, 512): PagedChoice(16, 8, 1),
 }
-"""By rows of a tile, whether elements have 16 bits, and the width; none spills on sm_90a, as a test sees to."""
+"""By rows of a tile, whether elements have 16 bits, and the width; none spills on sm_90a, as a test sees to.
+
+Stretches over latents are long: what 16 heads leave of one weighs as much as 57 of its keys.
+"""
 
 BIASED, TREE, INT4 = "biased", "tree", "int4"
 TIGHTER: dict[str, dict[tuple[int, bool, int], PagedChoice]] = {

@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from attn_core.errors import CheckpointInvalid, InvalidValue
 from attn_core.kernels.linear import QUANTIZATIONS
+from attn_core.states import dtype_name
+from attn_schema.device import AUTO
 from torch import Tensor, nn
 
 from attn_models.adapters.state_dict import stored_type
+from attn_models.device import resolve_device, resolve_dtype
 from attn_models.loading.encoders import build_encoder
 from attn_models.quantization.quantize import quantize_model
 from attn_models.tokenizers import Tokenizer
@@ -27,6 +30,7 @@ class SentenceEncoder:
 
     def __init__(self, model: Any, tokenizer: Tokenizer) -> None:
         self.model = model
+        self.device = next(model.parameters()).device
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.tokenizer = tokenizer
         self.size: int = model.size
@@ -65,8 +69,9 @@ class SentenceEncoder:
     @torch.inference_mode()
     def _embed(self, ids: list[Sequence[int]]) -> Tensor:
         longest = max(map(len, ids))
-        tokens = torch.tensor([[*row, *[0] * (longest - len(row))] for row in ids])
-        key_padding_mask = torch.arange(longest) < torch.tensor([[len(row)] for row in ids])
+        tokens = torch.tensor([[*row, *[0] * (longest - len(row))] for row in ids], device=self.device)
+        lengths = torch.tensor([[len(row)] for row in ids], device=self.device)
+        key_padding_mask = torch.arange(longest, device=self.device) < lengths
         hidden = self.model(tokens, key_padding_mask)
         wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32)) * key_padding_mask[..., None]
         mean = wide.sum(1) / key_padding_mask.sum(1, keepdim=True)
@@ -74,18 +79,26 @@ class SentenceEncoder:
 
 
 def load_sentence_encoder(
-    folder: str | Path, dtype: str = "float32", *, verify: Verify = "hashes", quantization: str | None = None
+    folder: str | Path,
+    dtype: str = AUTO,
+    *,
+    device: str = "cpu",
+    verify: Verify = "hashes",
+    quantization: str | None = None,
 ) -> SentenceEncoder:
-    """The encoder of a folder, on the CPU, in evaluation mode; `weights` as for `load_model`, but that `auto` packs
-    nothing: texts come in batches of many rows, which torch multiplies as fast in float32 as any kernel that loses
-    nothing.
+    """The encoder of a folder, in evaluation mode; `dtype`, `device` and `quantization` as for `load_model`, but that
+    `auto` packs nothing: texts come in batches of many rows, which torch multiplies as fast in float32 as any kernel
+    that loses nothing.
 
     Raises what `build_encoder` does; `CheckpointInvalid` for a folder that is damaged, has no tokenizer or one with
-    more tokens than the embedding has rows; with `weights`, what `quantize_model` raises.
+    more tokens than the embedding has rows; for a device or an element type as `load_model`; with `quantization`, what
+    `quantize_model` raises.
     """
+    place = resolve_device(device)
+    dtype = dtype_name(resolve_dtype(dtype, place))
     if quantization not in (None, *QUANTIZATIONS):
         raise InvalidValue.of("quantization", quantization, ", ".join(QUANTIZATIONS))
-    checkpoint = read_folder(folder, verify=verify)
+    checkpoint = read_folder(folder, verify=verify, device=place)
     form = None if quantization in ("auto", "none") else quantization
     model = build_encoder(checkpoint, getattr(torch, dtype) if form is None else stored_type(checkpoint))
     if checkpoint.tokenizer is None:

@@ -18,6 +18,7 @@ from attn_core import (
     Rotary,
     Shape,
     StateSpecs,
+    Step,
 )
 from attn_core.checks import require_number, require_whole
 from attn_core.errors import InvalidValue
@@ -108,7 +109,7 @@ class MultiHeadLatentAttention(ComputedMechanism):
         sizes = self.sizes(config)
         return {"latent": Paged({"latent": Field((sizes.latent,)), "rotary_key": Field((sizes.rotated,))})}
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """The expanded computation of whole sequences; where keys are remembered, the absorbed one."""
         sizes, hidden_size, heads = self.sizes(config), config.hidden_size, config.num_heads
         up = sizes.latent * heads * (sizes.nope + sizes.value)
@@ -116,8 +117,7 @@ class MultiHeadLatentAttention(ComputedMechanism):
         query = (hidden_size + heads * sizes.key) * squeezed if squeezed else hidden_size * heads * sizes.key
         weights = query + hidden_size * sizes.remembered + up + hidden_size * heads * sizes.value
         biases = squeezed + sizes.remembered + hidden_size if config.bias else 0
-        seen = shape.query == shape.key
-        per_pair = sizes.key + sizes.value if seen else sizes.remembered + sizes.latent
+        per_pair = sizes.key + sizes.value if shape.whole else sizes.remembered + sizes.latent
         # Absorbing costs a query what expanding costs a key: it meets both matrices once.
         tokens = 2 * shape.batch * shape.query * weights
         pairs = 2 * shape.batch * heads * per_pair
@@ -189,7 +189,7 @@ class FactorisedAttention(ComputedMechanism):
         """The latent."""
         return {"latent": Paged({"latent": Field((latent_of(config),))})}
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """A step makes the keys and values of all that is remembered anew."""
         heads, hidden_size, latent = self._spec(config).heads, config.hidden_size, latent_of(config)
         into, out = heads.query * heads.key_size, heads.query * heads.value_size

@@ -17,6 +17,7 @@ from attn_core import (
     MechanismConfig,
     Paper,
     Shape,
+    Step,
     Window,
 )
 from attn_core.checks import require_whole
@@ -89,7 +90,7 @@ class LongformerAttention(DeclaredMechanism):
         whole = dataclasses.replace(self.spec(config), mask=Full())
         return (*own, Computation(part="global rows", asked=whole))
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """As declared, and the global tokens' own projections and rows."""
         spec, heads = self.spec(config), config.head_layout
         count = sum(position < shape.query for position in self.Config.of(config).global_positions)

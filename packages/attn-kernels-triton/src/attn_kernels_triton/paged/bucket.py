@@ -1,0 +1,166 @@
+"""Steps in which each request of a bucket decodes one token, cut on the device: grids and pointers never change.
+
+How long the stretches are follows from what all requests remember, so that programs have alike much to do (as the
+plan of FlashInfer, Ye et al. 2025, arXiv 2501.01005, section 3.3, but computed where lengths are). A CUDA graph that
+has recorded a step may be replayed with other lengths. Results are the same bit for bit for the same lengths of a
+bucket, not for a request in other company; `paged.schedule` cuts each request alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+import triton.language as tl
+from attn_core import AttentionSpec, RaggedBatch
+from attn_core.batch import Fields, StaticRows
+from attn_core.errors import InvalidValue
+from attn_core.kernels.attend import PagedAttentionInputs
+from torch import Tensor
+
+from attn_kernels_triton.checks import check_like
+from attn_kernels_triton.kernels.paged import LAID, Layout, lay_out
+from attn_kernels_triton.launch import Launch, power_of_two, processors
+from attn_kernels_triton.paged.attend import Kept, asked_for, band_before, portion_launches
+from attn_kernels_triton.paged.schedule import FEW, Portion, Tables
+from attn_kernels_triton.paged.tiles import choice_of, many
+
+SHORTEST = 128
+"""Keys of a stretch at least."""
+
+
+class Bucket(NamedTuple):
+    """A step of up to so many `requests`, whose tokens are `tiles` tiles of so many rows, `tile`, of a group of heads.
+
+    Of items, each a tile and a stretch of keys, there is `room` for any lengths; about `wanted` come of stretches.
+    """
+
+    requests: int
+    group: int
+    owners: int
+    tile: int
+    wanted: int
+    left: int | None
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of a token."""
+        return -(-self.group // self.tile)
+
+    @property
+    def room(self) -> int:
+        """Items for each key/value head: stretches, and one more for each tile."""
+        return self.requests * self.tiles + self.wanted
+
+
+def bucket_of(spec: AttentionSpec, requests: int, dtype: torch.dtype, device: torch.device) -> Bucket:
+    """The bucket of up to so many requests on a device; raises `InvalidValue` for masks that look ahead."""
+    owners = spec.heads.key_value
+    group = spec.heads.query // owners
+    # Latents are as wide as values; else keys may be wider.
+    first = spec.heads.value_size if owners == 1 < group else spec.heads.key_size
+    sizes = first, spec.heads.value_size
+    tile = FEW if group <= FEW else many(dtype, *sizes)
+    programs = choice_of(tile, dtype, *sizes).programs
+    wanted = max(1, programs * processors(device) // owners)
+    return Bucket(requests, group, owners, tile, wanted, band_before(spec).left)
+
+
+@dataclass(frozen=True, eq=False)
+class BucketWork:
+    """Items and merges of a bucket on a device, int32, which `layout` fills for the lengths of a step."""
+
+    bucket: Bucket
+    items: Tensor
+    merges: Tensor
+
+    @classmethod
+    def of(cls, bucket: Bucket, device: torch.device) -> BucketWork:
+        """Work of nothing yet."""
+        items = torch.zeros(bucket.room, 7, dtype=torch.int32, device=device)
+        return cls(bucket, items, items.new_zeros(bucket.requests * bucket.tiles, 5))
+
+    def layout(self, contexts: Tensor) -> Launch:
+        """The program that fills it; `contexts` [requests] are how many rows each request remembers before its token,
+        -1 where there is no request, int32 or int64."""
+        bucket = self.bucket
+        check_like("contexts", contexts, (bucket.requests,), self.items.device)
+        call = Layout(
+            contexts=contexts,
+            items=self.items,
+            merges=self.merges,
+            requests=bucket.requests,
+            room=bucket.room,
+            wanted=bucket.wanted,
+            owners=bucket.owners,
+            left=bucket.left,
+            tiles=tl.constexpr(bucket.tiles),
+            tile=tl.constexpr(bucket.tile),
+            group=tl.constexpr(bucket.group),
+            shortest=tl.constexpr(SHORTEST),
+            tile_keys=tl.constexpr(FEW),
+            width=tl.constexpr(power_of_two(bucket.requests)),
+        )
+        return Launch(program=lay_out, programs=-(-bucket.room // LAID.value), call=call, warps=4, stages=1)
+
+    def portion(self, tables: Tables) -> Portion:
+        """The work over tables of row or page numbers."""
+        return Portion(self.bucket.tile, self.items, self.merges, self.bucket.room * self.bucket.owners, tables)
+
+
+class DecodeStep(NamedTuple):
+    """The tensors of a step: `query` [requests, heads, key_size], one token for each; rows in memory by field, in a
+    form, see `attn_core.batch.RowsInPlace`; `pages` [requests, page], int32 or int64, which pages of `page` rows a
+    request remembers, by position from 0 on; `contexts` as given to `BucketWork.layout`."""
+
+    query: Tensor
+    fields: Fields
+    form: str
+    pages: Tensor
+    page: int
+    contexts: Tensor
+    parameters: Mapping[str, Tensor]
+
+
+def decode_launches(spec: AttentionSpec, step: DecodeStep, work: BucketWork, out: Tensor) -> list[Launch]:
+    """The programs that attend and merge, for each layer; `work` must have been laid out for `step.contexts`.
+
+    Outputs [requests, heads, value_size] of no request are zeros. Raises `InvalidValue` for operands that the programs
+    would misread; that pages lie in memory is for the caller to see to.
+    """
+    query, bucket = step.query, work.bucket
+    check_like("query", query, (bucket.requests, spec.heads.query, spec.heads.key_size), query.device)
+    check_like("pages", step.pages, (bucket.requests, step.pages.shape[-1]), query.device)
+    if query.stride(2) != 1:
+        raise InvalidValue.of("query.stride", list(query.stride()), "one that ends in 1: heads lie dense in memory")
+    if step.page < 1 or step.page & (step.page - 1):
+        raise InvalidValue.of("page", step.page, "a power of two")
+    kept = Kept(step.fields, step.form, query.dtype, query.device)
+    asked = asked_for(spec, (query, step.contexts, out), kept, step.parameters)
+    return portion_launches(asked, [work.portion(Tables(step.pages, None, page=step.page))])
+
+
+_WORK: WeakKeyDictionary[RaggedBatch, dict[Bucket, BucketWork]] = WeakKeyDictionary()
+"""Work of live batches, laid out, which all layers of a model with alike heads and windows share."""
+
+
+def attend_static(spec: AttentionSpec, operands: PagedAttentionInputs, rows: StaticRows) -> Tensor:
+    """The output [requests, heads, value_size] of a step over `StaticRows`; raises what `decode_launches` does.
+
+    The first layer of a batch lays the work out for all that come after it.
+    """
+    query, device = operands.query, operands.query.device
+    bucket = bucket_of(spec, query.shape[0], query.dtype, device)
+    known = _WORK.setdefault(operands.batch, {})
+    if bucket not in known:
+        known[bucket] = BucketWork.of(bucket, device)
+        known[bucket].layout(rows.contexts).run(device)
+    tables = rows.kv_indices, rows.block_size, rows.contexts
+    step = DecodeStep(query, rows.fields, rows.form, *tables, operands.parameters)
+    out = query.new_empty(*query.shape[:2], spec.heads.value_size)
+    for launch in decode_launches(spec, step, known[bucket], out):
+        launch.run(device)
+    return out
