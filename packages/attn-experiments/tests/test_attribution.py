@@ -26,7 +26,6 @@ from attn_experiments.attribution.methods import (
     shapley_values,
 )
 from attn_experiments.attribution.text_map import as_html, colour, coloured
-from captum.attr import ShapleyValues
 
 SIZES = {"vocab_size": 30, "max_seq_len": 12, "hidden_size": 16, "num_layers": 2, "num_heads": 2}
 TOKENS = torch.tensor([3, 1, 4, 1, 5])
@@ -78,6 +77,8 @@ def test_shapley_values_of_a_product_and_a_sum_are_those_by_hand():
 
 
 def test_shapley_values_are_captums_over_all_orders(model):
+    from captum.attr import ShapleyValues
+
     score, rows = next_token_score(model, TOKENS, 9), model.embedding(TOKENS).detach()
     nothing = torch.zeros_like(rows)
     found = shapley_values(score, rows, nothing)
