@@ -46,7 +46,7 @@ def weights(module: nn.Module) -> int:
 
 @pytest.mark.parametrize(("experts", "chosen"), [(1, 1), (4, 1), (4, 3), (8, 2)])
 def test_cl_32_a_mixture_has_the_weights_of_all_experts_and_computes_with_the_chosen(experts: int, chosen: int) -> None:
-    config, mixture = feed_forward(experts=experts, experts_per_token=chosen)
+    config, mixture = feed_forward(num_experts=experts, num_experts_per_tok=chosen)
     one, router = build_feed_forward(config), WIDTH * experts
     assert weights(mixture) == experts * weights(one) + router
     assert counted(mixture) == chosen * counted(one) + 2 * TOKENS * router
@@ -67,8 +67,8 @@ def test_cl_32_mixtral_has_3_6_times_the_weights_that_a_token_uses() -> None:
         norm="rms",
         positions="rotary",
         tie_word_embeddings=False,
-        experts=shape.experts,
-        experts_per_token=shape.experts_per_token,
+        num_experts=shape.num_experts,
+        num_experts_per_tok=shape.num_experts_per_tok,
     )
     with init_empty_weights():
         model = Decoder(config)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
-from attn_core import Cost, Field, Shape, StateSpecs, configure, installed
+from attn_core import Cost, Field, Shape, StateSpecs, Step, configure, installed
 from attn_models.adapters.state_dict import init_empty_weights
 from attn_models.decoder.block import Block
 from attn_models.decoder.config import DecoderConfig
@@ -140,9 +141,9 @@ def test_cl_42_a_step_costs_the_length_where_keys_are_remembered_and_its_square_
     mha = installed().mechanisms.get("mha")
     config = configure(mha, hidden_size=4, num_heads=2)
 
-    def grows(steps: list[Shape]) -> float:
+    def grows(steps: Sequence[Shape | Step]) -> float:
         first, last = (mha.cost(config, step).flops for step in steps)
         return math.log(last / first, 4)
 
-    assert grows([Shape(query=1, key=1024), Shape(query=1, key=4096)]) == pytest.approx(1, abs=0.02)
+    assert grows([Step(remembered=1023), Step(remembered=4095)]) == pytest.approx(1, abs=0.02)
     assert grows([Shape(query=1024, key=1024), Shape(query=4096, key=4096)]) == pytest.approx(2, abs=0.02)

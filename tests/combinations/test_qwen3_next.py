@@ -226,7 +226,7 @@ def test_without_a_plugin_a_folder_says_what_to_install(name, package, tmp_path,
         ({"linear_num_key_heads": 3}, "key_heads: 3"),
         ({"linear_conv_kernel_dim": 0}, "taps: 0"),
         ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"num_experts_per_tok": 9}, "experts_per_token: 9"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok: 9"),
         ({"moe_intermediate_size": None}, "moe_intermediate_size: is missing"),
     ],
 )

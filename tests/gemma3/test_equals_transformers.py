@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.oracle, pytest.mark.slow, pytest.mark.timeout(1200)]
 def generate(model, prompts, *, room=ROOM, **config):
     """The greedy continuations of the prompts."""
     config = EngineConfig(**config)
-    engine = build_engine(model, config=config, kv_cache_tokens=room * config.max_num_seqs)
+    engine = build_engine(model, config=config, kv_cache_tokens=room * config.batch_sizes[0])
     task = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
     for number, prompt in enumerate(prompts):
         engine.submit(Request(id=str(number), token_ids=prompt, params=task))

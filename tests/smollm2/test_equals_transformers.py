@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.oracle, pytest.mark.slow, pytest.mark.timeout(1200)]
 def generate(model, prompts, tokens=None, **config):
     """The greedy continuations of the prompts, and the engine that made them."""
     config = EngineConfig(**config)
-    engine = build_engine(model, config=config, kv_cache_tokens=tokens or ROOM * config.max_num_seqs)
+    engine = build_engine(model, config=config, kv_cache_tokens=tokens or ROOM * config.batch_sizes[0])
     task = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
     for number, prompt in enumerate(prompts):
         engine.submit(Request(id=str(number), token_ids=prompt, params=task))

@@ -1,10 +1,14 @@
 """State and price that follow from a spec."""
 
+import dataclasses
+
 import pytest
 
 from attn_core import (
     AttentionSpec,
+    Capability,
     Causal,
+    Cost,
     DeclaredMechanism,
     Heads,
     MechanismConfig,
@@ -12,18 +16,20 @@ from attn_core import (
     Paper,
     Shape,
     Source,
+    Step,
     Window,
 )
+from attn_core.errors import Incompatible, InvalidValue
 from attn_core.scores import Additive, General
 
 
-def declared(build_spec):
+def declared(build_spec, *able):
     class Declared(DeclaredMechanism):
         name = "declared"
         summary = "for these tests"
         paper = Paper(title="None", authors="Nobody", year=2000)
         equation = "x"
-        capabilities = frozenset()
+        capabilities = frozenset(able)
 
         def spec(self, config):
             return build_spec(config)
@@ -77,12 +83,40 @@ def test_biases_are_counted_as_parameters_and_cost_nothing():
     assert biased.parameters == plain.parameters + 12 + 6 + 6 + 10
 
 
-def test_a_decode_step_projects_the_new_token_only_unless_the_keys_are_of_a_source():
-    own = declared(lambda config: AttentionSpec(heads=config.head_layout, mask=Causal()))
-    cross = declared(lambda config: AttentionSpec(heads=config.head_layout, cross=True))
-    shape = Shape(query=1, key=7)
-    difference = cross.cost(CONFIG, shape).flops - own.cost(CONFIG, shape).flops
-    assert difference == products((6, 10, 12))
+def test_a_step_projects_the_new_tokens_only_and_of_a_source_nothing():
+    own = declared(lambda config: AttentionSpec(heads=config.head_layout, mask=Causal()), Capability.INCREMENTAL)
+    able = Capability.CROSS, Capability.INCREMENTAL
+    cross = declared(lambda config: AttentionSpec(heads=config.head_layout, cross=True), *able)
+    asked, pairs = products((1, 10, 12), (1, 12, 10)), products(*[(1, 3, 7), (1, 7, 3)] * 4)
+    assert own.cost(CONFIG, Step(new=1, remembered=6)).flops == asked + products((1, 10, 12)) + pairs
+    assert cross.cost(CONFIG, Step(new=1, remembered=6, source=7)).flops == asked + pairs
+
+
+def test_a_step_meets_what_a_window_keeps():
+    window = declared(
+        lambda config: AttentionSpec(heads=config.head_layout, mask=Causal() & Window(left=4)), Capability.INCREMENTAL
+    )
+    near, far = (window.cost(CONFIG, Step(new=2, remembered=count)).flops for count in (4, 400))
+    assert near == far == products((2, 10, 24), (2, 12, 10), *[(2, 3, 6), (2, 6, 3)] * 4)
+
+
+def test_a_step_without_a_step_of_its_own_costs_the_whole_sequence():
+    replayed = declared(lambda config: AttentionSpec(heads=config.head_layout, mask=Causal()))
+    step, whole = Step(batch=3, new=1, remembered=6), Shape(batch=3, query=7, key=7)
+    assert replayed.cost(CONFIG, step) == replayed.cost(CONFIG, whole)
+
+
+def test_calls_that_no_layer_can_be_given_have_no_price():
+    own = declared(lambda config: AttentionSpec(heads=config.head_layout), Capability.INCREMENTAL)
+    with pytest.raises(InvalidValue, match=r"shape\.key: 7 .* as many keys as queries, 1"):
+        own.cost(CONFIG, Shape(query=1, key=7))
+    with pytest.raises(Incompatible, match="not causal: it takes no steps"):
+        own.cost(dataclasses.replace(CONFIG, causal=False), Step(new=1, remembered=6))
+
+
+def test_no_price_is_negative():
+    with pytest.raises(InvalidValue, match=r"cost\.allowed_flops: -1"):
+        Cost(flops=3, allowed_flops=-1, parameters=0)
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,10 @@ def crowd(tmp_path_factory):
         + "\n@hookimpl(specname='attn_mechanisms')\ndef more():\n    return [Made()]\n"
     )
     install(folder, "ff-twice", twice)
+    install(folder, "gg-forgotten", MECHANISM.format(mechanism="forgotten").replace("@hookimpl", ""))
+    half = hook.format("attn_mechanisms()", "return []") + "def attn_caches():\n    return []\n"
+    install(folder, "gg-half-forgotten", half)
+    install(folder, "gg-no-hook", "def attn_mechanism():\n    return []\n")
     install(folder, "zz-sound", MECHANISM.format(mechanism="last_sound"))
     return report(folder)
 
@@ -132,6 +136,9 @@ def test_sound_plugins_load_among_broken_ones(crowd):
         ("dd-hook-nameless", "broken", "attn_mechanisms: AttributeError"),
         ("dd-hook-argument", "broken", "PluginValidationError"),
         ("dd-hook-unknown", "broken", "PluginValidationError"),
+        ("gg-forgotten", "broken", "attn_mechanisms is not marked as a hook: put @attn_core.hookimpl above it"),
+        ("gg-half-forgotten", "broken", "attn_caches is not marked as a hook"),
+        ("gg-no-hook", "broken", "has none of the hooks: attn_mechanisms, "),
         ("ff-twice", "broken", "attn_mechanisms: InvalidValue: ff-twice registers the mechanism 'twice' twice"),
     ],
 )
@@ -180,6 +187,30 @@ def test_only_selected_distributions_are_loaded(tmp_path):
     assert found["mechanisms"] == ["first_sound"]
     assert found["plugins"]["bb-raises:bb-raises"]["status"] == "not selected"
     assert found["plugins"]["zz-sound:zz-sound"]["reason"] == "ATTN_PLUGINS does not name zz-sound"
+
+
+def test_a_process_says_which_plugins_were_installed_since_it_started(tmp_path):
+    install(tmp_path, "aa-sound", MECHANISM.format(mechanism="first_sound"))
+    for place in ("later", "staged"):
+        (tmp_path / place).mkdir()
+    install(tmp_path / "later", "zz-later", MECHANISM.format(mechanism="later"))
+    code = """
+        import os, sys
+        from attn_core import installed
+        from attn_core.errors import UnknownName
+        for moved in ([], os.listdir("later")):
+            for name in moved:
+                os.rename(f"later/{name}", f"staged/{name}")
+            try:
+                installed().mechanisms.get("later")
+            except UnknownName as error:
+                print(error.metadata.get("installed_since", "nothing"))
+    """
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(tmp_path / "staged")])}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], env=env, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split("\n") == ["nothing", "zz-later 1.0", ""]
 
 
 def test_an_empty_selection_loads_nothing(tmp_path):

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from attn_core import Capability, ComputedMechanism, Field, MechanismConfig, Paged, Paper
+from attn_core.errors import MechanismInvalid
 
 
 class Replayed(ComputedMechanism):
@@ -30,8 +31,42 @@ def test_a_mechanism_with_a_step_must_say_what_it_remembers():
     class Forgetful(Replayed):
         capabilities = frozenset({Capability.CAUSAL, Capability.INCREMENTAL})
 
-    with pytest.raises(TypeError, match="Forgetful declares INCREMENTAL"):
+    with pytest.raises(MechanismInvalid, match="'replayed' declares INCREMENTAL and does not say what its step"):
         Forgetful().state(MechanismConfig(hidden_size=6))
+
+
+class Offering(Replayed):
+    """Declares what it is given, and builds a layer with these methods."""
+
+    def __init__(self, capabilities, methods):
+        self.capabilities = frozenset(capabilities)
+        self.methods = methods
+
+    def build(self, config):
+        return type("Layer", (), dict.fromkeys(self.methods, lambda *_given: None))()
+
+    def state(self, config):
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "methods", "said"),
+    [
+        ((Capability.INCREMENTAL,), (), "declares INCREMENTAL, and its layer Layer has no method step"),
+        ((Capability.WEIGHTS,), (), "declares WEIGHTS, and its layer Layer has no method weights"),
+        ((Capability.SHARES_KV,), (), "declares SHARES_KV, and its layer Layer has no method project_kv"),
+        ((Capability.INCREMENTAL, Capability.CROSS), ("step",), "has no method encode"),
+        ((Capability.CAUSAL,), ("step",), "does not declare INCREMENTAL, and its layer Layer has a method step"),
+    ],
+)
+def test_a_layer_that_is_not_what_its_mechanism_declares_is_refused(capabilities, methods, said):
+    with pytest.raises(MechanismInvalid, match=said):
+        Offering(capabilities, methods).build(MechanismConfig(hidden_size=6))
+
+
+def test_a_layer_that_is_what_its_mechanism_declares_is_built():
+    every = Offering((Capability.INCREMENTAL, Capability.WEIGHTS), ("step", "weights"))
+    assert every.build(MechanismConfig(hidden_size=6)) is not None
 
 
 def test_capabilities_are_asked_for_together():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attn_core import AttentionInputs, Heads, Shape
+from attn_core import AttentionInputs, Heads, Step
 from attn_core.cost import SelectedBlockPairs
 from attn_core.errors import KernelRefused
 from attn_core.kernels.attend import AttendProblem
@@ -25,16 +25,16 @@ sizes = st.integers(1, 12)
 @given(block=sizes, top=sizes, batch=st.integers(1, 3), keys=st.integers(0, 60), data=st.data())
 def test_pairs_of_chosen_blocks_are_those_counted_query_by_query(block, top, batch, keys, data):
     queries = data.draw(st.integers(0, keys))
-    pairs, shape = SelectedBlockPairs(block=block, top=top), Shape(batch=batch, query=queries, key=keys)
+    pairs, shape = SelectedBlockPairs(block=block, top=top), Step(batch=batch, new=queries, remembered=keys - queries)
     places = range(keys - queries, keys)
     assert pairs.past(shape) == batch * sum(place // block for place in places)
     earlier = [min(top - 1, place // block) for place in places]
     assert pairs.allowed(shape) == batch * sum(
         place % block + 1 + block * count for place, count in zip(places, earlier, strict=True)
     )
-    if queries < keys:
-        assert pairs.met(shape) == batch * sum(block * (count + 1) for count in earlier)
-    else:
+    if queries == 1:
+        assert pairs.met(shape) == batch * block * (earlier[0] + 1)
+    if shape.whole:
         own = [min(block, keys - place // block * block) for place in places]
         assert pairs.met(shape) == batch * (sum(own) + block * sum(earlier))
     assert pairs.allowed(shape) <= pairs.met(shape)

@@ -36,7 +36,9 @@ from attn_schema.schema import FieldInfo, element_of, is_enum, is_noun
 from attn_schema.training import TRAINING_NOUNS
 from google.protobuf.descriptor import FieldDescriptor
 
-WITHOUT_MESSAGE = {"Checked", "Completion", "ConnectionOptions", "Schema", "ScoringParams", "ServerConfig"}
+WITHOUT_MESSAGE = {
+    *("Checked", "Completion", "ConnectionOptions", "DeviceConfig", "Schema", "ScoringParams", "ServerConfig"),
+}
 """Nouns that never cross the wire."""
 NOUNS = [
     noun

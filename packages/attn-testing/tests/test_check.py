@@ -1,6 +1,8 @@
 """`check` says of every law whether it holds, fails or has nothing to say."""
 
 import pytest
+import torch
+from attn_core import Capability, ComputedMechanism
 from attn_core.errors import UnknownName
 
 from attn_testing import check, laws
@@ -35,6 +37,26 @@ def test_a_law_that_does_not_apply_says_why():
     result = judge(laws.RowSums, Subject(BROKEN[laws.PaddingInvariance], settings=ONE))
     assert (result.passed, result.applied) == (True, False)
     assert result.detail == "sound does not declare WEIGHTS and NORMALISED"
+
+
+@pytest.mark.parametrize("fault", ["step without INCREMENTAL", "INCREMENTAL without state", "TypeError in build"])
+def test_a_mechanism_that_contradicts_itself_breaks_a_law_and_not_the_check(fault):
+    class Contradicting(type(BROKEN[laws.Described])):
+        capabilities = frozenset({Capability.CAUSAL} | ({Capability.INCREMENTAL} if "state" in fault else set()))
+
+        def build(self, config):
+            if "TypeError" in fault:
+                raise TypeError("no layer")
+            layer = torch.nn.Linear(config.hidden_size, config.hidden_size)
+            layer.step = layer.forward
+            return layer
+
+        state = ComputedMechanism.state
+        spec = ComputedMechanism.spec
+
+    result = next(found for found in check(Contradicting()) if found.law == "settings")
+    assert not result.passed
+    assert fault.partition(" ")[0] in result.detail
 
 
 def test_a_mechanism_that_raises_breaks_the_law_and_not_the_check():

@@ -53,8 +53,8 @@ class Cross(Sound):
     def cost(self, config, shape):
         heads = config.head_layout
         own = 2 * 2 * config.hidden_size * heads.query * heads.key_size * shape.query
-        memory = 2 * 2 * config.hidden_size * heads.key_value * heads.key_size * shape.key
-        flops = shape.batch * (own + memory + 4 * heads.query * heads.key_size * shape.query * shape.key)
+        memory = 2 * 2 * config.hidden_size * heads.key_value * heads.key_size * shape.encoded
+        flops = shape.batch * (own + memory + 4 * heads.query * heads.key_size * shape.query * shape.source)
         return Cost(flops=flops, allowed_flops=flops, parameters=super().cost(config, shape).parameters)
 
 
@@ -103,8 +103,17 @@ class Mean(ComputedMechanism):
         return Cost(flops=flops, allowed_flops=flops, parameters=parameters)
 
 
+class WholeSequences(SoundLayer):
+    """The sound layer without its step."""
+
+    @property
+    def step(self):
+        raise AttributeError("step")
+
+
 class OnlyForward(Sound):
     name = "sound_replayed"
+    layer = WholeSequences
     capabilities = Sound.capabilities - {Capability.INCREMENTAL}
     state = ComputedMechanism.state
 

@@ -1,7 +1,7 @@
 import attn_dsa
 import pytest
 import torch
-from attn_core import Shape, configure, installed, state_bytes
+from attn_core import Step, configure, installed, state_bytes
 from attn_core.errors import InvalidValue, UnknownName
 from attn_core.rotary import Rotary
 from attn_dsa import selection
@@ -213,7 +213,7 @@ def test_the_price_of_a_decoding_step_is_what_torch_counts(remembered):
         layer.step(torch.randn(remembered, 8).double(), *stepped(store, remembered, 0))
         with FlopCounterMode(display=False) as counter:
             layer.step(torch.randn(1, 8).double(), *stepped(store, 1, remembered))
-    assert DSA.cost(config, Shape(query=1, key=remembered + 1)).flops == counter.get_total_flops()
+    assert DSA.cost(config, Step(remembered=remembered)).flops == counter.get_total_flops()
 
 
 def stepped(store, length, context):
@@ -223,7 +223,7 @@ def stepped(store, length, context):
 
 def test_beyond_top_a_decoded_token_pays_the_same_for_pairs_and_little_more_for_the_index():
     config = configure(DSA, {"top": 64}, hidden_size=32, num_heads=4)
-    one, other = (DSA.cost(config, Shape(query=1, key=keys)).flops for keys in (1000, 2000))
+    one, other = (DSA.cost(config, Step(remembered=keys)).flops for keys in (1000, 2000))
     assert other - one == 1000 * 2 * 4 * 33
 
 

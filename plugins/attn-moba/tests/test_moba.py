@@ -1,7 +1,7 @@
 import attn_moba
 import pytest
 import torch
-from attn_core import Shape, configure, installed
+from attn_core import Step, configure, installed
 from attn_core.errors import InvalidValue
 from attn_testing import Agreement
 
@@ -78,7 +78,7 @@ def test_weights_read_what_the_output_is_made_of():
 
 def test_the_price_of_the_pairs_grows_with_the_blocks_read_and_not_with_the_length():
     config = configure(MOBA, {"block": 16, "top": 2}, hidden_size=32, num_heads=4)
-    one, other = (MOBA.cost(config, Shape(query=1, key=keys)).flops for keys in (1600, 3200))
+    one, other = (MOBA.cost(config, Step(remembered=keys - 1)).flops for keys in (1600, 3200))
     assert other - one == 2 * 32 * 100
 
 

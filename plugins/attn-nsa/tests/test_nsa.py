@@ -1,7 +1,7 @@
 import attn_nsa
 import pytest
 import torch
-from attn_core import Shape, configure, installed
+from attn_core import Step, configure, installed
 from attn_core.errors import InvalidValue
 from attn_nsa import branches as selection
 from attn_nsa.options import NsaConfig
@@ -108,7 +108,7 @@ def test_a_branch_that_reads_everything_is_causal_attention(record_property, bra
 
 def test_pairs_of_a_query_grow_with_the_blocks_and_the_strides_only():
     config = configure(NSA, {"window": 16}, hidden_size=32, num_heads=4)
-    costs = [NSA.cost(config, Shape(query=1, key=keys)).allowed_flops for keys in (1600, 3200)]
+    costs = [NSA.cost(config, Step(remembered=keys - 1)).allowed_flops for keys in (1600, 3200)]
     compression = 2 * 4 * 33 * 2 * 8**2
     assert costs[1] - costs[0] == 100 * (compression + 2 * 4 * 16)
 

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 from attn_core.errors import InvalidValue, Unavailable
 from attn_gateway import Cluster, ClusterSettings
+from attn_gateway.ray_gpus import known_gpus
 from attn_host import EmbedTask, TextTask
 from attn_schema import AttentionMapsRequest, EngineConfig, Prompt, SamplingParams, ScoringParams
 from attn_serve.engine_client import EngineClient
@@ -108,6 +109,22 @@ class TestRayEngine:
         await engine.stop(0)
         with pytest.raises(Unavailable):
             await engine.tokenize(Prompt(text="x"))
+
+    async def test_a_gpu_that_ray_does_not_know_is_refused_before_an_actor_starts(
+        self, cluster: Cluster, home: Path
+    ) -> None:
+        if known_gpus():
+            pytest.skip("this machine has a GPU")
+        folder = home / "models" / "tiny"
+        for device in ("cuda", "cuda:1"):
+            engine = EngineClient(RayBackend("tiny", folder, ONE_THREAD.replace(device=device)))
+            with pytest.raises(InvalidValue, match="Ray finds no GPU") as error:
+                await engine.start()
+            assert error.value.metadata["field"] == "device"
+        engine = EngineClient(RayBackend("tiny", folder, ONE_THREAD.replace(device="mps")))
+        with pytest.raises(InvalidValue, match="built without MPS"):
+            await engine.start()
+        await engine.stop(0)
 
     async def test_a_completion_left_early_frees_what_it_held(self, cluster: Cluster, home: Path) -> None:
         engine = far_engine(home / "models" / "tiny")

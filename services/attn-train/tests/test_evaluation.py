@@ -8,9 +8,11 @@ import math
 import numpy as np
 import pytest
 import torch
+import typer
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
 from attn_models.evaluation import text_loss
 from attn_models.loading.encoders import save_encoder
+from attn_schema import DeviceConfig
 from attn_schema.training import DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from attn_train.data.load import load_dataset
 from attn_train.evaluation import evaluate
@@ -28,6 +30,13 @@ def files(tmp_path, words):
     pixels = np.random.default_rng(0).integers(0, 256, (20, 8, 8), dtype=np.uint8)
     np.savez(tmp_path / "x.npz", x=pixels, y=np.arange(20) % 10)
     return tmp_path
+
+
+def shell(*words: str) -> None:
+    """Run `attn evaluate`."""
+    app = typer.Typer()
+    app.command()(evaluate_command)
+    app(list(words), standalone_mode=False)
 
 
 def left(files, model, **data):
@@ -68,7 +77,7 @@ def test_words_are_tagged_as_when_training_was_over(files, positions):
 def test_masked_tokens_are_guessed_and_the_command_says_how_well(files, capsys):
     model = ModelConfig.of("masked_lm", BLOCKS | {"max_seq_len": 8})
     folder, *_ = left(files, model, dataset=str(files / "words.txt"))
-    evaluate_command(str(folder), str(files / "words.txt"), json=True)
+    shell(str(folder), "--dataset", str(files / "words.txt"), "--json")
     found = json.loads(capsys.readouterr().out)
     assert found["tokens"] == len((files / "words.txt").read_text())
     assert 0 <= found["masked_accuracy"] <= 1
@@ -83,7 +92,7 @@ def test_every_token_of_a_text_is_foreseen_from_those_before_it_in_its_window(fi
     folder, dataset, trained, _ = left(files, model, dataset=str(files / "words.txt"))
     text = (files / "words.txt").read_text()[: 8 * 600 + 4]
     (files / "some.txt").write_text(text)
-    evaluate_command(str(folder), str(files / "some.txt"), json=True)
+    shell(str(folder), "--dataset", str(files / "some.txt"), "--json")
     found = json.loads(capsys.readouterr().out)
     ids = torch.from_numpy(dataset.tokenizer.encode_corpus(text)).long()
     nats = 0.0
@@ -136,4 +145,16 @@ def test_other_models_and_folders_that_are_none_are_refused(files):
     with pytest.raises(CheckpointInvalid):
         evaluate(files, "digits", files)
     with pytest.raises(UnknownName, match="unknown model or folder 'nowhere'"):
-        evaluate_command("nowhere", "digits")
+        shell("nowhere", "--dataset", "digits")
+
+
+def test_a_device_or_type_that_is_not_there_is_refused_by_name(files):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has the device")
+    model = ModelConfig.of("masked_lm", BLOCKS | {"max_seq_len": 8})
+    folder, *_ = left(files, model, dataset=str(files / "words.txt"))
+    for given, field in ((DeviceConfig(device="cuda"), "device"), (DeviceConfig(dtype="bfloat16"), "dtype")):
+        with pytest.raises(InvalidValue) as error:
+            evaluate(folder, str(files / "words.txt"), files, given)
+        assert error.value.metadata["field"] == field
+    assert evaluate(folder, str(files / "words.txt"), files, DeviceConfig(device="cpu"))["tokens"] > 0

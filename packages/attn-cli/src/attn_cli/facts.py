@@ -97,7 +97,9 @@ def kernel_rows(computation: Computation, problem: Problem) -> list[dict[str, An
     for verdict in verdicts:
         word = "refuses" if not verdict.accepted else "runs" if verdict in cheap[:1] else "would accept"
         cost = "" if verdict.cost is None else f"{verdict.cost:g}"
-        rows.append(row_of(computation, verdict.kernel.name, word, cost=cost, reasons="; ".join(verdict.reasons)))
+        told = [*verdict.reasons, *([verdict.remark] if verdict.remark and word == "runs" else [])]
+        told += [f"measured on {verdict.measured_on}"] if verdict.measured_on else []
+        rows.append(row_of(computation, verdict.kernel.name, word, cost=cost, reasons="; ".join(told)))
     others = [kernel for kernel in kernels if kernel.operation != problem.operation]
     if others:
         operations = ", ".join(sorted({kernel.operation for kernel in others}))

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 from attn_core import Capability, Mechanism, MechanismConfig, configure
+from attn_core.errors import InvalidValue
 
 HiddenSize = Annotated[int, typer.Option(min=1, help="Size of the residual stream of the model.")]
 NumHeads = Annotated[int, typer.Option("--num-heads", min=1, help="Query heads.")]
@@ -31,11 +32,24 @@ class Sizes:
     num_kv_heads: int | None
     head_dim: int | None = None
     causal: bool = True
+    bias: bool = False
+    max_seq_len: int | None = None
     shares_kv: bool = False
 
     def config(self, mechanism: Mechanism, options: dict[str, Any]) -> MechanismConfig:
         """The config of `mechanism` at these sizes."""
         return configure(mechanism, options, **dataclasses.asdict(self))
+
+
+def own_groups(sizes: Sizes, mechanism: Mechanism, options: dict[str, Any]) -> Sizes:
+    """The sizes without their key/value heads where the mechanism takes another number of its own, as mqa takes one."""
+    try:
+        mechanism.state(sizes.config(mechanism, options))
+    except InvalidValue as error:
+        if sizes.num_kv_heads is None or error.metadata.get("field") != "num_kv_heads":
+            raise
+        return dataclasses.replace(sizes, num_kv_heads=None)
+    return sizes
 
 
 def fitting(sizes: Sizes, mechanism: Mechanism) -> Sizes:

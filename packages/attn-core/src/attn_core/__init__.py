@@ -8,7 +8,7 @@ The root exports what most plugins need; the rest is in submodules named for wha
 from attn_core.batch import Fields, LayerState, RaggedBatch
 from attn_core.computation import Computation
 from attn_core.config import MechanismConfig
-from attn_core.cost import Cost, Shape
+from attn_core.cost import Cost, Shape, Step
 from attn_core.declared import DeclaredMechanism
 from attn_core.errors import Incompatible, InvalidValue, UnknownName
 from attn_core.heads import Heads
@@ -60,6 +60,7 @@ __all__ = [
     "Source",
     "StateSpec",
     "StateSpecs",
+    "Step",
     "UnknownName",
     "Window",
     "configure",

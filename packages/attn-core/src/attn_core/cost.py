@@ -4,14 +4,73 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from attn_core.errors import InvalidValue
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The sizes one call is priced at: `batch` sequences of `query` queries over `key` keys each."""
+    """The sizes of one call of `forward`: `batch` whole sequences of `query` queries over `key` keys each.
+
+    Keys are the tokens of the source where attention is cross; else they are those of the queries, so both numbers are
+    one.
+    """
 
     batch: int = 1
     query: int = 1
     key: int = 1
+
+    @property
+    def whole(self) -> bool:
+        """Whether layers compute whole sequences at once: they do."""
+        return True
+
+    @property
+    def remembered(self) -> int:
+        """Tokens of each sequence that earlier calls computed: none."""
+        return 0
+
+    @property
+    def source(self) -> int:
+        """Tokens of each source: the keys, where attention is cross."""
+        return self.key
+
+    @property
+    def encoded(self) -> int:
+        """Tokens of each source that this call projects to keys and values: all."""
+        return self.key
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """The sizes of one engine step: `batch` requests compute `new` tokens each, after `remembered` ones.
+
+    Where attention is cross, each request has a source of `source` tokens, which `encode` projected before.
+    """
+
+    batch: int = 1
+    new: int = 1
+    remembered: int = 0
+    source: int = 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether sequences start with several tokens, which layers of attention compute as whole ones."""
+        return self.remembered == 0 and self.new > 1
+
+    @property
+    def query(self) -> int:
+        """Queries of each request: its new tokens."""
+        return self.new
+
+    @property
+    def key(self) -> int:
+        """Tokens of each request with those that are new."""
+        return self.remembered + self.new
+
+    @property
+    def encoded(self) -> int:
+        """Tokens of each source that this call projects to keys and values: none."""
+        return 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,12 +79,17 @@ class Cost:
 
     `flops` counts the matrix products of the plain computation, two per multiply-add, as torch's FLOP counter
     does; `allowed_flops` counts only the query-key pairs that the mask allows, which is what a perfect kernel
-    would do. `parameters` is a number of weights.
+    would do. `parameters` is a number of weights. No price is negative: `InvalidValue`.
     """
 
     flops: int
     allowed_flops: int
     parameters: int
+
+    def __post_init__(self) -> None:
+        for field in ("flops", "allowed_flops", "parameters"):
+            if getattr(self, field) < 0:
+                raise InvalidValue.of(f"cost.{field}", getattr(self, field), "a number from 0")
 
     def __add__(self, other: Cost) -> Cost:
         """The price of both."""
@@ -45,25 +109,26 @@ class SelectedBlockPairs:
 
     block: int
     top: int
+    tile: int = 64
 
-    def allowed(self, shape: Shape) -> int:
+    def allowed(self, shape: Shape | Step) -> int:
         """Pairs that are seen."""
         return shape.batch * (self._seen(shape.key) - self._seen(shape.key - shape.query))
 
-    def met(self, shape: Shape) -> int:
+    def met(self, shape: Shape | Step) -> int:
         """Pairs that are computed: of whole sequences all of a block with all who stand in it or chose it.
 
-        Queries behind other keys meet each of their blocks whole. Queries that only fill tiles, as in training, are
-        not counted: fewer than a tile for each block.
+        Queries behind other keys meet their blocks in tiles of `tile` queries, one of which may be half empty for each
+        block. Those of whole sequences in training do, too, and are not counted.
         """
-        if shape.query == shape.key:
+        if shape.whole:
             whole, rest = divmod(shape.key, self.block)
             return shape.batch * (whole * self.block**2 + rest**2 + self.block * self._earlier(shape.key, self.top - 1))
-        first = shape.key - shape.query
-        chosen = shape.query + self._earlier(shape.key, self.top - 1) - self._earlier(first, self.top - 1)
-        return shape.batch * self.block * chosen
+        tile, blocks = max(1, min(self.tile, shape.query)), -(-shape.key // self.block)
+        choices = shape.query * min(self.top, blocks)
+        return shape.batch * min(choices, choices // tile + blocks) * tile * self.block
 
-    def past(self, shape: Shape) -> int:
+    def past(self, shape: Shape | Step) -> int:
         """Pairs of a query and a block before its own."""
         blocks = -(-shape.key // self.block)
         return shape.batch * (self._earlier(shape.key, blocks) - self._earlier(shape.key - shape.query, blocks))

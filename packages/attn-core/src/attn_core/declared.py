@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
 from attn_core.computation import Computation
 from attn_core.config import MechanismConfig
-from attn_core.cost import Cost, Shape
+from attn_core.cost import Cost, Shape, Step
 from attn_core.heads import Heads
 from attn_core.masks.ranges import size
-from attn_core.mechanism import InnerAttention, Mechanism
+from attn_core.mechanism import Capability, InnerAttention, Mechanism, replay_state
 from attn_core.spec import AttentionSpec
 from attn_core.states import Field, Paged, Source, StateSpecs
 
@@ -19,16 +21,19 @@ IN_PLACE = ("plain", "int8", "int4")
 """Forms of rows that a step of a spec meets where a cache keeps them."""
 
 
-def allowed_pairs(spec: AttentionSpec, shape: Shape) -> int:
+def allowed_pairs(spec: AttentionSpec, shape: Shape | Step) -> int:
     """How many pairs the mask allows, those of all heads where it differs by head.
 
     Queries stand at the end of their keys, those of a source at positions counted from the first.
     """
-    if not spec.cross or spec.mask.kind == "full":
+    if not spec.cross:
         return spec.mask.count(shape.query, shape.key)
-    bound = spec.mask.over(shape.key)
+    if spec.mask.kind == "full":
+        return spec.mask.count(shape.query, shape.source)
+    bound = spec.mask.over(shape.source)
     heads = [bound.of_head(head) for head in range(bound.heads or 1)]
-    return sum(size(mask.runs(query, shape.key)) for mask in heads for query in range(shape.query))
+    queries = range(shape.remembered, shape.remembered + shape.query)
+    return sum(size(mask.runs(query, shape.source)) for mask in heads for query in queries)
 
 
 class DeclaredMechanism(Mechanism):
@@ -74,15 +79,19 @@ class DeclaredMechanism(Mechanism):
         return self.spec(config).heads
 
     def state(self, config: MechanismConfig) -> StateSpecs:
-        """Keys, where the score reads any, and values: of every source token where cross, else of every token, no
-        further back than the mask looks.
+        """Keys, as the score projects them, where it reads any, and values: of every source token where cross, else of
+        every token, no further back than the mask looks.
 
-        A layer that attends to those of another layer has no state.
+        A layer that attends to those of another layer has no state. One that is causal and not INCREMENTAL remembers
+        its inputs, with which the whole sequence is computed again.
         """
         if config.shares_kv:
             return {}
+        if self.can(Capability.CAUSAL) and not self.can(Capability.INCREMENTAL):
+            return replay_state(config)
         spec, heads = self.spec(config), self.projected(config)
-        key = {"key": Field((heads.key_value, heads.key_size))} if spec.score.reads_keys else {}
+        row = spec.score.key_shape(spec.heads) if spec.score.projects_keys else (heads.key_value, heads.key_size)
+        key = {"key": Field(row)} if spec.score.reads_keys else {}
         value = {"value": Field((heads.key_value, heads.value_size))}
         fields = {**key, **value, **self.further_fields(config)}
         if spec.cross:
@@ -90,20 +99,32 @@ class DeclaredMechanism(Mechanism):
         back = spec.mask.lookback
         return {"kv": Paged(fields, window=None if back is None else back + 1)}
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Projections of queries, keys, values and output, and the pairs of queries and keys."""
         spec = self.spec(config)
         per_pair = spec.pair_flops()
         # A mask that differs by head counts the pairs of all heads, each of which pays its share of `per_pair`.
         allowed = allowed_pairs(spec, shape) * per_pair // (spec.mask.heads or 1)
         pairs = Cost(
-            flops=shape.batch * shape.query * shape.key * per_pair,
+            flops=shape.batch * shape.query * self.met_keys(config, shape) * per_pair,
             allowed_flops=shape.batch * allowed,
             parameters=0,
         )
         return self.projection_cost(config, shape) + pairs
 
-    def projection_cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def met_keys(self, config: MechanismConfig, shape: Shape | Step) -> int:
+        """How many keys the plain computation lets every query meet, allowed or not.
+
+        The source where cross, else the new tokens and what the state keeps of those before them.
+        """
+        states = self.state(dataclasses.replace(config, shares_kv=False))
+        if any(isinstance(state, Source) for state in states.values()):
+            return shape.source
+        kept = [state.window for state in states.values() if isinstance(state, Paged)]
+        reach = None if None in kept else max((window - 1 for window in kept if window is not None), default=0)
+        return shape.query + (shape.remembered if reach is None else min(shape.remembered, reach))
+
+    def projection_cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """The part of the price that is paid per token, and all learned weights of the spec.
 
         Keys before the queries of a self-attention are remembered, so only new tokens are projected.
@@ -114,13 +135,15 @@ class DeclaredMechanism(Mechanism):
         memory = 0 if config.shares_kv else heads.key_value * row
         out = heads.query * spec.heads.value_size
         per_query = 2 * config.hidden_size * (into + out) + spec.query_flops()
-        per_key = 2 * config.hidden_size * memory + spec.key_flops()
-        projected = shape.key if spec.cross else shape.query
+        per_key = 0 if config.shares_kv else 2 * config.hidden_size * memory + spec.key_flops()
+        projected = shape.encoded if spec.cross else shape.query
         tokens = shape.batch * (shape.query * per_query + projected * per_key)
         biases = into + memory + config.hidden_size if config.bias else 0
         own = spec.parameters()
         if config.shares_kv and spec.norm is not None:
             own -= spec.norm.key_parameters(spec.heads)
+        if config.shares_kv and spec.score.projects_keys:
+            own -= math.prod(spec.score.weights(spec.heads)["key_weight"])
         return Cost(
             flops=tokens,
             allowed_flops=tokens,

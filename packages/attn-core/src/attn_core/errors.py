@@ -94,6 +94,17 @@ class Incompatible(UserError):
     reason = "INCOMPATIBLE"
 
 
+class MechanismInvalid(UserError):
+    """A mechanism contradicts itself: what it declares is not what its layer, or its `state`, offers."""
+
+    reason = "MECHANISM_INVALID"
+
+    @classmethod
+    def of(cls, mechanism: str, what: str, remedy: str) -> Self:
+        """The error for the mechanism of this name: what does not fit together, and what its author can do."""
+        return cls(f"mechanism {mechanism!r} {what}; {remedy}", mechanism=mechanism)
+
+
 class KernelRefused(Incompatible):
     """The kernel asked for by name does not accept the problem."""
 
@@ -162,6 +173,12 @@ class CheckpointWriteFailed(AttnError):
     def of(cls, path: object, why: object) -> Self:
         """The error for the checkpoint at `path`, with what the file system or the writer said."""
         return cls(f"{path}: not written, nothing was changed: {why}", path=path, why=why)
+
+
+class NotGraphSafe(AttnError):
+    """A decode step cannot be recorded once and repeated: it asks the host for what changes with each step."""
+
+    reason = "NOT_GRAPH_SAFE"
 
 
 class MissingPackage(AttnError):

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from attn_core.batch import Fields, LayerState, RaggedBatch
 from attn_core.computation import Computation
 from attn_core.config import MechanismConfig, check_config_type
-from attn_core.cost import Cost, Shape
-from attn_core.errors import Incompatible, InvalidValue
+from attn_core.cost import Cost, Shape, Step
+from attn_core.errors import Incompatible, InvalidValue, MechanismInvalid
 from attn_core.kernels.attend import AttentionInputs
 from attn_core.states import Field, Paged, StateSpecs
 
@@ -123,6 +126,22 @@ class Mechanism(ABC):
         check_config_type(cls.Config, owner=cls.__qualname__)
         if "build" in vars(cls):
             cls.build = checked(cls.build)  # type: ignore[method-assign,assignment]
+        if "cost" in vars(cls):
+            cls.cost = priced(cls.cost)  # type: ignore[method-assign,assignment]
+
+    @property
+    def idea(self) -> tuple[str, ...]:
+        """What the idea is, in paragraphs of Markdown, the last of which says when to use it.
+
+        They stand under a heading `## NAME` in the Markdown file beside the module that declares the mechanism, which
+        is called as the module or, beside an `__init__.py`, mechanism.md. Empty where there is none.
+        """
+        module = sys.modules[type(self).__module__]
+        path = Path(module.__file__ or "")
+        text = path.with_name("mechanism.md" if path.stem == "__init__" else f"{path.stem}.md")
+        sections = re.split(r"^## ", text.read_text("utf-8"), flags=re.MULTILINE) if text.is_file() else []
+        found = [section.partition("\n")[2] for section in sections if section.partition("\n")[0].strip() == self.name]
+        return tuple(part.strip() for part in found[0].split("\n\n") if part.strip()) if found else ()
 
     @property
     def drops_weights(self) -> bool:
@@ -142,8 +161,13 @@ class Mechanism(ABC):
         """What one layer must remember between steps."""
 
     @abstractmethod
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
-        """The price of one layer at `shape`."""
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
+        """The price of one layer for one call: `forward` over whole sequences, a `Shape`, or a `Step` of serving.
+
+        Where `INCREMENTAL` is not declared only shapes are asked for: a step is priced as what replay computes, the
+        whole sequence. Raises `InvalidValue` for whole sequences of self-attention whose keys are not as many as their
+        queries, and `Incompatible` for a step of what cannot decode.
+        """
 
     def spec(self, config: MechanismConfig) -> AttentionSpec | None:
         """The mechanism as data, or None where it computes its own way."""
@@ -177,10 +201,17 @@ class ComputedMechanism(Mechanism):
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         if self.can(Capability.INCREMENTAL):
-            raise TypeError(
-                f"{type(self).__name__} declares INCREMENTAL, so it must say what its step remembers: state()"
+            raise MechanismInvalid.of(
+                self.name,
+                "declares INCREMENTAL and does not say what its step remembers",
+                "define state(config), {} where it is nothing",
             )
-        return {"inputs": Paged({"x": Field((config.hidden_size,))})}
+        return replay_state(config)
+
+
+def replay_state(config: MechanismConfig) -> StateSpecs:
+    """The inputs of all tokens, "x" [hidden_size], of a layer that is run again over the whole sequence."""
+    return {"inputs": Paged({"x": Field((config.hidden_size,))})}
 
 
 Attend = Callable[[AttentionInputs], Tensor]
@@ -268,12 +299,65 @@ def checked(build: Build) -> Build:
             layer = build(mechanism, config)
         except InvalidValue as error:
             raise error.in_mechanism(mechanism.name) from error
+        require_declared(mechanism, config, layer)
         hooks = getattr(layer, "_forward_pre_hooks", None)
         if hooks is not None and not any(isinstance(hook, InputCheck) for hook in hooks.values()):
             layer.register_forward_pre_hook(InputCheck(mechanism.name, config.hidden_size), with_kwargs=True)
         return layer
 
     return building
+
+
+Price = Callable[["Mechanism", MechanismConfig, "Shape | Step"], Cost]
+
+
+def priced(cost: Price) -> Price:
+    """`cost`, asked only for calls that a layer of the mechanism can be given."""
+
+    @wraps(cost)
+    def pricing(mechanism: Mechanism, config: MechanismConfig, shape: Shape | Step) -> Cost:
+        cross = mechanism.can(Capability.CROSS)
+        if isinstance(shape, Step):
+            if not cross and not config.causal:
+                message = f"mechanism {mechanism.name!r} is configured not causal: it takes no steps"
+                raise Incompatible(message, mechanism=mechanism.name)
+            if not mechanism.can(Capability.INCREMENTAL):
+                shape = Shape(batch=shape.batch, query=shape.key, key=shape.source if cross else shape.key)
+        elif not cross and shape.query != shape.key:
+            allowed = f"as many keys as queries, {shape.query}: a sequence attends to itself; steps are a Step"
+            raise InvalidValue.of("shape.key", shape.key, allowed)
+        return cost(mechanism, config, shape)
+
+    return pricing
+
+
+METHODS = {
+    Capability.INCREMENTAL: "step",
+    Capability.WEIGHTS: "weights",
+    Capability.SHARES_KV: "project_kv",
+}
+"""What the layer of a mechanism that declares a capability has."""
+
+
+def require_declared(mechanism: Mechanism, config: MechanismConfig, layer: Any) -> None:
+    """Raise `MechanismInvalid` for a layer without a method that its mechanism declares, or with a step that it hides.
+
+    Without `Capability.INCREMENTAL` a model never calls a `step`: it would run the whole sequence for every token.
+    """
+    for capability, method in METHODS.items():
+        if mechanism.can(capability) and not hasattr(layer, method):
+            what = f"declares {capability.name}, and its layer {type(layer).__name__} has no method {method}"
+            raise MechanismInvalid.of(mechanism.name, what, f"write it, or take {capability.name} from capabilities")
+    if mechanism.can(Capability.INCREMENTAL, Capability.CROSS) and not hasattr(layer, "encode"):
+        what = f"declares CROSS and INCREMENTAL, and its layer {type(layer).__name__} has no method encode"
+        raise MechanismInvalid.of(mechanism.name, what, "write it: it gives the states of a source")
+    if mechanism.can(Capability.INCREMENTAL):
+        mechanism.state(config)
+    elif hasattr(layer, "step") and mechanism.spec(config) is None:
+        what = f"does not declare INCREMENTAL, and its layer {type(layer).__name__} has a method step"
+        raise MechanismInvalid.of(
+            mechanism.name, what, "declare it, or nothing calls the step: the whole sequence is computed at every token"
+        )
 
 
 def require_droppable(mechanism: Mechanism, config: MechanismConfig) -> None:

@@ -128,9 +128,13 @@ class ModelFamily(ABC):
 class ModelShape:
     """The published sizes of a well-known model, for prices; `mechanism` is the attention it uses.
 
+    `bias` says whether its projections have one. Encoders are not `causal`. A model of sequence to sequence has
+    `encoder_layers` beside its `num_layers` of the decoder, which attend to the encoder's rows in attention of their
+    own. `vocab_size` is 0 where nothing is looked up.
+
     With `experts` every layer has so many feed-forwards of the inner width `intermediate_size`, of which a token uses
-    `experts_per_token`. `parameters` counts the weights of the whole model, `active_parameters` those that one token
-    uses where they are fewer; None where nobody has counted them.
+    `num_experts_per_tok`. `parameters` counts the weights of the whole model, `active_parameters` those that one token
+    uses where they are fewer, embeddings counted whole; None where nobody has counted them.
     """
 
     name: str
@@ -144,8 +148,11 @@ class ModelShape:
     vocab_size: int
     mechanism: str
     options: Mapping[str, Any] | None = None
-    experts: int | None = None
-    experts_per_token: int | None = None
+    bias: bool = False
+    causal: bool = True
+    encoder_layers: int = 0
+    num_experts: int | None = None
+    num_experts_per_tok: int | None = None
     parameters: int | None = None
     active_parameters: int | None = None
 

@@ -12,10 +12,20 @@ from attn_core.heads import Heads, Part
 
 @dataclass(frozen=True, kw_only=True)
 class Score(Part):
-    """A scoring function. Where it never `reads_keys`, a layer projects and remembers none."""
+    """A scoring function. Where it never `reads_keys`, a layer projects and remembers none.
+
+    Where it `projects_keys`, keys pass its weight `key_weight` before they meet any query. A layer does so once a token
+    and remembers what comes out, `key_shape` of each token; `AttentionInputs.key` is that where the parameters hold no
+    `score.key_weight`, and the keys themselves where they do.
+    """
 
     equation: ClassVar[str]
     reads_keys: ClassVar[bool] = True
+    projects_keys: ClassVar[bool] = False
+
+    def key_shape(self, heads: Heads) -> tuple[int, int]:
+        """Heads and elements of what is remembered of one token's key."""
+        return heads.key_value, heads.key_size
 
     def pair_flops(self, heads: Heads) -> int:
         return 2 * heads.query * heads.key_size
@@ -82,6 +92,10 @@ class Additive(Score):
     intermediate_size: int | None = None
     kind = "additive"
     equation = r"v^\top \tanh(W_q q + W_k k + b)"
+    projects_keys = True
+
+    def key_shape(self, heads: Heads) -> tuple[int, int]:
+        return heads.key_value, self.units(heads)
 
     def units(self, heads: Heads) -> int:
         """Hidden units of one head."""
@@ -111,12 +125,16 @@ class Concat(Score):
     """vᵀ tanh(W [k; q] + b) (Luong et al. 2015, arXiv 1508.04025), the additive score with W = [W_k | W_q].
 
     `intermediate_size` units, by default the key size; per query head, so that heads of a group share no part of W:
-    `weight` [heads, 2 key_size, units], its first rows for the key, `bias` and `vector` [heads, units].
+    `query_weight` and `key_weight` [heads, key_size, units], `bias` and `vector` [heads, units].
     """
 
     intermediate_size: int | None = None
     kind = "concat"
     equation = r"v^\top \tanh(W [k; q] + b)"
+    projects_keys = True
+
+    def key_shape(self, heads: Heads) -> tuple[int, int]:
+        return heads.query, self.units(heads)
 
     def units(self, heads: Heads) -> int:
         """Hidden units of one head."""
@@ -134,7 +152,8 @@ class Concat(Score):
     def weights(self, heads: Heads) -> Mapping[str, tuple[int, ...]]:
         units = self.units(heads)
         return {
-            "weight": (heads.query, 2 * heads.key_size, units),
+            "query_weight": (heads.query, heads.key_size, units),
+            "key_weight": (heads.query, heads.key_size, units),
             "bias": (heads.query, units),
             "vector": (heads.query, units),
         }

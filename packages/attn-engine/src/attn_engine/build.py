@@ -9,6 +9,7 @@ from attn_core.errors import InvalidValue
 from attn_core.models import LanguageModel, Tokenizer
 from attn_core.stores import StateStore, StoreSize
 from attn_schema import EngineConfig
+from attn_schema.engine import KV_CACHE_BYTES
 
 from attn_engine.draft_model import DraftModel
 from attn_engine.engine import Engine
@@ -25,25 +26,27 @@ def build_engine(
     """An engine with a new cache of the installed family `config.kv_cache`.
 
     The cache holds `kv_cache_tokens` tokens of all sequences together; if not given, as many as fit in
-    `config.kv_cache_memory_bytes`, but no more than `max_num_seqs` sequences of the model's context. A `draft_model`, a
-    smaller decoder of the same vocabulary, gets a cache of its own of at most the same memory. Element type and device
-    of the caches are those of the models' parameters. Raises `UnknownName` for the cache, `InvalidValue` if the memory
-    does not hold one token of each sequence.
+    `config.kv_cache_memory_bytes`, by default `KV_CACHE_BYTES`, but no more than `max_num_seqs` sequences of the
+    model's context. A `draft_model`, a smaller decoder of the same vocabulary, gets a cache of its own of at most the
+    same memory. Element type and device of the caches are those of the models' parameters; sizes of a step that are not
+    given are those that suit the device. Raises `UnknownName` for the cache, `InvalidValue` if the memory does not hold
+    one token of each sequence.
     """
+    config = config.with_defaults(next(model.parameters()).device.type)  # type: ignore[attr-defined]
     store = _store(model, config, kv_cache_tokens)
     if draft_model is None:
         return Engine(model, store, tokenizer, config)
-    draft = DraftModel(draft_model, _store(draft_model, config, None), config.max_num_batched_tokens)
+    draft = DraftModel(draft_model, _store(draft_model, config, None), config.batch_sizes[1])
     return Engine(model, store, tokenizer, config, draft_model=draft)
 
 
 def kv_cache_size(model: LanguageModel, family: CacheFamily, config: EngineConfig) -> StoreSize:
-    """The largest cache within `config.kv_cache_memory_bytes`, by the family's own formula, but no larger than
-    `max_num_seqs` sequences of the model's context need.
+    """The largest cache within `config.kv_cache_memory_bytes`, or `KV_CACHE_BYTES`, by the family's own formula, but
+    no larger than `max_num_seqs` sequences of the model's context need.
 
     Raises `InvalidValue` if the memory does not hold one token of one sequence.
     """
-    count, allowed = config.max_num_seqs, config.kv_cache_memory_bytes
+    count, allowed = config.batch_sizes[0], config.kv_cache_memory_bytes or KV_CACHE_BYTES
     dtype, device = _dtype_and_device(model)
     specs = model.state_specs()
     # Every request may come with the longest encoder input.
@@ -58,7 +61,8 @@ def kv_cache_size(model: LanguageModel, family: CacheFamily, config: EngineConfi
 
     tokens = bisect_right(range(1, count * model.max_seq_len + 1), allowed, key=memory)
     if tokens < 1:
-        raise InvalidValue.of("kv_cache_memory_bytes", allowed, f"at least {memory(1)}, for {count} sequences")
+        least = f"at least {memory(1)}, for {count} sequences; fewer (max_num_seqs) need less"
+        raise InvalidValue.of("kv_cache_memory_bytes", allowed, least)
     return sized(tokens)
 
 
@@ -67,7 +71,7 @@ def _store(model: LanguageModel, config: EngineConfig, tokens: int | None) -> St
     if tokens is None:
         return family.create(model.state_specs(), kv_cache_size(model, family, config))
     dtype, device = _dtype_and_device(model)
-    size = StoreSize(tokens=tokens, requests=config.max_num_seqs, dtype=dtype, device=device)
+    size = StoreSize(tokens=tokens, requests=config.batch_sizes[0], dtype=dtype, device=device)
     return family.create(model.state_specs(), size)
 
 

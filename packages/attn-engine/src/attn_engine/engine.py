@@ -9,9 +9,7 @@ from collections.abc import Callable
 import torch
 from attn_core.errors import (
     AlreadyExists,
-    AttnError,
     DeadlineExceeded,
-    InternalError,
     InvalidValue,
     OutOfCapacity,
     Unavailable,
@@ -24,10 +22,12 @@ from attn_schema.engine import DRAFT_MODEL_TOKENS
 from torch import Tensor
 
 from attn_engine.beam_search import BeamSearch
+from attn_engine.decode_graphs import DecodeGraphs, recorder_for
 from attn_engine.detokenizer import Detokenizer, token_text
 from attn_engine.draft_model import DraftModel
 from attn_engine.fault_isolation import FaultDiagnosis, FaultIsolator
 from attn_engine.model_runner import ModelRunner
+from attn_engine.out_of_memory import as_attn_error, is_out_of_memory, out_of_memory, release_memory
 from attn_engine.output_processor import beam_output, process_step
 from attn_engine.request import ModelLimits, Request, RequestOutput
 from attn_engine.scheduler import ScheduledChunk, Scheduler
@@ -102,6 +102,9 @@ class Engine:
             config = config.replace(num_speculative_tokens=DRAFT_MODEL_TOKENS if draft_model else 0)
         self.config = config
         self._runner = ModelRunner(model, store)
+        recorder = None if config.enforce_eager else recorder_for(self._runner.device)
+        if recorder is not None:
+            self._runner.graphs = DecodeGraphs(model, store, recorder, config.max_num_seqs)
         self._store = store
         self._tokenizer = tokenizer
         self._token_text = token_text(tokenizer)
@@ -110,7 +113,7 @@ class Engine:
         self._clock = clock
         self._scheduler = Scheduler(store, config, draft_model or PromptLookupProposer())
         self._isolator = FaultIsolator(self._runner, self._scheduler)
-        self._diagnosis = FaultDiagnosis(self._runner, self._scheduler.prefixes, config.max_num_batched_tokens)
+        self._diagnosis = FaultDiagnosis(self._runner, self._scheduler.prefixes, config.batch_sizes[1])
         self._limits = ModelLimits(
             vocab_size=model.vocab_size, max_seq_len=model.max_seq_len, max_encoder_len=self._runner.max_encoder_len
         )
@@ -141,6 +144,16 @@ class Engine:
         """What of the config cannot be done, for people; empty otherwise."""
         reason = self.config.speculative_tree_width > 1 and self.tree_unsupported_reason
         return f"draft tokens form chains, not trees: {reason}" if reason else ""
+
+    @property
+    def eager_reason(self) -> str | None:
+        """Why decode steps are computed operation by operation, for people; None if they are repeated as graphs."""
+        graphs = self._runner.graphs
+        if graphs is not None:
+            return graphs.reason
+        if self.config.enforce_eager:
+            return "enforce_eager is set"
+        return f"there are no graphs on {self._runner.device.type}"
 
     def check(self, request: Request) -> None:
         """Raise the `UserError` that `submit` would raise for a request that can never run. Thread-safe."""
@@ -292,7 +305,7 @@ class Engine:
             else:
                 self._scheduler.prefixes.remember(chunk.sequence, chunk.sequence.computed + chunk.length)
         self._computed_tokens += len(hidden)
-        for output in process_step(self._runner, ordered, hidden, self._end_ids, self._scheduler.fork):
+        for output in self._chosen(ordered, hidden):
             sequence = output.sequence
             if sequence.id not in self._groups:
                 continue
@@ -307,6 +320,21 @@ class Engine:
             elif output.tokens or output.text or output.ended:
                 self._emit(output)
         self._remember_verified(drafted)
+
+    def _chosen(self, ordered: list[ScheduledChunk], hidden: Tensor) -> list[SequenceOutput]:
+        """The outputs of a step; where memory is too small for its logits, all its requests end and others go on."""
+        try:
+            return process_step(self._runner, ordered, hidden, self._end_ids, self._scheduler.fork)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            full = out_of_memory(error, self._runner.device, f"choosing the tokens of {len(ordered)} sequences")
+        log.error(full.message)
+        for request_id in {chunk.sequence.id: None for chunk in ordered}:
+            if request_id in self._groups:
+                self._end(request_id, full)
+        release_memory(self._runner.device)
+        return []
 
     def _remember_verified(self, chunks: list[ScheduledChunk]) -> None:
         for chunk in chunks:
@@ -366,5 +394,5 @@ class Engine:
                 index=sequence.index,
                 score=sequence.score,
             )
-        known = error if isinstance(error, AttnError) or error is None else InternalError(str(error))
+        known = None if error is None else as_attn_error(error, self._runner.device, "a request")
         self._outputs.append(RequestOutput(sequence.id, delta, known))

@@ -1,7 +1,8 @@
 """Steps that fail: the request at fault is found, and ends alone.
 
 When a step of several requests raises, their KV cache is rolled back and each is computed alone, so that the others go
-on as if nothing had happened. When logits are not finite, the layer at fault is found by recomputing the sequence.
+on as if nothing had happened; a step for which memory is too small is one that raises. When logits are not finite, the
+layer at fault is found by recomputing the sequence.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from attn_engine import sequence as sequences
 from attn_engine.kv_reuse import PrefixCaching
 from attn_engine.model_runner import ModelRunner
 from attn_engine.nan_tracer import NanTracer
+from attn_engine.out_of_memory import is_out_of_memory, out_of_memory, release_memory
 from attn_engine.scheduler import ScheduledChunk, Scheduler
 
 log = logging.getLogger(__name__)
@@ -52,12 +54,21 @@ class FaultIsolator:
         together = [chunk for chunk in chunks if chunk.sequence.number not in self._alone_until]
         alone = [chunk for chunk in chunks if chunk.sequence.number in self._alone_until]
         computed: list[ComputedChunks] = []
+        full = False
         if together:
             try:
                 computed.append(ComputedChunks(*self._runner.run(together)))
-            except Exception:
-                log.exception("a step of %d requests failed; each is computed alone", len(together))
+            except Exception as error:
+                full = is_out_of_memory(error)
+                if full:
+                    rows = sum(chunk.rows for chunk in together)
+                    said = "no memory for a step of %d tokens of %d requests; each is computed alone: %s"
+                    log.warning(said, rows, len(together), error)
+                else:
+                    log.exception("a step of %d requests failed; each is computed alone", len(together))
                 alone += self._rolled_back(together)
+        if full:
+            release_memory(self._runner.device)
         failed: list[FailedSequence] = []
         for chunk in alone:
             # A sequence that was sent back to waiting with others is computed again later.
@@ -76,11 +87,17 @@ class FaultIsolator:
                 computed.append(ComputedChunks(*self._runner.run([chunk], tracer)))
             except Exception as error:
                 log.exception("request %s cannot be computed", chunk.sequence.id)
-                unknown = InternalError(f"a step failed: {type(error).__name__}")
-                failed.append(FailedSequence(chunk.sequence, tracer.blame(error) or unknown))
-                return
+                failed.append(FailedSequence(chunk.sequence, self._error(error, chunk, tracer)))
+        if failed and failed[-1].sequence is chunk.sequence:
+            release_memory(self._runner.device)
+            return
         if chunk.start + chunk.rows >= self._alone_until[number]:
             del self._alone_until[number]
+
+    def _error(self, error: Exception, chunk: ScheduledChunk, tracer: NanTracer) -> Exception:
+        if is_out_of_memory(error):
+            return out_of_memory(error, self._runner.device, f"a step of {chunk.rows} tokens of one request")
+        return tracer.blame(error) or InternalError(f"a step failed: {type(error).__name__}")
 
     def _rolled_back(self, chunks: Sequence[ScheduledChunk]) -> list[ScheduledChunk]:
         """Those of the chunks that can be computed at once, as their KV cache could be rolled back."""

@@ -20,6 +20,9 @@ from attn_engine.speculative import Verification, roll_back, verify
 
 NO_TOKEN = f"no token can be chosen: {NOT_FINITE}, or structured_output allows none of the vocabulary"
 
+SCORED_ROWS = 256
+"""Tokens of a scored prompt whose logits are computed together."""
+
 Fork = Callable[[sequences.Sequence], list[sequences.Sequence]]
 """Lets the followers of a sequence go on from its KV cache; returns them."""
 Choice = tuple[int, float | None, Sequence[tuple[int, float]]]
@@ -183,11 +186,14 @@ def _score(runner: ModelRunner, chunk: ScheduledChunk, hidden: Tensor) -> Sequen
     count = sequence.scoring.top_logprobs if sequence.scoring else 0
     found: list[Token] = [sequence.token(sequence.tokens[0])] if start == 0 else []
     if following:
-        logits = runner.logits(hidden, range(len(following)))
-        if not bool(logits.amax(-1).isfinite().all()):
-            return SequenceOutput(sequence, (), error=NoTokenError(NOT_FINITE))
-        for token, (own, top) in zip(following, log_probabilities(logits, following, count), strict=True):
-            found.append(sequence.token(token, own, top))
+        # In parts: the logits of a whole prompt can be larger than all that the model computes of it.
+        for begin in range(0, len(following), SCORED_ROWS):
+            part = following[begin : begin + SCORED_ROWS]
+            logits = runner.logits(hidden, range(begin, begin + len(part)))
+            if not bool(logits.amax(-1).isfinite().all()):
+                return SequenceOutput(sequence, (), error=NoTokenError(NOT_FINITE))
+            for token, (own, top) in zip(part, log_probabilities(logits, part, count), strict=True):
+                found.append(sequence.token(token, own, top))
     # After a preemption the beginning is computed again; what was returned is not returned twice.
     first = start + len(following) + 1 - len(found)
     fresh = found[max(0, sequence.scores_returned - first) :]

@@ -86,7 +86,7 @@ class Scheduler:
         self._store = store
         self._proposer = proposer
         self._branches = store if isinstance(store, BranchingStore) else None
-        self._max_batched = config.max_num_batched_tokens
+        self._max_batched = config.batch_sizes[1]
         self._num_speculative_tokens = config.num_speculative_tokens or 0
         trees = isinstance(store, TreeStore) and store.tree_unsupported_reason() is None
         self._tree_width = config.speculative_tree_width if trees else 1

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from attn_core.errors import ContextLengthExceeded, Incompatible, InvalidValue
+from attn_engine.out_of_memory import is_out_of_memory, out_of_memory, release_memory
 from attn_models.loading import LoadedModel
 from attn_schema import AttentionMap, AttentionMapsRequest, Tensor
 
@@ -34,9 +35,7 @@ def compute_maps(loaded: LoadedModel, request: AttentionMapsRequest, tokenizer: 
     _require("heads", request.heads, count)
     layers = sorted(set(request.layers)) or list(range(len(mechanisms)))
     heads = sorted(set(request.heads)) or list(range(count))
-    with torch.inference_mode():
-        maps = loaded.model.attention_maps(torch.tensor(ids), layers, *_encoder_inputs(loaded, encoder_ids))
-        chosen = {layer: maps[layer][heads].float().contiguous() for layer in layers}
+    chosen = _weights(loaded, ids, encoder_ids, layers, heads)
     queries = tuple(map(tokenizer.text, ids))
     keys = queries if encoder_ids is None else tuple(map(tokenizer.text, encoder_ids))
     return [
@@ -53,6 +52,23 @@ def compute_maps(loaded: LoadedModel, request: AttentionMapsRequest, tokenizer: 
     ]
 
 
+@torch.inference_mode()
+def _weights(
+    loaded: LoadedModel, ids: Sequence[int], encoder_ids: Sequence[int] | None, layers: list[int], heads: list[int]
+) -> dict[int, torch.Tensor]:
+    """Weights [heads, query, key] by layer, on the CPU; raises `OutOfCapacity` where memory is too small for them."""
+    encoder_inputs = _encoder_inputs(loaded, encoder_ids)
+    try:
+        maps = loaded.model.attention_maps(torch.tensor(ids, device=loaded.device), layers, *encoder_inputs)
+        return {layer: maps[layer][heads].float().contiguous().cpu() for layer in layers}
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        full = out_of_memory(error, loaded.device, f"the maps of {len(ids)} tokens in {len(layers)} layers")
+    release_memory(loaded.device)
+    raise full
+
+
 def _encoder_inputs(loaded: LoadedModel, ids: Sequence[int] | None) -> tuple[torch.Tensor, ...]:
     if (ids is None) != (loaded.max_encoder_len is None):
         allowed = "none, the model has no encoder" if loaded.max_encoder_len is None else "one, for the model's encoder"
@@ -60,7 +76,7 @@ def _encoder_inputs(loaded: LoadedModel, ids: Sequence[int] | None) -> tuple[tor
     if ids is None:
         return ()
     _require("prompt.encoder_prompt.token_ids", ids, loaded.config.vocab_size)
-    return (torch.tensor(ids),)
+    return (torch.tensor(ids, device=loaded.device),)
 
 
 def _require(field: str, values: Sequence[int], limit: int) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from attn_core.errors import AttnError, DeadlineExceeded, InternalError, InvalidValue, Unavailable
+from attn_engine.out_of_memory import is_out_of_memory, out_of_memory, release_memory
 from attn_models.loading.sentences import SentenceEncoder, load_sentence_encoder
 from attn_schema import Embeddings, EngineConfig, EngineStats, ModelInfo, Prompt, Tensor, Tokenization, Usage
 
@@ -22,27 +23,25 @@ from attn_host.tokenization import PromptTokenizer
 log = logging.getLogger(__name__)
 
 GONE = "the model is being unloaded"
-ALLOWED = {"device": ("cpu",), "draft_model": (None,)}
-"""Values of the engine's config that an encoder takes."""
 
 
 class EncoderHost(ModelHost):
     """Loads the encoder in `folder`; calls take turns, batch by batch.
 
-    An encoder has no KV cache, so options of that change nothing. Raises `InvalidValue` for another device than the CPU
-    or a draft model, and what loading raises.
+    An encoder has no KV cache, so options of that change nothing. Raises `InvalidValue` for a draft model, and what
+    loading raises.
     """
 
     REFUSAL = "the model is an encoder: it embeds texts and does nothing else"
 
     def __init__(self, folder: Path, config: EngineConfig) -> None:
-        for name, allowed in ALLOWED.items():
-            if getattr(config, name) not in allowed:
-                shown = " or ".join(str(value or "none") for value in allowed)
-                raise InvalidValue.of(name, getattr(config, name), f"{shown} for an encoder")
+        if config.draft_model is not None:
+            raise InvalidValue.of("draft_model", config.draft_model, "none for an encoder")
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
-        self._encoder = load_sentence_encoder(folder, config.dtype, quantization=config.quantization)
+        self._encoder = load_sentence_encoder(
+            folder, config.dtype, device=config.device, quantization=config.quantization
+        )
         use_kernel(self._encoder.model, config.kernel)
         self._tokenizer = PromptTokenizer(self._encoder.tokenizer, encoder=False)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="encoder")
@@ -150,7 +149,10 @@ class Embedding:
             self.fail(error)
         except Exception as error:
             log.exception("texts could not be embedded")
-            self.fail(InternalError(f"the encoder failed: {type(error).__name__}"))
+            full = is_out_of_memory(error)
+            failed = InternalError(f"the encoder failed: {type(error).__name__}")
+            self.fail(out_of_memory(error, work.device, "a batch of texts") if full else failed)
+        release_memory(work.device)
         return 0
 
     def fail(self, error: Exception) -> None:
@@ -175,6 +177,7 @@ class Work:
     """Texts of which some have their vectors."""
 
     def __init__(self, encoder: SentenceEncoder, texts: Sequence[str]) -> None:
+        self.device: torch.device = encoder.device
         self._encoder = encoder
         self._texts = texts
         self._ids: list[list[int]] = []
@@ -191,7 +194,7 @@ class Work:
         if batch is None:
             return None
         places, found = batch
-        self._vectors[places] = found.float()
+        self._vectors[places] = found.float().cpu()
         return sum(len(self._ids[place]) for place in places)
 
     def answer(self) -> Embeddings:

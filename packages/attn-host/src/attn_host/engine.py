@@ -14,6 +14,7 @@ from attn_schema import AttentionMap, AttentionMapsRequest, EngineConfig, Engine
 from attn_host.attention_maps import compute_maps
 from attn_host.host import Deliver, ModelHost, TextTask
 from attn_host.loading import load_draft_model, quantization_of, use_kernel
+from attn_host.memory import explain_too_small, with_kv_cache_memory
 from attn_host.tokenization import PromptTokenizer
 
 
@@ -23,17 +24,22 @@ class EngineHost(ModelHost):
     REFUSAL = "the model is no encoder and cannot embed texts; load one that is, such as minilm"
 
     def __init__(self, folder: Path, config: EngineConfig, deliver: Deliver) -> None:
-        if config.device != "cpu":
-            raise InvalidValue.of("device", config.device, "cpu")
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
-        self._loaded: LoadedModel = load_model(folder, config.dtype, quantization=config.quantization)
+        self._loaded: LoadedModel = load_model(
+            folder, config.dtype, device=config.device, quantization=config.quantization
+        )
         model, tokenizer = self._loaded.model, self._loaded.tokenizer
         if tokenizer is None:
             raise InvalidValue.of("source", folder, "a model folder with a tokenizer.json")
         use_kernel(model, config.kernel)
         self._tokenizer = PromptTokenizer(tokenizer, encoder=self._loaded.max_encoder_len is not None)
-        engine = build_engine(model, tokenizer, config, draft_model=load_draft_model(self._loaded, config))
+        draft, device = load_draft_model(self._loaded, config), self._loaded.device
+        config = with_kv_cache_memory(config, model, device, drafts=draft is not None)
+        try:
+            engine = build_engine(model, tokenizer, config, draft_model=draft)
+        except InvalidValue as error:
+            raise explain_too_small(error, config, device) from error
         self._note = engine.note
         self._loop = EngineLoop(engine, deliver)
 

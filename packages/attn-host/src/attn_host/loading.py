@@ -39,7 +39,7 @@ def use_kernel(model: Any, name: str | None) -> None:
     """Compute all attention with the kernel called `name`; None lets dispatch choose.
 
     Runs one token, after an encoder input of maximum length if the model reads one, so that a kernel that refuses
-    raises `KernelRefused` here and not in the first request.
+    raises `KernelRefused` here and not in the first request, and a device that lacks an operation `Incompatible`.
     """
     if name is not None:
         choosers = [getattr(module, "use_kernel", None) for module in model.modules()]
@@ -50,11 +50,17 @@ def use_kernel(model: Any, name: str | None) -> None:
             choose(name)
         if hasattr(model, "take_apart"):
             model.take_apart()  # a kernel of whole blocks has an attention of its own
-    with torch.inference_mode():
-        one = torch.zeros(1, 1, dtype=torch.int64)
-        # Of maximum length: images are no other number of tokens.
-        longest = getattr(model, "max_encoder_len", None)
-        model(one) if longest is None else model(one, one.expand(1, longest))
+    device = next(model.parameters()).device
+    # Of maximum length: images are no other number of tokens.
+    longest = getattr(model, "max_encoder_len", None)
+    try:
+        with torch.inference_mode():
+            one = torch.zeros(1, 1, dtype=torch.int64, device=device)
+            model(one) if longest is None else model(one, one.expand(1, longest))
+    except NotImplementedError as error:
+        said = " ".join(str(error).split())[:200]
+        message = f"{device} lacks an operation that this model needs; it runs with device cpu: {said}"
+        raise Incompatible(message, field="device", device=device) from error
 
 
 def load_draft_model(served: LoadedModel, config: EngineConfig) -> LanguageModel | None:

@@ -2,40 +2,44 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from functools import cache
 from importlib.util import find_spec
 
-DRIVERS = (("libcuda.so.1", "cuInit", "cuDeviceGetCount"), ("libamdhip64.so", "hipInit", "hipGetDeviceCount"))
-"""Libraries that drive GPUs, with their functions that start them and count devices."""
+from attn_core.kernels import devices
 
 
-@cache
 def absence() -> str | None:
     """Why no Triton kernel can run here, or None if one can."""
-    if find_spec("triton") is None:
+    if not has_triton():
         return "triton is not installed: pip install triton (Linux on x86-64)"
     if interpreted():
         return None
-    if not any(devices(*driver) for driver in DRIVERS):
-        return "this machine has no GPU, or no driver for it"
-    return None
+    return None if devices.has_gpu() else devices.NO_GPU
 
 
-def devices(library: str, start: str, count: str) -> int:
-    """GPUs that a driver sees; 0 where it is not installed or does not work."""
-    try:
-        driver = ctypes.CDLL(library)
-        if getattr(driver, start)(0) != 0:
-            return 0
-        found = ctypes.c_int(0)
-        failed = getattr(driver, count)(ctypes.byref(found))
-    except (OSError, AttributeError):
-        return 0
-    return 0 if failed else found.value
+@cache
+def has_triton() -> bool:
+    """Whether Triton is installed."""
+    return find_spec("triton") is not None
 
 
 def interpreted() -> bool:
     """Whether Triton interprets programs on the CPU, as tests ask it to (`TRITON_INTERPRET=1`)."""
     return os.environ.get("TRITON_INTERPRET", "0") not in {"", "0"}
+
+
+CANNOT = ("passmanager::run failed", "no kernel image", "device kernel image is invalid", "invalid device function")
+"""What Triton or the driver says, in small letters, of a program that a chip cannot run."""
+
+
+def uncompilable(error: Exception) -> str | None:
+    """Why this chip cannot run a program, where that is what an error of its launch means; None for other errors.
+
+    Triton raises errors of its own where it cannot compile a program, and where one needs more than the chip has.
+    """
+    said, kind = str(error), type(error)
+    own = kind.__module__.partition(".")[0] == "triton" and kind.__name__ != "InterpreterError"
+    if own or (kind is RuntimeError and any(words in said.lower() for words in CANNOT)):
+        return f"{kind.__name__}: {said.strip().splitlines()[-1] if said.strip() else 'it says no more'}"
+    return None

@@ -12,7 +12,15 @@ from attn_client.writer import Writer
 from attn_engine import RequestOutput
 from attn_host import EmbedTask, ModelHost, TextTask, open_host
 from attn_models.sources.store import ModelStore
-from attn_schema import EngineConfig, OutputDelta, Prompt, PromptLike, SamplingParams
+from attn_schema import (
+    AttentionMap,
+    AttentionMapsRequest,
+    EngineConfig,
+    OutputDelta,
+    Prompt,
+    PromptLike,
+    SamplingParams,
+)
 
 
 class LocalClient(Writer):
@@ -66,6 +74,13 @@ class LocalClient(Writer):
     def embed(self, model: str, texts: Sequence[str]) -> list[tuple[float, ...]]:
         """A vector of length 1 for each text, from an encoder; raises `InvalidValue` for a text that does not fit."""
         return self.host(model).embed(EmbedTask(texts=tuple(texts))).result().rows()
+
+    def attention_maps(
+        self, model: str, prompt: PromptLike, *, layers: Sequence[int] = (), heads: Sequence[int] = ()
+    ) -> list[AttentionMap]:
+        """The attention weights of a prompt, one map a layer; without `layers` or `heads`, all of them."""
+        request = AttentionMapsRequest(model=model, prompt=Prompt.of(prompt), layers=tuple(layers), heads=tuple(heads))
+        return self.host(model).attention_maps(request)
 
     def only_chat_model(self) -> str:
         """The one model of this machine that can chat; raises `UserError` if there is not exactly one."""

@@ -45,13 +45,14 @@ def text_loss(
 ) -> float:
     """Mean negative log likelihood of the tokens of a text, in nats per token; its exponential is the perplexity.
 
-    The text, token ids [tokens], is cut into consecutive windows of `window` inputs, several of which are one batch.
-    Each token but the first of the text is predicted once, from the inputs of its window before it. `report` is called
-    after each batch. Raises `InvalidValue` for a text of fewer than two tokens.
+    The text, token ids [tokens] on any device, is cut into consecutive windows of `window` inputs, several of which are
+    one batch. Each token but the first of the text is predicted once, from the inputs of its window before it. `report`
+    is called after each batch. Raises `InvalidValue` for a text of fewer than two tokens.
     """
     if len(token_ids) < 2:
         raise InvalidValue.of("text", f"{len(token_ids)} tokens", "two tokens or more")
-    ids = torch.as_tensor(token_ids).long()
+    weights = next(iter(model.parameters()), None)
+    ids = torch.as_tensor(token_ids, device=None if weights is None else weights.device).long()
     inputs, targets = ids[:-1], ids[1:]
     batch = max(1, TOKENS_PER_BATCH // window) * window
     # Tokens that do not fill a window are a shorter one of their own.

@@ -59,6 +59,16 @@ def wide(logits: Tensor) -> Tensor:
     return logits.float() if logits.dtype.itemsize < 4 else logits
 
 
+def doubly_stochastic_penalty(weights: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    """Σ_b Σ_i (1 - Σ_t α_bti)²: each key is to be seen once in all (Xu et al. 2015, arXiv 1502.03044, equation 14).
+
+    `weights` [batch, heads, query, key], whose mean over the heads is α; `queries` [batch, query] and `keys` [batch,
+    key], bool, say which of them count. A scalar.
+    """
+    seen = (weights.mean(1) * queries[..., None]).sum(1)
+    return ((1 - seen).square() * keys).sum()
+
+
 LOGITS = {"cpu": 1 << 24, "cuda": 1 << 28}
 """Logits that are held at once, by device. A CPU that can hold them all does, so that losses of small models are
 torch's bit for bit."""
@@ -67,25 +77,32 @@ torch's bit for bit."""
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, ids: Tensor, targets: Targets) -> Tensor:
     """The mean loss, in nats, of `ids` [...], int64, after hidden rows [..., width] under a matrix [vocabulary, width].
 
-    Where there are many logits, they are made, judged and turned into gradients a part at a time. Raises
-    `InvalidValue` for ids outside the vocabulary that are not ignored.
+    Where there are many logits, they are made, judged and turned into gradients a part at a time. On a CPU, raises
+    `InvalidValue` for ids outside the vocabulary that are not ignored; elsewhere, where looking would hold up the
+    device, the loss is NaN.
     """
     rows = hidden.reshape(-1, hidden.shape[-1])
     if torch.compiler.is_compiling():
         return mean_loss(nn.functional.linear(rows, weight), ids, targets)
     vocabulary = weight.shape[0]
     counts = ids != targets.ignored
-    wrong = ids[counts & ((ids < 0) | (ids >= vocabulary))]
-    if wrong.numel():
+    wrong = counts & ((ids < 0) | (ids >= vocabulary))
+    if ids.device.type == "cpu" and wrong.any():
         allowed = f"0 to {vocabulary - 1}, or {targets.ignored}, which is ignored"
-        raise InvalidValue.of("ids", int(wrong[0]), allowed)
+        raise InvalidValue.of("ids", int(ids[wrong][0]), allowed)
     if rows.device.type == "cpu" and rows.shape[0] * vocabulary <= LOGITS["cpu"]:
         return mean_loss(nn.functional.linear(rows, weight), ids, targets)
     gradients = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     total: Tensor = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        *of_one_type(rows, weight), ids.flatten(), targets, gradients
+        *of_one_type(rows, weight), known_ids(ids, wrong, targets).flatten(), targets, gradients
     )
-    return total / counts.sum()
+    mean = total / counts.sum()
+    return mean if ids.device.type == "cpu" else torch.where(wrong.any(), torch.nan, mean)
+
+
+def known_ids(ids: Tensor, wrong: Tensor, targets: Targets) -> Tensor:
+    """The ids, on other devices than a CPU without those that are wrong: a GPU that meets one there stops for good."""
+    return ids if ids.device.type == "cpu" else ids.masked_fill(wrong, targets.ignored)
 
 
 def of_one_type(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from attn_core.models import ModelShape
 
 GPT2_VOCABULARY = 50257
+BERT_VOCABULARY = 30522
 LLAMA2_VOCABULARY = 32000
 LLAMA3_VOCABULARY = 128256
 
@@ -25,11 +26,87 @@ def _gpt(name: str, summary: str, parameters: int, *, layers: int, width: int, h
         intermediate_size=4 * width,
         vocab_size=GPT2_VOCABULARY,
         mechanism="attn-variants/mha",
+        bias=True,
+        parameters=parameters,
+    )
+
+
+def _encoder(
+    name: str, summary: str, parameters: int, *, layers: int, width: int, heads: int, vocabulary: int = 0
+) -> ModelShape:
+    """An encoder as BERT's and ViT's: every position sees every other, the feed-forward is four times as wide."""
+    return ModelShape(
+        name=name,
+        summary=summary,
+        num_layers=layers,
+        hidden_size=width,
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=width // heads,
+        intermediate_size=4 * width,
+        vocab_size=vocabulary,
+        mechanism="attn-variants/mha",
+        bias=True,
+        causal=False,
+        parameters=parameters,
+    )
+
+
+def _transformer(name: str, summary: str, parameters: int, *, width: int, heads: int) -> ModelShape:
+    """The encoder and decoder of Vaswani et al. 2017, six layers each, over 37,000 pieces of English and German."""
+    return ModelShape(
+        name=name,
+        summary=summary,
+        num_layers=6,
+        hidden_size=width,
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=width // heads,
+        intermediate_size=4 * width,
+        vocab_size=37000,
+        mechanism="attn-variants/mha",
+        encoder_layers=6,
         parameters=parameters,
     )
 
 
 SHAPES = (
+    _transformer("transformer-base", "the Transformer, base (Vaswani et al. 2017)", 63_045_632, width=512, heads=8),
+    _transformer("transformer-big", "the Transformer, big (Vaswani et al. 2017)", 214_171_648, width=1024, heads=16),
+    _encoder(
+        "bert-base",
+        "BERT base, of 512 tokens at most (Devlin et al. 2018)",
+        109_482_240,
+        layers=12,
+        width=768,
+        heads=12,
+        vocabulary=BERT_VOCABULARY,
+    ),
+    _encoder(
+        "bert-large",
+        "BERT large, of 512 tokens at most (Devlin et al. 2018)",
+        335_141_888,
+        layers=24,
+        width=1024,
+        heads=16,
+        vocabulary=BERT_VOCABULARY,
+    ),
+    _encoder(
+        "vit-b-16",
+        "ViT-B/16, 197 tokens of an image of 224 pixels, 1000 classes (Dosovitskiy et al. 2020)",
+        86_567_656,
+        layers=12,
+        width=768,
+        heads=12,
+    ),
+    _encoder(
+        "vit-l-16",
+        "ViT-L/16, 197 tokens of an image of 224 pixels, 1000 classes (Dosovitskiy et al. 2020)",
+        304_326_632,
+        layers=24,
+        width=1024,
+        heads=16,
+    ),
     _gpt("gpt2", "GPT-2 124M (Radford et al. 2019)", 124_439_808, layers=12, width=768, heads=12),
     _gpt("gpt2-medium", "GPT-2 355M (Radford et al. 2019)", 354_823_168, layers=24, width=1024, heads=16),
     _gpt("gpt2-large", "GPT-2 774M (Radford et al. 2019)", 774_030_080, layers=36, width=1280, heads=20),
@@ -132,8 +209,8 @@ SHAPES = (
         intermediate_size=14336,
         vocab_size=LLAMA2_VOCABULARY,
         mechanism="attn-variants/gqa",
-        experts=8,
-        experts_per_token=2,
+        num_experts=8,
+        num_experts_per_tok=2,
         parameters=46_702_792_704,
         active_parameters=12_879_925_248,
     ),
@@ -162,14 +239,31 @@ SHAPES = (
         vocab_size=129280,
         mechanism="attn-variants/mla",
         options={"latent": 512, "rotary_size": 64, "query_latent": 1536},
-        experts=256,
-        experts_per_token=8,
+        num_experts=256,
+        num_experts_per_tok=8,
         parameters=671_026_419_200,
         active_parameters=37_552_297_472,
     ),
     ModelShape(
+        name="deepseek-v2",
+        summary="DeepSeek-V2, latents and 160 experts: 236 B weights of which a token uses 21 B (DeepSeek-AI 2024)",
+        num_layers=60,
+        hidden_size=5120,
+        num_heads=128,
+        num_kv_heads=128,
+        head_dim=128,
+        intermediate_size=1536,
+        vocab_size=102400,
+        mechanism="attn-variants/mla",
+        options={"latent": 512, "rotary_size": 64, "query_latent": 1536},
+        num_experts=160,
+        num_experts_per_tok=6,
+        parameters=235_741_434_880,
+        active_parameters=21_375_800_320,
+    ),
+    ModelShape(
         name="deepseek-v2-lite",
-        summary="DeepSeek-V2-Lite, latents and 64 experts: 15.7 B weights, a token uses 2.4 B (DeepSeek-AI 2024)",
+        summary="DeepSeek-V2-Lite, latents and 64 experts: 15.7 B weights, a token uses 2.7 B (DeepSeek-AI 2024)",
         num_layers=27,
         hidden_size=2048,
         num_heads=16,
@@ -179,8 +273,8 @@ SHAPES = (
         vocab_size=102400,
         mechanism="attn-variants/mla",
         options={"latent": 512, "rotary_size": 64},
-        experts=64,
-        experts_per_token=6,
+        num_experts=64,
+        num_experts_per_tok=6,
         parameters=15_706_484_224,
         active_parameters=2_661_150_208,
     ),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from attn_core import Capability, ComputedMechanism, Cost, MechanismConfig, Paper, RaggedBatch, Shape, installed
+from attn_core import Capability, ComputedMechanism, Cost, MechanismConfig, Paper, RaggedBatch, Shape, Step, installed
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_testing import DictionaryStore
@@ -53,7 +53,7 @@ class Mean(ComputedMechanism):
         assert isinstance(config, MeanConfig)
         return RunningMean(config)
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         return Cost(flops=0, allowed_flops=0, parameters=config.hidden_size**2 + config.hidden_size)
 
 

@@ -67,6 +67,18 @@ DEEPSEEK_V2_LITE = DEEPSEEK_V3 | {
     "q_lora_rank": None,
 }
 
+DEEPSEEK_V2 = DEEPSEEK_V2_LITE | {
+    "hidden_size": 5120,
+    "intermediate_size": 12288,
+    "moe_intermediate_size": 1536,
+    "num_hidden_layers": 60,
+    "num_attention_heads": 128,
+    "n_routed_experts": 160,
+    "routed_scaling_factor": 16.0,
+    "topk_group": 3,
+    "q_lora_rank": 1536,
+}
+
 
 def kept_and_used(layout, values):
     """The numbers that a checkpoint keeps, biases of routers among them, and those that one token uses."""
@@ -148,9 +160,10 @@ def test_bert_base_has_110_million_weights_with_its_pooler() -> None:
     ("name", "layout", "values", "total", "billions"),
     [
         ("deepseek-v3", "deepseek_v3", DEEPSEEK_V3, 671_026_419_200, 37),
+        ("deepseek-v2", "deepseek_v2", DEEPSEEK_V2, 235_741_434_880, 21),
         ("deepseek-v2-lite", "deepseek_v2", DEEPSEEK_V2_LITE, 15_706_484_224, 2.4),
     ],
-    ids=["V3", "V2-Lite"],
+    ids=["V3", "V2", "V2-Lite"],
 )
 def test_deepseek_has_its_published_number_of_weights_and_a_token_uses_few(name, layout, values, total, billions):
     # Sparse layers are all alike: two models that differ by one say what one keeps, without the wait for all.
@@ -175,5 +188,7 @@ def test_the_transformer_of_2017_has_the_weights_of_its_table(width, heads, publ
     config = family.configure({"vocab_size": 37000, "max_seq_len": 512, "max_encoder_len": 512} | sizes)
     with init_empty_weights():
         count = sum(parameter.numel() for parameter in family.build(config).parameters())
-    assert count == counted
+    shape = installed().shapes.get("transformer-base" if width == 512 else "transformer-big")
+    assert count == counted == shape.parameters
+    assert (shape.num_layers, shape.encoder_layers, shape.hidden_size, shape.num_heads) == (6, 6, width, heads)
     assert count == pytest.approx(published, rel=0.04)

@@ -20,8 +20,15 @@ PARAMETERS = {
     "mixtral-8x7b": 46_702_792_704,
     "smollm2-135m": 134_515_008,
 }
-COUNTED_AS_MODELS = {"deepseek-v3", "deepseek-v2-lite"}
+COUNTED_AS_MODELS = {"deepseek-v3", "deepseek-v2", "deepseek-v2-lite", "transformer-base", "transformer-big"}
 """In test_parameter_counts, as their layers differ."""
+ENCODERS = {
+    "bert-base": 109_482_240,
+    "bert-large": 335_141_888,
+    "vit-b-16": 86_567_656,
+    "vit-l-16": 304_326_632,
+}
+"""BERT with its pooler, as Hugging Face has it; ViT with a head of 1000 classes, as timm has it."""
 GPT_CONTEXT = {"gpt2": 1024, "gpt2-medium": 1024, "gpt2-large": 1024, "gpt2-xl": 1024, "gpt3-175b": 2048}
 
 
@@ -34,7 +41,7 @@ def cache_bytes(name, tokens, **shared):
 
 
 def test_every_shape_is_tested_here():
-    assert {shape.name for shape in installed().shapes} == PARAMETERS.keys() | COUNTED_AS_MODELS
+    assert {shape.name for shape in installed().shapes} == PARAMETERS.keys() | ENCODERS.keys() | COUNTED_AS_MODELS
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -58,16 +65,29 @@ def test_the_sizes_add_up_to_the_published_number_of_parameters(name):
         block = matrices + 2 * shape.hidden_size * shape.intermediate_size + biases + 4 * shape.hidden_size
         outside = (shape.vocab_size + GPT_CONTEXT[name] + 2) * shape.hidden_size
     else:
-        routers = shape.hidden_size * (shape.experts or 0)
+        routers = shape.hidden_size * (shape.num_experts or 0)
         block = (
             matrices
-            + (shape.experts or 1) * 3 * shape.hidden_size * shape.intermediate_size
+            + (shape.num_experts or 1) * 3 * shape.hidden_size * shape.intermediate_size
             + routers
             + 2 * shape.hidden_size
         )
         tied = name == "smollm2-135m"
         outside = ((1 if tied else 2) * shape.vocab_size + 1) * shape.hidden_size
     assert shape.num_layers * (block) + outside == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_the_sizes_of_an_encoder_add_up_to_the_published_number_of_parameters(name):
+    shape = installed().shapes.get(name)
+    width, wide = shape.hidden_size, shape.intermediate_size
+    block = 4 * width**2 + 4 * width + 2 * width * wide + wide + width + 4 * width
+    if shape.vocab_size:  # tokens, 512 positions, two kinds of sentences, a norm; the pooler
+        outside = (shape.vocab_size + 512 + 2 + 2) * width + width**2 + width
+    else:  # patches, the class token, 197 positions, a norm; 1000 classes
+        outside = (16 * 16 * 3 + 1) * width + (1 + 197 + 2) * width + 1000 * (width + 1)
+    assert shape.num_layers * block + outside == shape.parameters == ENCODERS[name]
+    assert not shape.causal
 
 
 def test_the_cache_of_llama_3_70b_weighs_what_the_courses_say():

@@ -9,6 +9,7 @@ from attn_schema.catalog import (
     Paper,
     StateKind,
 )
+from attn_schema.device import DeviceConfig
 from attn_schema.engine import EngineConfig, EngineStats
 from attn_schema.inference import (
     AttentionMap,
@@ -58,6 +59,7 @@ __all__ = [
     "Completion",
     "ConnectionOptions",
     "DataConfig",
+    "DeviceConfig",
     "EarlyStopping",
     "ElementType",
     "EmbedRequest",

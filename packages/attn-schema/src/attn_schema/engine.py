@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from msgspec import Meta
 
+from attn_schema.device import DeviceConfig
 from attn_schema.sampling import MAX_SPECULATIVE_TOKENS
-from attn_schema.schema import Checked, Schema
+from attn_schema.schema import Schema
 
 MAX_SPECULATIVE_TREE_WIDTH = 8
 DRAFT_MODEL_TOKENS = 4
 """`num_speculative_tokens` with a draft model, if not given."""
 
+KV_CACHE_BYTES = 512 * 2**20
+"""Memory for the KV cache on a CPU, in bytes, if not given."""
+BATCH_SIZES = {"cpu": (64, 256), "cuda": (256, 2048)}
+"""Sequences and tokens of a step, by the type of the device, if not given; others have those of a CPU."""
+
 Quantization = Literal["auto", "none", "float32", "bfloat16", "int8", "int4"]
 
 
-class EngineConfig(Checked, frozen=True, kw_only=True):
+class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
     """How an engine runs a model."""
 
-    dtype: Annotated[str, Meta(description="Element type to compute in, such as float32 or bfloat16.")] = "float32"
-    device: Annotated[str, Meta(description="Device to compute on, such as cpu or cuda:0.")] = "cpu"
     kernel: Annotated[
         str, Meta(description="Attention kernel, by name; if it does not support the model, loading fails.")
     ] | None = None  # fmt: skip
@@ -35,12 +39,32 @@ class EngineConfig(Checked, frozen=True, kw_only=True):
         str, Meta(description="KV cache, by name, such as shared or int8; see `attn list caches`.")
     ] = "attn-cache/shared"  # fmt: skip
     kv_cache_memory_bytes: Annotated[
-        int, Meta(ge=1, description="Memory for the KV cache of all requests, in bytes.")
-    ] = 512 * 2**20  # fmt: skip
-    max_num_seqs: Annotated[int, Meta(ge=1, description="Maximum number of sequences in a step.")] = 64
+        int,
+        Meta(
+            ge=1,
+            description="Memory for the KV cache of all requests, in bytes; if not given, 512 MiB on a CPU, and on a "
+            "GPU what gpu_memory_utilization leaves.",
+        ),
+    ] | None = None  # fmt: skip
+    gpu_memory_utilization: Annotated[
+        float,
+        Meta(
+            gt=0, le=1,
+            description="Share of a GPU's memory that may be taken when weights, KV cache and a step are in it; also "
+            "how much of a GPU the model asks of Ray.",
+        ),
+    ] = 0.9  # fmt: skip
+    max_num_seqs: Annotated[
+        int, Meta(ge=1, description="Maximum number of sequences in a step; 64, on a CUDA device 256, if not given.")
+    ] | None = None  # fmt: skip
     max_num_batched_tokens: Annotated[
-        int, Meta(ge=1, description="Maximum number of tokens computed in a step, prefill and decode together.")
-    ] = 256  # fmt: skip
+        int,
+        Meta(
+            ge=1,
+            description="Maximum number of tokens computed in a step, prefill and decode together; 256, on a CUDA "
+            "device 2048, if not given.",
+        ),
+    ] | None = None  # fmt: skip
     max_queued_requests: Annotated[
         int,
         Meta(
@@ -74,6 +98,13 @@ class EngineConfig(Checked, frozen=True, kw_only=True):
             description="Candidates for each draft token; above 1 they form a tree that is verified in one step.",
         ),
     ] = 1  # fmt: skip
+    enforce_eager: Annotated[
+        bool,
+        Meta(
+            description="Compute decode steps operation by operation on a GPU too, not as CUDA graphs.",
+            extra={"wire": False, "flag": False},
+        ),
+    ] = False  # fmt: skip
     num_threads: Annotated[
         int, Meta(ge=1, description="Threads for tensor operations; all cores if not given.", extra={"wire": False})
     ] | None = None  # fmt: skip
@@ -85,6 +116,19 @@ class EngineConfig(Checked, frozen=True, kw_only=True):
             extra={"wire": False, "flag": False},
         ),
     ] = {}  # noqa: RUF012 - msgspec copies it  # fmt: skip
+
+    def with_defaults(self, device_type: str) -> Self:
+        """With the sizes of a step that suit devices of this type, such as "cuda", where none are given."""
+        sequences, tokens = BATCH_SIZES.get(device_type, BATCH_SIZES["cpu"])
+        return self.replace(
+            max_num_seqs=self.max_num_seqs or sequences, max_num_batched_tokens=self.max_num_batched_tokens or tokens
+        )
+
+    @property
+    def batch_sizes(self) -> tuple[int, int]:
+        """`max_num_seqs` and `max_num_batched_tokens`; those of a CPU where they are not given."""
+        sequences, tokens = BATCH_SIZES["cpu"]
+        return self.max_num_seqs or sequences, self.max_num_batched_tokens or tokens
 
 
 class EngineStats(Schema, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ import msgspec
 from attn_core.errors import AttnError, InvalidValue
 from msgspec import Meta
 
+from attn_schema.device import AUTO, Device, require_device
 from attn_schema.optimization import OPTIMIZER_PANEL, OptimizerConfig
 from attn_schema.schema import Checked, Schema, fields_of, in_panel, is_noun
 
@@ -95,8 +96,8 @@ class ModelConfig(Checked, frozen=True, kw_only=True):
     dropout: Annotated[float, _model("Probability of dropping activations.", ge=0, lt=1)] | None = None
     attention_dropout: Annotated[float, _model("Probability of dropping attention weights.", ge=0, lt=1)] | None = None
     tie_word_embeddings: Annotated[bool, _model("Whether the output layer shares the token embedding.")] | None = None
-    experts: Annotated[int, _model("Experts of each feed-forward layer; none if not given.", ge=1)] | None = None
-    experts_per_token: Annotated[int, _model("Experts that a token uses.", ge=1)] | None = None
+    num_experts: Annotated[int, _model("Experts of each feed-forward layer; none if not given.", ge=1)] | None = None
+    num_experts_per_tok: Annotated[int, _model("Experts that a token uses.", ge=1)] | None = None
     routing: (
         Annotated[
             str,
@@ -226,8 +227,18 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
     checkpoint: Annotated[CheckpointConfig, Meta(description="Checkpoints.")] = CheckpointConfig()
     evaluation: Annotated[EvaluationConfig, Meta(description="Metrics.")] = EvaluationConfig()
     precision: Annotated[
-        Literal["float32", "bfloat16"], _optimizer("Element type of the products of linear layers in updates.")
+        Literal["float32", "bfloat16"],
+        _optimizer(
+            "Element type of products in updates, on a GPU of attention too; weights and moments are float32 in both."
+        ),
     ] = "float32"
+    torch_compile: Annotated[bool, _optimizer("Compile each block with torch.compile: slow to start, then faster.")] = (
+        False
+    )
+    gradient_checkpointing: Annotated[
+        bool, _optimizer("Keep no activations of blocks, and compute them again for gradients: less memory, more time.")
+    ] = False
+    device: Annotated[Device, Meta(extra={"panel": OPTIMIZER_PANEL})] = AUTO
     seed: Annotated[int, _run("Seed of initial weights, data order and dropout.", ge=0, le=MAX_SEED)] = 0
     max_failures: Annotated[int, _run("Lost workers that are replaced before the job fails.", ge=0)] = 3
     workers: Annotated[
@@ -237,6 +248,7 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_device("device", self.device)
         if self.evaluation.bleu_sentences and not self.model.is_encoder_decoder:
             raise InvalidValue.of(
                 "bleu_sentences", self.evaluation.bleu_sentences, "0, as the model is no encoder-decoder"

@@ -20,8 +20,9 @@ LAYER = "layer"
 class Serving:
     """Requests of one layer and how far each has come."""
 
-    def __init__(self, case: Case, store: StateStore | None = None) -> None:
+    def __init__(self, case: Case, store: StateStore | None = None, layer: Any = None) -> None:
         self.case = case
+        self.layer = case.layer if layer is None else layer
         self.store: StateStore = DictionaryStore({LAYER: case.specs}) if store is None else store
         self.done: dict[int, int] = {}
 
@@ -30,7 +31,7 @@ class Serving:
         self.store.admit(request)
         self.done[request] = 0
         if source is not None:
-            self.store.write_source(request, {LAYER: self.case.layer.encode(source)})
+            self.store.write_source(request, {LAYER: self.layer.encode(source)})
 
     def step(self, new: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """Outputs [tokens, width] of the new rows [tokens, width] of each request, computed in one step."""
@@ -65,7 +66,7 @@ class Serving:
         self.done[request] += len(path)
 
     def _compute(self, rows: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        layer: Any = self.case.layer
+        layer = self.layer
         if self.case.mechanism.can(Capability.INCREMENTAL):
             stepped: Tensor = layer.step(rows, batch, state)
             return stepped

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from attn_core import Capability, Mechanism, MechanismConfig, Rotary, StateSpecs, configure, installed
-from attn_core.errors import UserError
 from torch import Tensor
 
 from attn_testing.memory import rounding
@@ -168,7 +167,7 @@ class Subject:
         try:
             case = Case(self.mechanism, configure(self.mechanism, self.options, **setting), setting, label)
             case.layer  # noqa: B018  # building may refuse what the config alone could not
-        except UserError as error:
+        except Exception as error:  # noqa: BLE001  # a mechanism may raise anything; the law `settings` says so
             return Refusal(label, setting, error)
         return case
 

@@ -157,6 +157,7 @@ class MechanismLaws(
     laws.Precision,
     laws.StateBytes,
     laws.Cost,
+    laws.StepCost,
     laws.SavedAndLoaded,
     laws.Compiles,
 ):

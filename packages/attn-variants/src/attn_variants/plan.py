@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
+from typing import Any
 
 import torch
 from attn_core import AttentionInputs, AttentionSpec, installed
 from attn_core.kernels.attend import AttendKernel, AttendProblem, attend_problem, texts
-from attn_core.kernels.dispatch import KernelTable
+from attn_core.kernels.dispatch import KernelTable, say_once
 from torch import Tensor
 
-from attn_variants.kernels.attend import BlockSparse
+from attn_variants.kernels.attend import MANY_KEYS, BlockSparse
 
 ALL_SEEN = frozenset({"full", "causal"})
-"""Masks under which the choice of a kernel does not depend on the lengths."""
+"""Masks under which the choice of a kernel on a CPU does not depend on the lengths."""
 
 COMPILED = 4096
 """Number of queries and keys for which the kernel of a compiled graph, made for all lengths, is chosen."""
@@ -35,6 +37,7 @@ class KernelPlan:
         self.spec = spec
         self.name = name
         self._table = KernelTable(installed().kernels, AttendKernel, partial(_problem, spec), name)
+        self._cautioned: set[tuple[Any, ...]] = set()
 
     def __deepcopy__(self, _memo: object) -> KernelPlan:
         """A new plan of the same spec."""
@@ -47,6 +50,11 @@ class KernelPlan:
         where the two differ in tensors only; see `tensor_masks.without_tensors`.
         """
         spec = spec or self.spec
+        device = operands.query.device.type
+        if device != "meta" and torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+            with torch.autocast(device, enabled=False):
+                return self.run(of_one_type(operands, dtype), spec)
         if operands.varlen is not None:
             together = self.varlen_kernel(operands)
             if together is not None:
@@ -57,20 +65,37 @@ class KernelPlan:
         has_positions = kv_unordered or operands.query_positions is not None
         padded, drops = has_positions or operands.key_padding_mask is not None, operands.dropout is not None
         flags = torch.is_grad_enabled(), padded, has_positions, kv_unordered, drops
-        if kv_unordered or self.spec.mask.kind in ALL_SEEN:
+        if kv_unordered or (self.spec.mask.kind in ALL_SEEN and device == "cpu"):
             lengths = (0, 0)
         elif torch.compiler.is_compiling():
             lengths = (COMPILED, COMPILED)
         else:
             lengths = (rounded(query.shape[1]), rounded(operands.key.shape[1]))
-        kernel = self._table.require(query.dtype, query.device.type, flags, lengths)
-        if torch.compiler.is_compiling() and kernel.name == BlockSparse.name:
+        call = query.dtype, device, flags, lengths
+        if torch.compiler.is_compiling():
+            return self._compiled(self._table.require(*call), spec, operands)
+        if operands.key.shape[1] > MANY_KEYS:
+            self._caution(call, operands.key.shape[1])
+        return self._table.run(call, lambda kernel: kernel.run(spec, operands))
+
+    def _compiled(self, kernel: AttendKernel, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
+        """The same in a graph."""
+        if kernel.name == BlockSparse.name:
             names = self.masks()
             # Its operators are made by a part of torch that only a process which compiles need load.
             from attn_variants.compute.block_sparse.compiled import attend
 
             return attend(spec, names, operands)
         return kernel.run(spec, operands)
+
+    def _caution(self, call: tuple[Any, ...], keys: int) -> None:
+        """Say once what is to be said of the kernel of a call over many keys, unless it was asked for by name."""
+        if self.name is not None or call in self._cautioned:
+            return
+        self._cautioned.add(call)
+        kernel = self._table.require(*call)
+        if remark := kernel.remark(dataclasses.replace(_problem(self.spec, *call), keys=keys)):
+            say_once(remark)
 
     def varlen_kernel(self, operands: AttentionInputs) -> AttendKernel | None:
         """The cheapest kernel, or the one of this plan's name, that takes all documents in one call, if any does."""
@@ -108,6 +133,14 @@ def _problem(
         queries=lengths[0],
         keys=lengths[1],
     )
+
+
+def of_one_type(operands: AttentionInputs, dtype: torch.dtype) -> AttentionInputs:
+    """Operands whose queries, keys and values are of the type that autocast asks for; float64 stays, as in torch."""
+    if operands.query.dtype == torch.float64:
+        return operands
+    names = ("query", "key", "value")
+    return dataclasses.replace(operands, **{name: getattr(operands, name).to(dtype) for name in names})
 
 
 def no_rows(operands: AttentionInputs) -> tuple[int, ...]:

@@ -22,9 +22,11 @@ def attn_kernels() -> list[Kernel[Any]]:
     from attn_variants.kernels.attend import Banded, BlockSparse, Plain, TorchSdpa
     from attn_variants.kernels.recurrence import PlainChunked, PlainRecurrent
     from attn_variants.kernels.selected import SelectedBlocksTiled, SelectedBlocksWhole
+    from attn_variants.kernels.torch_cuda import TorchCudnn, TorchEfficient, TorchFlash
 
     attention = [Plain(), TorchSdpa(), BlockSparse(), Banded()]
-    return [*attention, SelectedBlocksTiled(), SelectedBlocksWhole(), PlainChunked(), PlainRecurrent()]
+    on_gpu = [TorchCudnn(), TorchFlash(), TorchEfficient()]
+    return [*attention, *on_gpu, SelectedBlocksTiled(), SelectedBlocksWhole(), PlainChunked(), PlainRecurrent()]
 
 
 @hookimpl

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from attn_core import Heads
 from attn_core.errors import InvalidValue
-from attn_core.masking import of_query_heads
+from attn_core.masking import of_query_heads, wide
 from attn_core.scores import Additive, Concat, Cosine, ScaledDot, Score
 from torch import Tensor
 from torch.nn.functional import softplus
@@ -34,10 +34,12 @@ def init_additive(score: Additive, heads: Heads) -> dict[str, Tensor]:
 
 
 def init_concat(score: Concat, heads: Heads) -> dict[str, Tensor]:
-    """Fresh W [heads, 2 key_size, units], uniform in ±0.1 as in the code of Luong et al. 2015, b = 0 and v."""
+    """Fresh W = [W_k | W_q], uniform in ±0.1 as in the code of Luong et al. 2015, b = 0 and v."""
     units = score.units(heads)
+    of_key, of_query = ((torch.rand(heads.query, 2 * heads.key_size, units) * 2 - 1) * 0.1).chunk(2, dim=1)
     return {
-        "weight": (torch.rand(heads.query, 2 * heads.key_size, units) * 2 - 1) * 0.1,
+        "query_weight": of_query.contiguous(),
+        "key_weight": of_key.contiguous(),
         "bias": torch.zeros(heads.query, units),
         "vector": init_vector(heads.query, units),
     }
@@ -49,19 +51,34 @@ def init_vector(heads: int, units: int) -> Tensor:
     return drawn
 
 
+def projected_keys(heads: Heads, key: Tensor, weight: Tensor) -> Tensor:
+    """W_k k, [..., key, heads of W_k, units], of keys [..., key, num_kv_heads, key_size], in their type.
+
+    W_k [num_kv_heads or heads, key_size, units]; what additive and concat scores may be given in place of keys.
+    """
+    if weight.shape[0] != heads.key_value:
+        key = key[..., list(heads.group_of), :]
+    rows = wide(key)
+    return torch.einsum("...hd,hdu->...hu", rows, weight.to(rows.dtype)).to(key.dtype)
+
+
 def additive_scores(heads: Heads, query: Tensor, key: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
     """Scores [batch, heads, query, key] of queries [batch, heads, query, key_size] and keys [batch, num_kv_heads,
-    key, key_size]."""
+    key, key_size], or, without `key_weight`, of projected keys [batch, num_kv_heads, key, units]."""
     hidden_query = torch.matmul(query, parameters["query_weight"]) + parameters["bias"][:, None, :]
-    hidden_key = of_query_heads(heads, torch.matmul(key, parameters["key_weight"]))
-    return _all_scores(hidden_query, hidden_key, parameters["vector"])
+    hidden_key = torch.matmul(key, parameters["key_weight"]) if "key_weight" in parameters else key
+    return _all_scores(hidden_query, of_query_heads(heads, hidden_key), parameters["vector"])
 
 
 def concat_scores(heads: Heads, query: Tensor, key: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
-    """Scores vᵀ tanh(W [k; q] + b); shapes as of `additive_scores`. W [k; q] is the sum of its halves' products."""
-    of_key, of_query = parameters["weight"].chunk(2, dim=1)
-    hidden_query = torch.matmul(query, of_query) + parameters["bias"][:, None, :]
-    return _all_scores(hidden_query, torch.matmul(of_query_heads(heads, key), of_key), parameters["vector"])
+    """Scores vᵀ tanh(W [k; q] + b); shapes as of `additive_scores`, but projected keys are those of all query heads.
+
+    W [k; q] is the sum of its halves' products.
+    """
+    hidden_query = torch.matmul(query, parameters["query_weight"]) + parameters["bias"][:, None, :]
+    own = "key_weight" in parameters
+    hidden_key = torch.matmul(of_query_heads(heads, key), parameters["key_weight"]) if own else key
+    return _all_scores(hidden_query, hidden_key, parameters["vector"])
 
 
 def _all_scores(hidden_query: Tensor, hidden_key: Tensor, vector: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 from attn_core import AttentionInputs, AttentionSpec, Fields, Full, Heads, InnerAttention, LayerState, RaggedBatch
+from attn_core.checks import require_no_module
 from attn_core.errors import InvalidValue, WrongState
 from attn_core.kernels.attend import Varlen
 from attn_core.kernels.block import AttentionParts
@@ -22,7 +23,11 @@ from attn_variants.initialization import named_weights, part_weights
 from attn_variants.layer_utils import JointProjection, by_heads, with_dropout
 from attn_variants.paged_plan import PagedPlan, Reached
 from attn_variants.plan import KernelPlan
+from attn_variants.scores import projected_keys
 from attn_variants.stepping import attend_ragged, cos_sin_of_batch
+
+KEY_WEIGHT = "score.key_weight"
+"""What a score projects keys by: the layer has done so before a kernel gets them."""
 
 
 class SpecLayer(nn.Module):
@@ -48,6 +53,8 @@ class SpecLayer(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        for place, part in spec.parts.items():
+            require_no_module(place, part)
         heads = spec.heads
         own = projected or heads
         self.spec = spec
@@ -61,7 +68,7 @@ class SpecLayer(nn.Module):
         if not shares_kv:
             self.value = nn.Linear(hidden_size, heads.key_value * own.value_size, bias=bias)
         self.output: nn.Module = nn.Linear(heads.query * heads.value_size, hidden_size, bias=bias)
-        self.score = part_weights(spec.score, heads)
+        self.score = part_weights(spec.score, heads, without="key_weight" if shares_kv else None)
         modifiers = {modifier.kind: part_weights(modifier, heads) for modifier in spec.modifiers}
         self.modifiers = nn.ModuleDict({kind: found for kind, found in modifiers.items() if found is not None})
         self.distribution = part_weights(spec.distribution, heads)
@@ -80,8 +87,16 @@ class SpecLayer(nn.Module):
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
 
+    def leave_out_projections(self) -> None:
+        """Queries, keys, values and outputs are the inputs themselves from now on: one head of their width."""
+        self.query, self.output = nn.Identity(), nn.Identity()
+        self.key = None if self.key is None else nn.Identity()
+        self.value = nn.Identity()
+
     def pack(self, pack: Pack) -> None:
         """Pack the projections for serving; those of one input as one."""
+        if not self._projections():
+            return
         query, *memory, output = self._projections()
         self.output = pack([output])
         if self.shares_kv:
@@ -154,7 +169,7 @@ class SpecLayer(nn.Module):
             outs = (self(rows[..., document, :]) for document, _ in varlen.spans())
             return torch.cat([rows[..., :0, :], *outs], dim=-2)
         query, key, value = self.project(rows, self._cos_sin_of_documents(rows, varlen))
-        inputs = dataclasses.replace(self.operands(query, {"key": key, "value": value}), varlen=varlen)
+        inputs = dataclasses.replace(self.operands(query, self.remembered(rows, key, value)), varlen=varlen)
         return self.output(self.attend(rows, with_dropout(inputs, self)).flatten(-2))  # type: ignore[no-any-return]
 
     def _cos_sin_of_documents(self, rows: Tensor, varlen: Varlen) -> CosSin | None:
@@ -186,7 +201,10 @@ class SpecLayer(nn.Module):
         return self.remembered(query, key, value)
 
     def encode(self, source: Tensor) -> Mapping[str, Fields]:
-        """State "source" of one source [source, hidden_size]: "key", "value" [source, num_kv_heads, head_dim]."""
+        """State "source" of one source [source, hidden_size]: "key", "value" [source, num_kv_heads, head_dim].
+
+        Keys are as the score projects them, if it does.
+        """
         return {"source": self.remembered(source, *self._memory(source))}
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
@@ -231,8 +249,10 @@ class SpecLayer(nn.Module):
         )
 
     def remembered(self, rows: Tensor, key: Tensor, value: Tensor) -> Fields:
-        """The fields of the cache for rows [..., hidden_size]: values, and keys unless the score reads none."""
-        read = {"key": key} if self.spec.score.reads_keys else {}
+        """The fields of the cache for rows [..., hidden_size]: values, and keys, as the score projects them, unless it
+        reads none.
+        """
+        read = {"key": self._scored_key(key)} if self.spec.score.reads_keys else {}
         return {**read, "value": value, **self.inner_fields(rows)}
 
     def inner_fields(self, rows: Tensor) -> Fields:
@@ -281,7 +301,7 @@ class SpecLayer(nn.Module):
             if first < 0:
                 raise InvalidValue.of("query", tuple(query.shape), f"at most {key.shape[-2]} queries, as many as keys")
             projected, keys = self._turned(projected, cos_sin.at(slice(first, None))), self._turned(keys, cos_sin)
-        fields = {"key": keys, "value": values}
+        fields = {"key": self._scored_key(keys), "value": values}
         return self.operands(projected, fields, None, (self._query_positions(query), None))
 
     def cos_sin_to(self, length: int, like: Tensor) -> CosSin | None:
@@ -291,9 +311,16 @@ class SpecLayer(nn.Module):
         return cos_sin_to(self.spec.rotary, self.rotated, length, like)
 
     def part_weights(self) -> Mapping[str, Tensor]:
-        """The learned tensors of what a kernel computes, named as in `AttentionSpec.weights`."""
+        """The learned tensors of what a kernel computes, named as in `AttentionSpec.weights`: all but `KEY_WEIGHT`."""
         modifiers = {f"modifiers.{kind}": part for kind, part in self.modifiers.items()}
-        return named_weights({"score": self.score, **modifiers, "distribution": self.distribution})
+        found = named_weights({"score": self.score, **modifiers, "distribution": self.distribution})
+        return {name: weight for name, weight in found.items() if name != KEY_WEIGHT}
+
+    def _scored_key(self, key: Tensor) -> Tensor:
+        """What of keys [..., heads, size] the score is given: themselves, or what it projects them to."""
+        if self.score is None or not self.spec.score.projects_keys:
+            return key
+        return projected_keys(self.spec.heads, key, cast("Tensor", self.score.key_weight))
 
     def _normed(self, rows: Tensor, gain: str) -> Tensor:
         if self.norm is None or self.spec.norm is None:
@@ -313,7 +340,7 @@ class SpecLayer(nn.Module):
 
     def _projections(self) -> list[nn.Linear]:
         own = (self.query, self.key, self.value, self.output)
-        return [cast("nn.Linear", module) for module in own if module is not None]
+        return [cast("nn.Linear", module) for module in own if not isinstance(module, nn.Identity | None)]
 
     def _query_positions(self, query: Tensor) -> Tensor | None:
         """Positions [1, query_len] of queries that attend to another sequence: counted from 0, not aligned with it."""

@@ -4,7 +4,8 @@ import pytest
 import torch
 from attn_core import configure, installed
 from attn_core.errors import InvalidValue
-from attn_variants.reinforce import MovingBaseline, SampledKeys, reinforce_loss, sample_keys
+from attn_core.reinforce import MovingBaseline, SampledKeys, reinforce_loss
+from attn_variants.reinforce import sample_keys
 
 KEYS = 4
 DRAWS = 40000

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from attn_core import RaggedBatch, Rotary, Shape, configure, installed, state_bytes
+from attn_core import RaggedBatch, Rotary, Step, configure, installed, state_bytes
 from attn_core.errors import InvalidValue
 from attn_testing.memory import DictionaryStore
 from attn_variants.compute.rotary import cos_sin_to
@@ -110,7 +110,7 @@ def test_deepseek_v2_with_six_bits_saves_93_percent_of_what_deepseek_67b_remembe
 def test_a_decoding_step_over_a_long_memory_is_priced_as_absorbed():
     mla = installed().mechanisms.get("mla")
     config = configure(mla, {"nope_size": 128, "value_size": 128}, hidden_size=1024, num_heads=8)
-    prices = [mla.cost(config, Shape(query=1, key=keys)).flops for keys in (1000, 2000)]
+    prices = [mla.cost(config, Step(remembered=keys)).flops for keys in (1000, 2000)]
     assert prices[1] - prices[0] == 1000 * 2 * 8 * (576 + 512)
 
 

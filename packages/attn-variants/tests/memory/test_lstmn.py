@@ -69,7 +69,7 @@ def test_weights_are_shares_of_the_tokens_before(build):
     assert torch.allclose(weights[:, :, 1:].sum(-1), torch.ones(2, 2, 4, dtype=torch.float64), rtol=0, atol=1e-14)
 
 
-def test_the_tapes_are_two_rows_a_token():
+def test_the_tapes_and_what_scores_read_are_three_rows_a_token():
     lstmn = installed().mechanisms.get("lstmn")
     specs = lstmn.state(configure(lstmn, hidden_size=32, num_heads=4))
-    assert state_bytes(specs, tokens=10, dtype="float32") == (2 * 10 + 1) * 32 * 4
+    assert state_bytes(specs, tokens=10, dtype="float32") == (3 * 10 + 1) * 32 * 4

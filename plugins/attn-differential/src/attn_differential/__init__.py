@@ -17,6 +17,7 @@ from attn_core import (
     MechanismConfig,
     Paper,
     Shape,
+    Step,
     hookimpl,
 )
 from attn_core.errors import InvalidValue
@@ -74,7 +75,7 @@ class Differential(DeclaredMechanism):
 
         return Difference(config.head_layout.key_size, initial=lambda_init(config))
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Twice the pairs of the softmax attention, once for each half of the values; and λ and the norm."""
         once = super().cost(config, shape)
         fixed = self.projection_cost(config, shape)

@@ -17,6 +17,7 @@ from attn_core import (
     MechanismConfig,
     Paper,
     Shape,
+    Step,
     Window,
     hookimpl,
 )
@@ -70,7 +71,7 @@ class Dsa(DeclaredMechanism):
         """One index key, shared by the heads of the indexer."""
         return {"index": Field((DsaConfig.of(config).index_size,))}
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Up to `top` keys that of causal attention and of index keys; beyond, that of the indexer and of the pairs.
 
         One query gathers its `top` keys; more meet all keys, of which they read `top` at most.
@@ -91,7 +92,7 @@ class Dsa(DeclaredMechanism):
         )
         return self.projection_cost(config, shape) + keys + index + pairs
 
-    def _index_cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def _index_cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Index queries and weights, and their scores of all keys."""
         own = DsaConfig.of(config)
         queries = 2 * shape.batch * shape.query * config.hidden_size * own.index_heads * (own.index_size + 1)

@@ -17,6 +17,7 @@ from attn_core import (
     MechanismConfig,
     Paper,
     Shape,
+    Step,
     hookimpl,
 )
 from attn_core.errors import InvalidValue
@@ -70,13 +71,13 @@ class Forgetting(DeclaredMechanism):
         """The logarithm of the gate of every head, in float32: sums of thousands of them decide a weight."""
         return {"gate": Field((config.num_heads,), dtype="float32")}
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """That of the softmax attention and of the gates, which always have a bias.
 
         Queries, keys and values of whole sequences have three more elements, for the gates.
         """
         flops = 2 * shape.batch * shape.query * config.hidden_size * config.num_heads
-        whole = shape.query == shape.key
+        whole = shape.whole
         carried = 2 * shape.batch * shape.query * shape.key * config.num_heads * 2 * CARRIED if whole else 0
         return super().cost(config, shape) + Cost(
             flops=flops + carried, allowed_flops=flops, parameters=(config.hidden_size + 1) * config.num_heads

@@ -18,6 +18,7 @@ from attn_core import (
     Shape,
     Slot,
     StateSpecs,
+    Step,
     hookimpl,
 )
 from attn_core.errors import Incompatible, InvalidValue
@@ -88,7 +89,7 @@ class GatedDeltaNet(ComputedMechanism):
             memory["tail"] = Field((own.taps - 1, sizes.channels))
         return {"memory": Slot(memory)}
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Projections and the rule by chunks, as torch counts: matrix products, not the triangular systems."""
         own = GatedDeltaConfig.of(config)
         sizes = own.sizes

@@ -17,6 +17,7 @@ from attn_core import (
     MechanismConfig,
     Paper,
     Shape,
+    Step,
     hookimpl,
 )
 from attn_core.errors import InvalidValue
@@ -80,7 +81,7 @@ class Gated(DeclaredMechanism):
 
         return Gate(config.hidden_size, heads=config.num_heads, gates=gates_of(config), bias=config.bias)
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """That of the softmax attention and of one more projection of the queries' rows."""
         gates = gates_of(config)
         flops = 2 * shape.batch * shape.query * config.hidden_size * gates

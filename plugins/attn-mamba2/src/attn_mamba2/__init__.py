@@ -15,6 +15,7 @@ from attn_core import (
     Shape,
     Slot,
     StateSpecs,
+    Step,
     hookimpl,
 )
 from attn_core.errors import Incompatible, InvalidValue
@@ -71,7 +72,7 @@ class Mamba2(ComputedMechanism):
             memory["tail"] = Field((sizes.taps - 1, sizes.channels))
         return {"memory": Slot(memory)}
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Projections and the recurrence by chunks, as torch counts: matrix products only."""
         own = Mamba2Config.of(config)
         sizes = own.sizes

@@ -16,6 +16,7 @@ from attn_core import (
     MechanismConfig,
     Paper,
     Shape,
+    Step,
     hookimpl,
 )
 from attn_core.checks import require_whole
@@ -75,7 +76,7 @@ class Moba(DeclaredMechanism):
         """Blocks are chosen here and read by a kernel."""
         return (Computation(part="chosen blocks", asked=SelectedBlocksSpec(heads=config.head_layout)),)
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Projections, a score for each block, and the pairs of every query and the keys of its blocks.
 
         As without gradients, where a block meets just those who chose it; in training up to 63 more queries a block.

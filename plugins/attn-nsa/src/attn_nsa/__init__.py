@@ -18,6 +18,7 @@ from attn_core import (
     Paper,
     Shape,
     StateSpecs,
+    Step,
     Window,
     hookimpl,
 )
@@ -85,7 +86,7 @@ class Nsa(DeclaredMechanism):
         shapes = {"key": (heads.key_value, heads.key_size), "value": (heads.key_value, heads.value_size)}
         return {"kv": Paged({name: Field(shape) for name, shape in shapes.items()})}
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """That of the window, of compressing all keys, of pairs with compressed and selected keys, and of the gates.
 
         As without gradients, where a block meets just those who chose it; in training up to 63 more queries a block.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attn_core import MechanismConfig, Shape
+from attn_core import MechanismConfig, Shape, Step
 from attn_core.checks import require_whole
 from attn_core.errors import InvalidValue
 
@@ -34,7 +34,7 @@ class NsaConfig(MechanismConfig):
         """How many compressed blocks begin within so many keys."""
         return -(-keys // self.stride)
 
-    def compressed_seen(self, shape: Shape) -> int:
+    def compressed_seen(self, shape: Shape | Step) -> int:
         """Pairs of a query and a compressed block that ends before it or with it, of one head."""
         return shape.batch * (self._compressed_upto(shape.key) - self._compressed_upto(shape.key - shape.query))
 

@@ -162,10 +162,11 @@ class EngineConfig(_message.Message):
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
     DRAFT_MODEL_FIELD_NUMBER: _builtins.int
     SPECULATIVE_TREE_WIDTH_FIELD_NUMBER: _builtins.int
+    GPU_MEMORY_UTILIZATION_FIELD_NUMBER: _builtins.int
     dtype: _builtins.str
-    """Element type to compute in, such as "float32" or "bfloat16"."""
+    """Element type to compute in, such as "float32" or "bfloat16"; "auto" is bfloat16 on a CUDA device, else float32."""
     device: _builtins.str
-    """Device to compute on, such as "cpu" or "cuda:0"."""
+    """Device to compute on: "auto", "cpu", "cuda", "cuda:0" or "mps"."""
     kernel: _builtins.str
     """Attention kernel, by name; if it does not support the model, loading fails."""
     quantization: _builtins.str
@@ -175,11 +176,13 @@ class EngineConfig(_message.Message):
     kv_cache: _builtins.str
     """KV cache, by name, such as "shared" or "int8"; `attn list caches` lists them."""
     kv_cache_memory_bytes: _builtins.int
-    """Memory for the KV cache of all requests, in bytes."""
+    """Memory for the KV cache of all requests, in bytes; absent means 512 MiB on a CPU, and on a GPU what
+    `gpu_memory_utilization` leaves.
+    """
     max_num_seqs: _builtins.int
-    """Maximum number of sequences in a step."""
+    """Maximum number of sequences in a step; absent means what suits the device."""
     max_num_batched_tokens: _builtins.int
-    """Maximum number of tokens computed in a step, prefill and decode together."""
+    """Maximum number of tokens computed in a step, prefill and decode together; absent means what suits the device."""
     kv_offload_bytes: _builtins.int
     """Memory for the KV cache of preempted requests, in bytes; 0 recomputes them."""
     num_speculative_tokens: _builtins.int
@@ -188,6 +191,8 @@ class EngineConfig(_message.Message):
     """Smaller model with the same tokenizer that proposes draft tokens, by name or folder."""
     speculative_tree_width: _builtins.int
     """Candidates for each draft token, at most 8; above 1 they form a tree that is verified in one step. Absent means 1."""
+    gpu_memory_utilization: _builtins.float
+    """Share of a GPU's memory for weights, KV cache and what a step needs, above 0 and at most 1. Absent means 0.9."""
     def __init__(
         self,
         *,
@@ -203,10 +208,11 @@ class EngineConfig(_message.Message):
         num_speculative_tokens: _builtins.int | None = ...,
         draft_model: _builtins.str | None = ...,
         speculative_tree_width: _builtins.int | None = ...,
+        gpu_memory_utilization: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_draft_model", b"_draft_model", "_dtype", b"_dtype", "_kernel", b"_kernel", "_kv_cache", b"_kv_cache", "_kv_cache_memory_bytes", b"_kv_cache_memory_bytes", "_max_num_batched_tokens", b"_max_num_batched_tokens", "_max_num_seqs", b"_max_num_seqs", "_num_speculative_tokens", b"_num_speculative_tokens", "_quantization", b"_quantization", "_speculative_tree_width", b"_speculative_tree_width", "device", b"device", "draft_model", b"draft_model", "dtype", b"dtype", "kernel", b"kernel", "kv_cache", b"kv_cache", "kv_cache_memory_bytes", b"kv_cache_memory_bytes", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "num_speculative_tokens", b"num_speculative_tokens", "quantization", b"quantization", "speculative_tree_width", b"speculative_tree_width"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_draft_model", b"_draft_model", "_dtype", b"_dtype", "_gpu_memory_utilization", b"_gpu_memory_utilization", "_kernel", b"_kernel", "_kv_cache", b"_kv_cache", "_kv_cache_memory_bytes", b"_kv_cache_memory_bytes", "_max_num_batched_tokens", b"_max_num_batched_tokens", "_max_num_seqs", b"_max_num_seqs", "_num_speculative_tokens", b"_num_speculative_tokens", "_quantization", b"_quantization", "_speculative_tree_width", b"_speculative_tree_width", "device", b"device", "draft_model", b"draft_model", "dtype", b"dtype", "gpu_memory_utilization", b"gpu_memory_utilization", "kernel", b"kernel", "kv_cache", b"kv_cache", "kv_cache_memory_bytes", b"kv_cache_memory_bytes", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "num_speculative_tokens", b"num_speculative_tokens", "quantization", b"quantization", "speculative_tree_width", b"speculative_tree_width"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_draft_model", b"_draft_model", "_dtype", b"_dtype", "_kernel", b"_kernel", "_kv_cache", b"_kv_cache", "_kv_cache_memory_bytes", b"_kv_cache_memory_bytes", "_max_num_batched_tokens", b"_max_num_batched_tokens", "_max_num_seqs", b"_max_num_seqs", "_num_speculative_tokens", b"_num_speculative_tokens", "_quantization", b"_quantization", "_speculative_tree_width", b"_speculative_tree_width", "device", b"device", "draft_model", b"draft_model", "dtype", b"dtype", "kernel", b"kernel", "kv_cache", b"kv_cache", "kv_cache_memory_bytes", b"kv_cache_memory_bytes", "kv_offload_bytes", b"kv_offload_bytes", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "num_speculative_tokens", b"num_speculative_tokens", "quantization", b"quantization", "speculative_tree_width", b"speculative_tree_width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_draft_model", b"_draft_model", "_dtype", b"_dtype", "_gpu_memory_utilization", b"_gpu_memory_utilization", "_kernel", b"_kernel", "_kv_cache", b"_kv_cache", "_kv_cache_memory_bytes", b"_kv_cache_memory_bytes", "_max_num_batched_tokens", b"_max_num_batched_tokens", "_max_num_seqs", b"_max_num_seqs", "_num_speculative_tokens", b"_num_speculative_tokens", "_quantization", b"_quantization", "_speculative_tree_width", b"_speculative_tree_width", "device", b"device", "draft_model", b"draft_model", "dtype", b"dtype", "gpu_memory_utilization", b"gpu_memory_utilization", "kernel", b"kernel", "kv_cache", b"kv_cache", "kv_cache_memory_bytes", b"kv_cache_memory_bytes", "kv_offload_bytes", b"kv_offload_bytes", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "num_speculative_tokens", b"num_speculative_tokens", "quantization", b"quantization", "speculative_tree_width", b"speculative_tree_width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__device: _TypeAlias = _typing.Literal["device"]  # noqa: Y015
     _WhichOneofArgType__device: _TypeAlias = _typing.Literal["_device", b"_device"]  # noqa: Y015
@@ -214,6 +220,8 @@ class EngineConfig(_message.Message):
     _WhichOneofArgType__draft_model: _TypeAlias = _typing.Literal["_draft_model", b"_draft_model"]  # noqa: Y015
     _WhichOneofReturnType__dtype: _TypeAlias = _typing.Literal["dtype"]  # noqa: Y015
     _WhichOneofArgType__dtype: _TypeAlias = _typing.Literal["_dtype", b"_dtype"]  # noqa: Y015
+    _WhichOneofReturnType__gpu_memory_utilization: _TypeAlias = _typing.Literal["gpu_memory_utilization"]  # noqa: Y015
+    _WhichOneofArgType__gpu_memory_utilization: _TypeAlias = _typing.Literal["_gpu_memory_utilization", b"_gpu_memory_utilization"]  # noqa: Y015
     _WhichOneofReturnType__kernel: _TypeAlias = _typing.Literal["kernel"]  # noqa: Y015
     _WhichOneofArgType__kernel: _TypeAlias = _typing.Literal["_kernel", b"_kernel"]  # noqa: Y015
     _WhichOneofReturnType__kv_cache: _TypeAlias = _typing.Literal["kv_cache"]  # noqa: Y015
@@ -236,6 +244,8 @@ class EngineConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__draft_model) -> _WhichOneofReturnType__draft_model | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__dtype) -> _WhichOneofReturnType__dtype | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu_memory_utilization) -> _WhichOneofReturnType__gpu_memory_utilization | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__kernel) -> _WhichOneofReturnType__kernel | None: ...
     @_typing.overload

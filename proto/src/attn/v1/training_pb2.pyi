@@ -84,14 +84,23 @@ class TrainingConfig(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     MAX_FAILURES_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    TORCH_COMPILE_FIELD_NUMBER: _builtins.int
+    GRADIENT_CHECKPOINTING_FIELD_NUMBER: _builtins.int
     precision: _builtins.str
-    """Element type of the products of linear layers in updates."""
+    """Element type of products in updates, on a GPU of attention too; weights and moments are float32 in both."""
     seed: _builtins.int
     """Seed of initial weights, data order and dropout."""
     max_failures: _builtins.int
     """Lost workers that are replaced before the job fails."""
     workers: _builtins.int
     """Workers that share each batch."""
+    device: _builtins.str
+    """Device to train on: "auto", "cpu", "cuda", "cuda:0" or "mps"."""
+    torch_compile: _builtins.bool
+    """Compile each block with torch.compile: slow to start, then faster."""
+    gradient_checkpointing: _builtins.bool
+    """Keep no activations of blocks, and compute them again for gradients: less memory, more time."""
     @_builtins.property
     def model(self) -> Global___ModelConfig:
         """The model."""
@@ -124,17 +133,24 @@ class TrainingConfig(_message.Message):
         seed: _builtins.int = ...,
         max_failures: _builtins.int | None = ...,
         workers: _builtins.int | None = ...,
+        device: _builtins.str | None = ...,
+        torch_compile: _builtins.bool = ...,
+        gradient_checkpointing: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_failures", b"_max_failures", "_precision", b"_precision", "_workers", b"_workers", "checkpoint", b"checkpoint", "data", b"data", "evaluation", b"evaluation", "max_failures", b"max_failures", "model", b"model", "optimizer", b"optimizer", "precision", b"precision", "workers", b"workers"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_max_failures", b"_max_failures", "_precision", b"_precision", "_workers", b"_workers", "checkpoint", b"checkpoint", "data", b"data", "device", b"device", "evaluation", b"evaluation", "max_failures", b"max_failures", "model", b"model", "optimizer", b"optimizer", "precision", b"precision", "workers", b"workers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_failures", b"_max_failures", "_precision", b"_precision", "_workers", b"_workers", "checkpoint", b"checkpoint", "data", b"data", "evaluation", b"evaluation", "max_failures", b"max_failures", "model", b"model", "optimizer", b"optimizer", "precision", b"precision", "seed", b"seed", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_max_failures", b"_max_failures", "_precision", b"_precision", "_workers", b"_workers", "checkpoint", b"checkpoint", "data", b"data", "device", b"device", "evaluation", b"evaluation", "gradient_checkpointing", b"gradient_checkpointing", "max_failures", b"max_failures", "model", b"model", "optimizer", b"optimizer", "precision", b"precision", "seed", b"seed", "torch_compile", b"torch_compile", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__device: _TypeAlias = _typing.Literal["device"]  # noqa: Y015
+    _WhichOneofArgType__device: _TypeAlias = _typing.Literal["_device", b"_device"]  # noqa: Y015
     _WhichOneofReturnType__max_failures: _TypeAlias = _typing.Literal["max_failures"]  # noqa: Y015
     _WhichOneofArgType__max_failures: _TypeAlias = _typing.Literal["_max_failures", b"_max_failures"]  # noqa: Y015
     _WhichOneofReturnType__precision: _TypeAlias = _typing.Literal["precision"]  # noqa: Y015
     _WhichOneofArgType__precision: _TypeAlias = _typing.Literal["_precision", b"_precision"]  # noqa: Y015
     _WhichOneofReturnType__workers: _TypeAlias = _typing.Literal["workers"]  # noqa: Y015
     _WhichOneofArgType__workers: _TypeAlias = _typing.Literal["_workers", b"_workers"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__device) -> _WhichOneofReturnType__device | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_failures) -> _WhichOneofReturnType__max_failures | None: ...
     @_typing.overload
@@ -168,8 +184,8 @@ class ModelConfig(_message.Message):
     DROPOUT_FIELD_NUMBER: _builtins.int
     ATTENTION_DROPOUT_FIELD_NUMBER: _builtins.int
     TIE_WORD_EMBEDDINGS_FIELD_NUMBER: _builtins.int
-    EXPERTS_FIELD_NUMBER: _builtins.int
-    EXPERTS_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    NUM_EXPERTS_FIELD_NUMBER: _builtins.int
+    NUM_EXPERTS_PER_TOK_FIELD_NUMBER: _builtins.int
     ROUTING_FIELD_NUMBER: _builtins.int
     ROUTER_AUX_LOSS_COEF_FIELD_NUMBER: _builtins.int
     KV_SHARING_FIELD_NUMBER: _builtins.int
@@ -210,9 +226,9 @@ class ModelConfig(_message.Message):
     """Probability of dropping attention weights."""
     tie_word_embeddings: _builtins.bool
     """Whether the output layer shares the token embedding."""
-    experts: _builtins.int
+    num_experts: _builtins.int
     """Experts of each feed-forward layer; none if not given."""
-    experts_per_token: _builtins.int
+    num_experts_per_tok: _builtins.int
     """Experts that a token uses."""
     routing: _builtins.str
     """Weights of the chosen experts: mixtral (softmax over them), switch or deepseek_v2 (softmax over all), deepseek_v3
@@ -251,25 +267,21 @@ class ModelConfig(_message.Message):
         dropout: _builtins.float | None = ...,
         attention_dropout: _builtins.float | None = ...,
         tie_word_embeddings: _builtins.bool | None = ...,
-        experts: _builtins.int | None = ...,
-        experts_per_token: _builtins.int | None = ...,
+        num_experts: _builtins.int | None = ...,
+        num_experts_per_tok: _builtins.int | None = ...,
         routing: _builtins.str | None = ...,
         router_aux_loss_coef: _builtins.float | None = ...,
         kv_sharing: _builtins.str | None = ...,
         model_options: _struct_pb2.Struct | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_attention_dropout", b"_attention_dropout", "_dropout", b"_dropout", "_experts", b"_experts", "_experts_per_token", b"_experts_per_token", "_family", b"_family", "_feed_forward", b"_feed_forward", "_head_dim", b"_head_dim", "_hidden_size", b"_hidden_size", "_intermediate_size", b"_intermediate_size", "_kv_sharing", b"_kv_sharing", "_max_encoder_len", b"_max_encoder_len", "_max_seq_len", b"_max_seq_len", "_mechanism", b"_mechanism", "_norm", b"_norm", "_norm_place", b"_norm_place", "_num_heads", b"_num_heads", "_num_kv_heads", b"_num_kv_heads", "_num_layers", b"_num_layers", "_positions", b"_positions", "_router_aux_loss_coef", b"_router_aux_loss_coef", "_routing", b"_routing", "_tie_word_embeddings", b"_tie_word_embeddings", "attention_dropout", b"attention_dropout", "dropout", b"dropout", "experts", b"experts", "experts_per_token", b"experts_per_token", "family", b"family", "feed_forward", b"feed_forward", "head_dim", b"head_dim", "hidden_size", b"hidden_size", "intermediate_size", b"intermediate_size", "kv_sharing", b"kv_sharing", "max_encoder_len", b"max_encoder_len", "max_seq_len", b"max_seq_len", "mechanism", b"mechanism", "model_options", b"model_options", "norm", b"norm", "norm_place", b"norm_place", "num_heads", b"num_heads", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "options", b"options", "positions", b"positions", "router_aux_loss_coef", b"router_aux_loss_coef", "routing", b"routing", "tie_word_embeddings", b"tie_word_embeddings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_attention_dropout", b"_attention_dropout", "_dropout", b"_dropout", "_family", b"_family", "_feed_forward", b"_feed_forward", "_head_dim", b"_head_dim", "_hidden_size", b"_hidden_size", "_intermediate_size", b"_intermediate_size", "_kv_sharing", b"_kv_sharing", "_max_encoder_len", b"_max_encoder_len", "_max_seq_len", b"_max_seq_len", "_mechanism", b"_mechanism", "_norm", b"_norm", "_norm_place", b"_norm_place", "_num_experts", b"_num_experts", "_num_experts_per_tok", b"_num_experts_per_tok", "_num_heads", b"_num_heads", "_num_kv_heads", b"_num_kv_heads", "_num_layers", b"_num_layers", "_positions", b"_positions", "_router_aux_loss_coef", b"_router_aux_loss_coef", "_routing", b"_routing", "_tie_word_embeddings", b"_tie_word_embeddings", "attention_dropout", b"attention_dropout", "dropout", b"dropout", "family", b"family", "feed_forward", b"feed_forward", "head_dim", b"head_dim", "hidden_size", b"hidden_size", "intermediate_size", b"intermediate_size", "kv_sharing", b"kv_sharing", "max_encoder_len", b"max_encoder_len", "max_seq_len", b"max_seq_len", "mechanism", b"mechanism", "model_options", b"model_options", "norm", b"norm", "norm_place", b"norm_place", "num_experts", b"num_experts", "num_experts_per_tok", b"num_experts_per_tok", "num_heads", b"num_heads", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "options", b"options", "positions", b"positions", "router_aux_loss_coef", b"router_aux_loss_coef", "routing", b"routing", "tie_word_embeddings", b"tie_word_embeddings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attention_dropout", b"_attention_dropout", "_dropout", b"_dropout", "_experts", b"_experts", "_experts_per_token", b"_experts_per_token", "_family", b"_family", "_feed_forward", b"_feed_forward", "_head_dim", b"_head_dim", "_hidden_size", b"_hidden_size", "_intermediate_size", b"_intermediate_size", "_kv_sharing", b"_kv_sharing", "_max_encoder_len", b"_max_encoder_len", "_max_seq_len", b"_max_seq_len", "_mechanism", b"_mechanism", "_norm", b"_norm", "_norm_place", b"_norm_place", "_num_heads", b"_num_heads", "_num_kv_heads", b"_num_kv_heads", "_num_layers", b"_num_layers", "_positions", b"_positions", "_router_aux_loss_coef", b"_router_aux_loss_coef", "_routing", b"_routing", "_tie_word_embeddings", b"_tie_word_embeddings", "attention_dropout", b"attention_dropout", "dropout", b"dropout", "experts", b"experts", "experts_per_token", b"experts_per_token", "family", b"family", "feed_forward", b"feed_forward", "head_dim", b"head_dim", "hidden_size", b"hidden_size", "intermediate_size", b"intermediate_size", "kv_sharing", b"kv_sharing", "max_encoder_len", b"max_encoder_len", "max_seq_len", b"max_seq_len", "mechanism", b"mechanism", "model_options", b"model_options", "norm", b"norm", "norm_place", b"norm_place", "num_heads", b"num_heads", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "options", b"options", "positions", b"positions", "router_aux_loss_coef", b"router_aux_loss_coef", "routing", b"routing", "tie_word_embeddings", b"tie_word_embeddings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attention_dropout", b"_attention_dropout", "_dropout", b"_dropout", "_family", b"_family", "_feed_forward", b"_feed_forward", "_head_dim", b"_head_dim", "_hidden_size", b"_hidden_size", "_intermediate_size", b"_intermediate_size", "_kv_sharing", b"_kv_sharing", "_max_encoder_len", b"_max_encoder_len", "_max_seq_len", b"_max_seq_len", "_mechanism", b"_mechanism", "_norm", b"_norm", "_norm_place", b"_norm_place", "_num_experts", b"_num_experts", "_num_experts_per_tok", b"_num_experts_per_tok", "_num_heads", b"_num_heads", "_num_kv_heads", b"_num_kv_heads", "_num_layers", b"_num_layers", "_positions", b"_positions", "_router_aux_loss_coef", b"_router_aux_loss_coef", "_routing", b"_routing", "_tie_word_embeddings", b"_tie_word_embeddings", "attention_dropout", b"attention_dropout", "dropout", b"dropout", "family", b"family", "feed_forward", b"feed_forward", "head_dim", b"head_dim", "hidden_size", b"hidden_size", "intermediate_size", b"intermediate_size", "kv_sharing", b"kv_sharing", "max_encoder_len", b"max_encoder_len", "max_seq_len", b"max_seq_len", "mechanism", b"mechanism", "model_options", b"model_options", "norm", b"norm", "norm_place", b"norm_place", "num_experts", b"num_experts", "num_experts_per_tok", b"num_experts_per_tok", "num_heads", b"num_heads", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "options", b"options", "positions", b"positions", "router_aux_loss_coef", b"router_aux_loss_coef", "routing", b"routing", "tie_word_embeddings", b"tie_word_embeddings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__attention_dropout: _TypeAlias = _typing.Literal["attention_dropout"]  # noqa: Y015
     _WhichOneofArgType__attention_dropout: _TypeAlias = _typing.Literal["_attention_dropout", b"_attention_dropout"]  # noqa: Y015
     _WhichOneofReturnType__dropout: _TypeAlias = _typing.Literal["dropout"]  # noqa: Y015
     _WhichOneofArgType__dropout: _TypeAlias = _typing.Literal["_dropout", b"_dropout"]  # noqa: Y015
-    _WhichOneofReturnType__experts: _TypeAlias = _typing.Literal["experts"]  # noqa: Y015
-    _WhichOneofArgType__experts: _TypeAlias = _typing.Literal["_experts", b"_experts"]  # noqa: Y015
-    _WhichOneofReturnType__experts_per_token: _TypeAlias = _typing.Literal["experts_per_token"]  # noqa: Y015
-    _WhichOneofArgType__experts_per_token: _TypeAlias = _typing.Literal["_experts_per_token", b"_experts_per_token"]  # noqa: Y015
     _WhichOneofReturnType__family: _TypeAlias = _typing.Literal["family"]  # noqa: Y015
     _WhichOneofArgType__family: _TypeAlias = _typing.Literal["_family", b"_family"]  # noqa: Y015
     _WhichOneofReturnType__feed_forward: _TypeAlias = _typing.Literal["feed_forward"]  # noqa: Y015
@@ -292,6 +304,10 @@ class ModelConfig(_message.Message):
     _WhichOneofArgType__norm: _TypeAlias = _typing.Literal["_norm", b"_norm"]  # noqa: Y015
     _WhichOneofReturnType__norm_place: _TypeAlias = _typing.Literal["norm_place"]  # noqa: Y015
     _WhichOneofArgType__norm_place: _TypeAlias = _typing.Literal["_norm_place", b"_norm_place"]  # noqa: Y015
+    _WhichOneofReturnType__num_experts: _TypeAlias = _typing.Literal["num_experts"]  # noqa: Y015
+    _WhichOneofArgType__num_experts: _TypeAlias = _typing.Literal["_num_experts", b"_num_experts"]  # noqa: Y015
+    _WhichOneofReturnType__num_experts_per_tok: _TypeAlias = _typing.Literal["num_experts_per_tok"]  # noqa: Y015
+    _WhichOneofArgType__num_experts_per_tok: _TypeAlias = _typing.Literal["_num_experts_per_tok", b"_num_experts_per_tok"]  # noqa: Y015
     _WhichOneofReturnType__num_heads: _TypeAlias = _typing.Literal["num_heads"]  # noqa: Y015
     _WhichOneofArgType__num_heads: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads"]  # noqa: Y015
     _WhichOneofReturnType__num_kv_heads: _TypeAlias = _typing.Literal["num_kv_heads"]  # noqa: Y015
@@ -310,10 +326,6 @@ class ModelConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__attention_dropout) -> _WhichOneofReturnType__attention_dropout | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__dropout) -> _WhichOneofReturnType__dropout | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__experts) -> _WhichOneofReturnType__experts | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__experts_per_token) -> _WhichOneofReturnType__experts_per_token | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__family) -> _WhichOneofReturnType__family | None: ...
     @_typing.overload
@@ -336,6 +348,10 @@ class ModelConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__norm) -> _WhichOneofReturnType__norm | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__norm_place) -> _WhichOneofReturnType__norm_place | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_experts) -> _WhichOneofReturnType__num_experts | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_experts_per_tok) -> _WhichOneofReturnType__num_experts_per_tok | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_heads) -> _WhichOneofReturnType__num_heads | None: ...
     @_typing.overload

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, cast
 import msgspec
 from attn_core.errors import AttnError, Unavailable
 from attn_engine import RequestOutput
+from attn_gateway.ray_gpus import gpu_request, known_gpus, require_free
 from attn_host import ModelHost, PromptTokenizer, open_host
 from attn_models.tokenizers import Tokenizer
 from attn_schema import EngineConfig, ModelInfo, OutputDelta
@@ -105,7 +106,11 @@ class RayBackend:
         self._streams = Streams()
 
     async def start(self, streams: Streams) -> ModelInfo:
-        """Start the actor, load the model in it and deliver its outputs to `streams` from now on."""
+        """Start the actor, load the model in it and deliver its outputs to `streams` from now on.
+
+        Raises what loading raises, `InvalidValue` for a GPU where Ray knows none, and `OutOfCapacity` where none of it
+        is free for as large a share as `gpu_memory_utilization`.
+        """
         import ray
 
         self._streams = streams
@@ -113,10 +118,16 @@ class RayBackend:
         spin_count = os.environ.get("GOMP_SPINCOUNT", SPIN_COUNT)
         # Ray would give an actor without CPUs of its own one thread for tensor operations.
         threads = {"OMP_NUM_THREADS": str(self._config.num_threads), "GOMP_SPINCOUNT": spin_count}
+        gpu = gpu_request(self._config.device, self._config.gpu_memory_utilization, known_gpus())
+        await require_free(gpu, "a smaller --gpu-memory-utilization, or fewer models and jobs")
         kind = ray.remote(HostActor).options(
-            num_cpus=0, max_concurrency=MAX_CONCURRENT_CALLS, max_restarts=-1, runtime_env={"env_vars": threads}
+            num_cpus=0,
+            num_gpus=gpu.num_gpus,
+            max_concurrency=MAX_CONCURRENT_CALLS,
+            max_restarts=-1,
+            runtime_env={"env_vars": {**threads, **gpu.env_vars}},
         )
-        self._actor = kind.remote(self._folder, self._config)
+        self._actor = kind.remote(self._folder, self._config.replace(device=gpu.device))
         info = await self._remote("start")
         self._tokenizer = PromptTokenizer(await asyncio.to_thread(Tokenizer.from_folder, self._folder))
         self._listener = asyncio.create_task(self._listen(), name=f"outputs of {self._name}")

@@ -15,6 +15,8 @@ from attn_models.loading.encoders import load_image_classifier, load_masked, loa
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import read_folder
 from attn_models.weights.safe_files import read_config
+from attn_schema import DeviceConfig
+from attn_schema.device import AUTO
 from attn_schema.training import DataConfig
 from torch import Tensor
 
@@ -30,18 +32,19 @@ from attn_train.tasks.token_classification import ALL_BATCHES, collate, tagging_
 BATCH = 32
 
 
-def evaluate(folder: Path, data: str, home: Path) -> dict[str, float]:
+def evaluate(folder: Path, data: str, home: Path, where: DeviceConfig = DeviceConfig()) -> dict[str, float]:  # noqa: B008  (frozen)
     """What is measured of the model in `folder` on `data`, by name, as when training is over.
 
     Images are all of a file, or of a set known by name; sentences all of a .conllu file; of a text an encoder guesses
     masked windows, and a language model every token after those before it. Raises `CheckpointInvalid` for a folder
     that is damaged, `Incompatible` for another kind of model, and `InvalidValue` for data that cannot be read or do
-    not fit it.
+    not fit it, and for a device or element type that is not there. `where` says which; taggers and models that guess
+    are computed in float32, and `InvalidValue` refuses another type.
     """
-    return _measure(folder)(folder, data, home)
+    return _measure(folder)(folder, data, home, where)
 
 
-def _measure(folder: Path) -> Callable[[Path, str, Path], dict[str, float]]:
+def _measure(folder: Path) -> Callable[[Path, str, Path, DeviceConfig], dict[str, float]]:
     layout = read_config(folder / "config.json").get("model_type")
     if layout in VIT_ADAPTERS:
         return _image_classifier
@@ -55,8 +58,8 @@ def _measure(folder: Path) -> Callable[[Path, str, Path], dict[str, float]]:
     raise Incompatible(f"{folder}: an encoder that neither tags words nor guesses masked tokens")
 
 
-def _image_classifier(folder: Path, data: str, home: Path) -> dict[str, float]:  # noqa: ARG001 - as of the others
-    classifier = load_image_classifier(folder)
+def _image_classifier(folder: Path, data: str, home: Path, where: DeviceConfig) -> dict[str, float]:  # noqa: ARG001 - as of the others
+    classifier = load_image_classifier(folder, _float32(where), device=where.device)
     config = DataConfig(dataset=data) if data in known_images() else _file(data).replace(validation_fraction=0.0)
     images = load_images(config)
     if unknown := sorted(set(images.names) - set(classifier.labels)):
@@ -68,8 +71,9 @@ def _image_classifier(folder: Path, data: str, home: Path) -> dict[str, float]: 
     return {"images": float(len(found.labels)), "loss": right["loss"], "accuracy": right["right"]}
 
 
-def _tagger(folder: Path, data: str, home: Path) -> dict[str, float]:  # noqa: ARG001 - as of the others
-    tagger, names, tokenizer = load_tagger(folder)
+def _tagger(folder: Path, data: str, home: Path, where: DeviceConfig) -> dict[str, float]:  # noqa: ARG001 - as of the others
+    _float32(where)
+    tagger, names, tokenizer = load_tagger(folder, device=where.device)
     kept = tokenize_sentences(read_sentences([Path(data)]), tokenizer, names, tagger.encoder.max_seq_len)
     right = mean_validation_loss(
         tagger,
@@ -86,16 +90,17 @@ def _tagger(folder: Path, data: str, home: Path) -> dict[str, float]:  # noqa: A
     return {"sentences": float(len(kept)), "accuracy": right}
 
 
-def _masked_language_model(folder: Path, data: str, home: Path) -> dict[str, float]:
-    model, tokenizer = load_masked(folder)
+def _masked_language_model(folder: Path, data: str, home: Path, where: DeviceConfig) -> dict[str, float]:
+    _float32(where)
+    model, tokenizer = load_masked(folder, device=where.device)
     _, ids = _read(data, tokenizer, home)
     masking = Masking(ids, tokenizer, context=model.encoder.max_seq_len, batch=BATCH, seed=VALIDATION_SEED)
     found = masked_metrics(model, masking, FINAL_BATCHES)
     return {"tokens": float(len(ids)), "loss": found["loss"], "masked_accuracy": found["right"]}
 
 
-def _language_model(folder: Path, data: str, home: Path) -> dict[str, float]:
-    loaded = load_model(folder)
+def _language_model(folder: Path, data: str, home: Path, where: DeviceConfig) -> dict[str, float]:
+    loaded = load_model(folder, where.dtype, device=where.device)
     if loaded.max_encoder_len is not None:
         message = f"{folder}: the model reads a source; attn translate --references says how well it translates"
         raise Incompatible(message)
@@ -107,6 +112,13 @@ def _language_model(folder: Path, data: str, home: Path) -> dict[str, float]:
     bits = loss * (len(ids) - 1) / math.log(2)
     found = {"loss": loss, "perplexity": math.exp(loss), "bits_per_byte": bits / len(text.encode())}
     return {"tokens": float(len(ids)), "window": float(window), **found}
+
+
+def _float32(where: DeviceConfig) -> str:
+    """The element type of models that are evaluated in float32 alone; raises `InvalidValue` for another."""
+    if where.dtype not in (AUTO, "float32", "fp32"):
+        raise InvalidValue.of("dtype", where.dtype, "auto or float32 for a model that classifies")
+    return "float32"
 
 
 def _read(data: str, tokenizer: Tokenizer, home: Path) -> tuple[str, Tensor]:

@@ -13,11 +13,14 @@ import torch
 from attn_core import Capability, Mechanism, installed
 from attn_core.errors import Incompatible, InvalidValue, OutOfCapacity, UnknownName, UserError
 from attn_core.models import ModelFamily
+from attn_core.reinforce import samples_keys
+from attn_models.device import resolve_device, total_memory
 from attn_schema.training import DECODER, DataConfig, ModelConfig, TrainingConfig
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from attn_train.data.load import IMAGES, PAIRS, TAGS, TEXT, data_kind_of, family_named
+from attn_train.precision import check_blocks
 from attn_train.tasks.seq2seq import VOCABULARY
 
 DRAWS = frozenset({Tensor.normal_, Tensor.uniform_})
@@ -94,29 +97,44 @@ def resolved(config: TrainingConfig) -> TrainingConfig:
 def check_model(config: TrainingConfig, home: Path) -> None:
     """Raise the error of the first thing that keeps the model from being trained.
 
-    As `configured`, and `Incompatible` for a decoder whose mechanism cannot be causal, `OutOfCapacity` where memory or
-    disk is too small.
+    As `configured`, and `Incompatible` for a decoder whose mechanism cannot be causal, `InvalidValue` for a device that
+    this machine does not have, `OutOfCapacity` where its memory or the disk is too small.
     """
     if config.model.family == DECODER:
         mechanism = installed().mechanisms.get(str(config.model.with_defaults().mechanism))
         if not mechanism.can(Capability.CAUSAL):
             raise _not_causal(mechanism)
-    parameters = count_parameters(config.model, config.data)
-    _require_memory(parameters)
+    device = _device(config.device)
+    built = model_of_shapes(config.model, config.data)
+    check_blocks(built, config)
+    parameters = _count(built)
+    _require_memory(parameters, device)
     _require_disk(parameters, config.checkpoint.save_total_limit, home)
 
 
 def count_parameters(model: ModelConfig, data: DataConfig) -> int:
-    """Number of parameters, without allocating them; a sample vocabulary stands in for the one of the data.
+    """Number of parameters, without allocating them; see `model_of_shapes`."""
+    return _count(model_of_shapes(model, data))
+
+
+def _count(built: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in built.parameters())
+
+
+def model_of_shapes(model: ModelConfig, data: DataConfig) -> Any:
+    """The model without numbers; a sample vocabulary stands in for the one of the data.
 
     Images are read, as their size decides on the model. Raises as `configured`.
     """
     family, made = configured(model, _sample_fields(model, data))
     with _naming_field(model), shapes_only():
         built = family.build(made)
+    if getattr(made, "num_nextn_predict_layers", 0) and samples_keys(built):
+        message = "layers that sample keys learn from the next token alone: num_nextn_predict_layers is 0 with them"
+        raise Incompatible(message, field="config.model.model_options.num_nextn_predict_layers")
     if data_kind_of(model) in WRITES and not hasattr(built, "step"):
         raise InvalidValue.of("config.model.family", model.family, "a family of models that generate tokens")
-    return sum(parameter.numel() for parameter in built.parameters())
+    return built
 
 
 def _sample_fields(model: ModelConfig, data: DataConfig) -> Mapping[str, int]:
@@ -159,14 +177,22 @@ def _with_path(error: UserError, model: ModelConfig) -> UserError:
     return error
 
 
-def _require_memory(parameters: int) -> None:
+def _device(name: str) -> torch.device:
+    try:
+        return resolve_device(name)
+    except InvalidValue as error:
+        error.metadata["field"] = "config.device"
+        raise
+
+
+def _require_memory(parameters: int, device: torch.device) -> None:
     needed = parameters * TRAINING_BYTES
     # Not what is free now: a job may wait for others to end.
-    total = psutil.virtual_memory().total
-    if torch.cuda.is_available():
-        total = torch.cuda.get_device_properties(0).total_memory
+    total = total_memory(device)
+    where = "this machine" if total is None else str(device)
+    total = psutil.virtual_memory().total if total is None else total
     if needed > total:
-        raise OutOfCapacity(f"{parameters} parameters need {needed} bytes to be trained; this machine has {total}")
+        raise OutOfCapacity(f"{parameters} parameters need {needed} bytes to be trained; {where} has {total}")
 
 
 def _require_disk(parameters: int, keep: int, home: Path) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import ray
-from attn_core.errors import Unavailable
-from attn_schema.training import JobError
+from attn_core.errors import InvalidValue, Unavailable
+from attn_gateway.ray_gpus import free_gpus, gpu_request, known_gpus
+from attn_schema.training import JobError, LogLine
 
-from attn_train.attempt import Assignment, Lost, Message, Outcome, SendMessage
+from attn_train.attempt import Assignment, Failed, Lost, Message, Outcome, SendMessage
 from attn_train.process import keep_freed_memory, spin_briefly
 from attn_train.records import Stop, StopFlag
 from attn_train.supervisor import Supervisor, SupervisorSettings
@@ -47,36 +48,53 @@ class RayWorkerActor:
 
 
 class RayWorker:
-    """A worker seen from its supervisor."""
+    """A worker seen from its supervisor; `actor` is None where none could be started."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 
     def stop(self, stop: Stop) -> None:
         """Pass it on."""
-        self._actor.stop.remote(stop)
+        if self._actor is not None:
+            self._actor.stop.remote(stop)
 
     def kill(self) -> None:
         """End the process."""
-        ray.kill(self._actor)
+        if self._actor is not None:
+            ray.kill(self._actor)
 
 
 class RayBackend:
     """Starts workers on the machine of the supervisor, whose actor is `supervisor`.
 
-    A worker takes one of Ray's logical CPUs, so that others find room, and as many threads as its assignment says.
+    A worker takes one of Ray's logical CPUs, so that others find room, and as many threads as its assignment says; on a
+    CUDA device, `gpus` of Ray's GPUs. It waits until they are free.
     """
 
-    def __init__(self, supervisor: Any) -> None:
+    def __init__(self, supervisor: Any, gpus: float) -> None:
         self._supervisor = supervisor
+        self._gpus = gpus
 
-    def start(self, assignment: Assignment, send: SendMessage, ended: Callable[[Outcome], None]) -> RayWorker:  # noqa: ARG002
-        """Start the actor; `send` is not called, as messages go straight to the supervisor's actor."""
+    def start(self, assignment: Assignment, send: SendMessage, ended: Callable[[Outcome], None]) -> RayWorker:
+        """Start the actor. It sends straight to the supervisor's; `send` gets a line if it must wait for a GPU.
+
+        A job for a CUDA device where Ray knows no GPU has failed.
+        """
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+        try:
+            gpu = gpu_request(assignment.config.device, self._gpus, known_gpus())
+        except InvalidValue as error:
+            ended(Failed(error=JobError.of(error)))
+            return RayWorker(None)
+        assignment = replace(assignment, config=assignment.config.replace(device=gpu.device))
+        if gpu.num_gpus > free_gpus():
+            send(LogLine(text=f"waits for {gpu.num_gpus:g} of a GPU; {free_gpus():g} of {known_gpus():g} are free"))
         node = ray.get_runtime_context().get_node_id()
         options = {
             "num_cpus": 1,
+            "num_gpus": gpu.num_gpus,
+            "runtime_env": {"env_vars": dict(gpu.env_vars)},
             "max_concurrency": 2,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
         }
@@ -115,10 +133,9 @@ def actor_name(job_id: str) -> str:
 class RaySupervisorActor:
     """A supervisor running in a thread; Ray restarts it if its process dies."""
 
-    def __init__(self, job_id: str, home: str, threads: int | None, stall_timeout: float) -> None:
+    def __init__(self, job_id: str, settings: SupervisorSettings) -> None:
         me = ray.get_runtime_context().current_actor
-        settings = SupervisorSettings(home=Path(home), threads=threads, stall_timeout=stall_timeout)
-        self._supervisor = Supervisor(job_id, RayBackend(me), settings)
+        self._supervisor = Supervisor(job_id, RayBackend(me, settings.gpus), settings)
         self._thread = threading.Thread(target=self._run, args=(me,), daemon=True)
         self._thread.start()
 
@@ -169,8 +186,7 @@ class RayHost:
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
         }
         actor_type = ray.remote(RaySupervisorActor).options(**options)
-        given = self._settings
-        self._actors[job_id] = actor_type.remote(job_id, str(given.home), given.threads, given.stall_timeout)
+        self._actors[job_id] = actor_type.remote(job_id, self._settings)
 
     def alive(self, job_id: str) -> bool:
         """Whether the actor answers that it works."""

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from attn_core.plugins.hooks import Command, hookimpl
+from attn_schema import DeviceConfig
+from attn_schema.flags import with_flags
 
 if TYPE_CHECKING:
     from attn_gateway import Cluster
@@ -33,20 +35,23 @@ def attn_commands() -> list[Command]:
     ]
 
 
+@with_flags
 def evaluate_command(
+    *,
     model: Annotated[str, typer.Argument(help="A trained model of this machine by name, or its folder.")],
     dataset: Annotated[str, typer.Option(help="A .npz file or folder of images, a treebank, a text, or a name.")],
-    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,  # noqa: FBT002
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    engine: DeviceConfig,
 ) -> None:
     """Evaluate a model on your data, on this machine: perplexity or accuracy.
 
     Examples: `attn evaluate smollm2-135m-instruct --dataset mine.txt`, `attn evaluate vit-1a2b3c4d --dataset digits`,
-    `attn evaluate folder --dataset test.conllu`.
+    `attn evaluate folder --dataset test.conllu --device cuda`.
     """
     from attn_models.sources.store import ModelStore
     from attn_schema.home import home_folder
 
     from attn_train.evaluation import evaluate
 
-    found = evaluate(ModelStore().find(model), dataset, home_folder())
+    found = evaluate(ModelStore().find(model), dataset, home_folder(), engine)
     typer.echo(dumps(found) if json else "\n".join(f"{name:14} {value:.4f}" for name, value in found.items()))

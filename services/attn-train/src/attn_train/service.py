@@ -249,7 +249,10 @@ class TrainingGrpc:
     def supervisor_settings(self) -> SupervisorSettings:
         """The settings of supervisors."""
         return SupervisorSettings(
-            home=self._cluster.home, threads=self._settings.threads, stall_timeout=self._settings.stall_timeout
+            home=self._cluster.home,
+            threads=self._settings.threads,
+            stall_timeout=self._settings.stall_timeout,
+            gpus=self._settings.gpus,
         )
 
 

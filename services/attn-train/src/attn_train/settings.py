@@ -14,11 +14,13 @@ MAX_CONCURRENT_JOBS = "ATTN_TRAIN_JOBS"
 DATA_ROOTS = "ATTN_TRAIN_DATA"
 THREADS = "ATTN_TRAIN_THREADS"
 STALL_TIMEOUT = "ATTN_TRAIN_STALL_TIMEOUT"
+GPUS = "ATTN_TRAIN_GPUS"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
-    """At most `max_concurrent_jobs` train at once, others are queued; each uses `threads` CPU threads.
+    """At most `max_concurrent_jobs` train at once, others are queued; each uses `threads` CPU threads and, on a
+    CUDA device, the share `gpus` of a GPU in Ray's books.
 
     A worker that makes no update for `stall_timeout` seconds is replaced. Data paths must be below one of `data_roots`;
     None allows any file to callers on this machine, and to others only files in the folder `data` of the home.
@@ -27,11 +29,12 @@ class TrainSettings:
     max_concurrent_jobs: int = 1
     threads: int = 1
     stall_timeout: int = 600
+    gpus: float = 1.0
     data_roots: tuple[Path, ...] | None = None
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> TrainSettings:
-        """From ATTN_TRAIN_JOBS, ATTN_TRAIN_THREADS, ATTN_TRAIN_STALL_TIMEOUT and ATTN_TRAIN_DATA.
+        """From ATTN_TRAIN_JOBS, ATTN_TRAIN_THREADS, ATTN_TRAIN_STALL_TIMEOUT, ATTN_TRAIN_GPUS and ATTN_TRAIN_DATA.
 
         ATTN_TRAIN_DATA lists folders, separated as in PATH. Raises `InvalidValue` for a number that is none.
         """
@@ -40,6 +43,7 @@ class TrainSettings:
             max_concurrent_jobs=_count(environ, MAX_CONCURRENT_JOBS, 1),
             threads=_count(environ, THREADS, len(os.sched_getaffinity(0))),
             stall_timeout=_count(environ, STALL_TIMEOUT, 600),
+            gpus=_share(environ, GPUS),
             data_roots=None if roots is None else tuple(Path(root) for root in roots.split(os.pathsep) if root),
         )
 
@@ -49,6 +53,17 @@ def _count(environ: Mapping[str, str], name: str, default: int) -> int:
     if not (text.isascii() and text.isdecimal() and int(text) > 0):
         raise InvalidValue.of(name, text, "a whole number from 1")
     return int(text)
+
+
+def _share(environ: Mapping[str, str], name: str) -> float:
+    text = environ.get(name, "1")
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise InvalidValue.of(name, text, "above 0, at most 1")
+    return share
 
 
 @dataclass(frozen=True)

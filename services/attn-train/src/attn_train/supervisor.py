@@ -35,7 +35,8 @@ from attn_train.store import JobStore, Superseded
 class SupervisorSettings:
     """`poll`: seconds between reads of the record; `shutdown_timeout`: seconds until a worker asked to stop is killed.
 
-    A worker that sends nothing for `stall_timeout` seconds is killed and replaced.
+    A worker that sends nothing for `stall_timeout` seconds is killed and replaced. On a CUDA device it takes `gpus` of
+    Ray's GPUs, such as 1 or 0.5.
     """
 
     home: Path
@@ -43,6 +44,7 @@ class SupervisorSettings:
     poll: float = 0.5
     shutdown_timeout: float = 60.0
     stall_timeout: float = 600.0
+    gpus: float = 1.0
 
 
 CHECK_NOW = None
@@ -88,7 +90,9 @@ class Supervisor:
 
     def receive(self, attempt: int, message: Message) -> None:
         """Record a message of the worker of `attempt`; messages of older attempts are dropped."""
-        self._last_message = attempt, time.monotonic()
+        # A line may also be the backend's, such as that a worker waits for a GPU: it does not say that one has begun.
+        if not isinstance(message, LogLine):
+            self._last_message = attempt, time.monotonic()
         if isinstance(message, Heartbeat):
             return
         try:

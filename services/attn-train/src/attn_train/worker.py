@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from attn_core.errors import AttnError, InternalError, OutOfCapacity
+from attn_models.device import resolve_device
 from attn_schema.locks import exclusive
 from attn_schema.training import Checkpoint, JobError, LogLine, Metrics, TrainingConfig
 
@@ -108,10 +109,11 @@ def _train(assignment: Assignment, layout: Layout, reporter: MessageReporter, st
 
 
 def build_model(config: TrainingConfig, dataset: Dataset) -> Any:
-    """The model of `config` with initial weights, on the GPU if there is one."""
+    """The model of `config` with initial weights, on the device of the config; raises as `resolve_device`."""
+    device = resolve_device(config.device)
     family, made = configured(config.model, dataset.model_fields)
     torch.manual_seed(derived(config.seed, "weights"))
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    # Drawn on the CPU, so that a seed gives the same weights on every device.
     return family.build(made).to(device)
 
 
@@ -126,4 +128,6 @@ def _newest(checkpoints: CheckpointFolder) -> Checkpoint | None:
 def _description(model: Any, dataset: Dataset) -> str:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     model_fields = ", ".join(f"{name} {value}" for name, value in dataset.model_fields.items())
-    return f"{parameters} parameters, {model_fields}, {dataset.summary}, {torch.get_num_threads()} threads"
+    device = next(model.parameters()).device
+    where = f"{torch.get_num_threads()} threads" if device.type == "cpu" else f"on {device}"
+    return f"{parameters} parameters, {model_fields}, {dataset.summary}, {where}"

@@ -12,7 +12,7 @@ from attn_train.records import StopFlag
 from attn_train.tasks.language_modeling import LanguageModelingTask
 from attn_train.trainer import Trainer
 
-SHAPE = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_seq_len": 8, "experts": 4}
+SHAPE = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_seq_len": 8, "num_experts": 4}
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def mixture(text):
     def make(balance):
         torch.manual_seed(5)
         family, made = configured(
-            ModelConfig(**SHAPE, experts_per_token=2, router_aux_loss_coef=balance), text.model_fields
+            ModelConfig(**SHAPE, num_experts_per_tok=2, router_aux_loss_coef=balance), text.model_fields
         )
         return family.build(made)
 
@@ -60,7 +60,7 @@ def test_biases_of_sigmoid_routers_follow_the_load_and_go_on_from_a_checkpoint(t
     def make():
         torch.manual_seed(5)
         further = {"router_bias_update_rate": 0.01, "n_shared_experts": 1}
-        model = ModelConfig(**SHAPE, experts_per_token=1, routing="deepseek_v3", model_options=further)
+        model = ModelConfig(**SHAPE, num_experts_per_tok=1, routing="deepseek_v3", model_options=further)
         family, made = configured(model, text.model_fields)
         return family.build(made)
 

@@ -11,12 +11,17 @@ from attn_schema.training import ModelConfig
 
 
 async def test_a_mixture_of_experts_is_trained_as_it_was_asked_for(server, wire_config, submit, watch):
-    wire_config.model.experts, wire_config.model.experts_per_token = 4, 2
+    wire_config.model.num_experts, wire_config.model.num_experts_per_tok = 4, 2
     wire_config.model.routing, wire_config.model.router_aux_loss_coef = "switch", 0.25
     async with server() as stub:
         job = await submit(stub, wire_config, "mixture")
         said = job.config.model
-        assert (said.experts, said.experts_per_token, said.routing, said.router_aux_loss_coef) == (4, 2, "switch", 0.25)
+        assert (said.num_experts, said.num_experts_per_tok, said.routing, said.router_aux_loss_coef) == (
+            4,
+            2,
+            "switch",
+            0.25,
+        )
         await watch(stub, "mixture")
         done = (await stub.GetTrainingJob(pb.GetTrainingJobRequest(id="mixture"))).job
     assert done.state == pb.JOB_STATE_SUCCEEDED
@@ -41,10 +46,13 @@ def set_fields(model: pb.ModelConfig, values: dict) -> None:
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"experts": 4}, "experts_per_token: None is not allowed; allowed: a whole number from 1 to the 4 experts"),
-        ({"experts": 4, "experts_per_token": 5}, "experts_per_token: 5"),
-        ({"experts_per_token": 2}, "experts: .*a number of experts"),
-        ({"router_aux_loss_coef": 0.1}, "experts: .*a number of experts"),
+        (
+            {"num_experts": 4},
+            "num_experts_per_tok: None is not allowed; allowed: a whole number from 1 to the 4 experts",
+        ),
+        ({"num_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok: 5"),
+        ({"num_experts_per_tok": 2}, "num_experts: .*a number of experts"),
+        ({"router_aux_loss_coef": 0.1}, "num_experts: .*a number of experts"),
     ],
 )
 async def test_half_a_mixture_is_refused_with_what_is_missing(server, wire_config, submit, given, named):
@@ -58,7 +66,11 @@ async def test_half_a_mixture_is_refused_with_what_is_missing(server, wire_confi
 
 async def test_further_fields_of_a_decoder_are_trained_as_they_were_asked_for(server, wire_config, submit, watch):
     wire_config.model.num_layers = 2
-    wire_config.model.experts, wire_config.model.experts_per_token, wire_config.model.routing = 4, 2, "deepseek_v3"
+    wire_config.model.num_experts, wire_config.model.num_experts_per_tok, wire_config.model.routing = (
+        4,
+        2,
+        "deepseek_v3",
+    )
     others = {
         "kv_sharing": "cla:2",
         "n_shared_experts": 1,

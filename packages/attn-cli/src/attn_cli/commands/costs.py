@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import operator
 from dataclasses import dataclass, replace
@@ -10,15 +9,36 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from attn_core import Cost, Shape, StateSpecs, installed, state_bytes
-from attn_core.errors import InvalidValue
-from attn_core.models import KvSharing, ModelShape, checked_kv_sharing, kv_source_layer_of
+from attn_core import (
+    Capability,
+    Cost,
+    Mechanism,
+    MechanismConfig,
+    Shape,
+    StateSpecs,
+    Step,
+    installed,
+    state_bytes,
+)
+from attn_core.errors import Incompatible, InvalidValue
+from attn_core.models import ModelShape, checked_kv_sharing, kv_source_layer_of
 from attn_core.options import parse_options
 from attn_core.states import dtype_name
 from attn_schema.output import print_table
 
 from attn_cli.facts import price
-from attn_cli.options import Bidirectional, Dtype, HeadDim, HiddenSize, NumHeads, NumKvHeads, Options, Sizes, fitting
+from attn_cli.options import (
+    Bidirectional,
+    Dtype,
+    HeadDim,
+    HiddenSize,
+    NumHeads,
+    NumKvHeads,
+    Options,
+    Sizes,
+    fitting,
+    own_groups,
+)
 from attn_cli.output import Json, human_bytes, human_count, print_facts, print_json
 from attn_cli.pictures import draw_curves
 
@@ -70,15 +90,8 @@ def priced(names: list[str], sizes: Sizes, lengths: list[int], dtype: str) -> li
 def row(name: str, sizes: Sizes, length: int, dtype: str) -> dict[str, Any]:
     """The price of one mechanism at one length."""
     mechanism = installed().mechanisms.get(name)
-    fitted = fitting(sizes, mechanism)
-    try:
-        facts = price(mechanism, fitted.config(mechanism, {}), length, dtype)
-    except InvalidValue as error:
-        # Such as multi-query attention, which takes one key/value head and no other number.
-        if fitted.num_kv_heads is None or error.metadata.get("field") != "num_kv_heads":
-            raise
-        own = dataclasses.replace(fitted, num_kv_heads=None)
-        facts = price(mechanism, own.config(mechanism, {}), length, dtype)
+    fitted = own_groups(fitting(sizes, mechanism), mechanism, {})
+    facts = price(mechanism, fitted.config(mechanism, {}), length, dtype)
     kept = ("tokens", "parameters", "flops", "allowed flops", "state bytes", "state bytes per token")
     return {"name": name} | {key: facts[key] for key in kept}
 
@@ -118,35 +131,74 @@ def parse_lengths(text: str) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """`batch` sequences of `seq` tokens in element type `dtype`, their states kept as `kv_cache` keeps them."""
+    """`batch` sequences of `seq` tokens, over sources of `source` where the model has an encoder.
+
+    States have elements of `dtype` and are kept as `kv_cache` keeps them; without a cache's name as they are.
+    """
 
     batch: int
     seq: int
+    source: int
     dtype: str
     kv_cache: str | None
 
     def state_bytes(self, states: StateSpecs) -> int:
-        """Bytes of the states of one layer and one sequence; without a cache's name as they are."""
+        """Bytes of the states of one layer and one sequence."""
         if self.kv_cache is None:
-            return state_bytes(states, tokens=self.seq, source=self.seq, dtype=self.dtype)
+            return state_bytes(states, tokens=self.seq, source=self.source, dtype=self.dtype)
         family = installed().caches.get(self.kv_cache)
-        return family.bytes({"layer": states}, tokens=self.seq, source=self.seq, dtype=self.dtype)
+        return family.bytes({"layer": states}, tokens=self.seq, source=self.source, dtype=self.dtype)
 
 
-class Attention(NamedTuple):
-    """What was asked for in place of the model's own; None is that."""
+class Asked(NamedTuple):
+    """What was asked for in place of the model's own; None and False are that."""
 
-    name: str | None
+    attention: str | None
     options: dict[str, Any]
+    num_kv_heads: int | None
+    bidirectional: bool
+    kv_sharing: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layers:
+    """`number` attention layers of one kind: `self` of what is decoded, `encoder` and `cross` to an encoder's rows."""
+
+    kind: str
+    number: int
+    mechanism: Mechanism
+    config: MechanismConfig
+
+    def forward(self, work: Workload) -> Cost:
+        """The price of whole sequences."""
+        query = work.source if self.kind == "encoder" else work.seq
+        key = work.seq if self.kind == "self" else work.source
+        return self._all(Shape(batch=work.batch, query=query, key=key))
+
+    def decode(self, work: Workload) -> Cost:
+        """The price of the last token of every sequence in a step of its own."""
+        source = work.source if self.kind == "cross" else 0
+        return self._all(Step(batch=work.batch, new=1, remembered=work.seq - 1, source=source))
+
+    def remembered(self, work: Workload) -> int:
+        """Bytes of the states of one sequence."""
+        return self.number * work.state_bytes(self.mechanism.state(self.config))
+
+    def _all(self, call: Shape | Step) -> Cost:
+        return functools.reduce(operator.add, [self.mechanism.cost(self.config, call)] * self.number)
 
 
 def cost_command(
     shape: Annotated[str, typer.Argument(help="A known model; `attn list shapes` names them.")],
     batch: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 1,
     seq: Annotated[int, typer.Option(min=1, help="Tokens of each sequence.")] = 1024,
+    encoder_len: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of each input of an encoder beside a decoder; by default as many.")
+    ] = None,
     dtype: Dtype = "bfloat16",
     num_kv_heads: NumKvHeads = None,
     attention: Annotated[str | None, typer.Option(help="Another mechanism than the model's own.")] = None,
+    bidirectional: Bidirectional = False,
     kv_cache: Annotated[
         str | None, typer.Option(help="The cache that keeps the states; `attn list caches` names them.")
     ] = None,
@@ -160,12 +212,14 @@ def cost_command(
 
     Example: `attn cost llama-3-70b --batch 8 --seq 1000 --dtype bf16` says that its cache weighs 2.62 GB; with
     `--num-kv-heads 64`, as if it had no grouped heads, 20.97 GB; with `--kv-cache int8`, 1.33 GB; with
-    `--kv-sharing cla:2`, 1.31 GB.
+    `--kv-sharing cla:2`, 1.31 GB. Encoders, and with `--bidirectional` any model, remember nothing and decode nothing.
     """
     model = installed().shapes.get(shape)
-    work = Workload(batch=batch, seq=seq, dtype=dtype_name(dtype), kv_cache=kv_cache)
-    shared = checked_kv_sharing(kv_sharing or (), model.num_layers)
-    facts = attention_costs(model, work, num_kv_heads, Attention(attention, parse_options(option)), shared)
+    if encoder_len is not None and not model.encoder_layers:
+        raise InvalidValue.of("--encoder-len", encoder_len, f"none: {model.name} has no encoder beside a decoder")
+    work = Workload(batch=batch, seq=seq, source=encoder_len or seq, dtype=dtype_name(dtype), kv_cache=kv_cache)
+    asked = Asked(attention, parse_options(option), num_kv_heads, bidirectional, kv_sharing)
+    facts = attention_costs(model, work, asked)
     if json:
         print_json(facts)
         return
@@ -181,53 +235,80 @@ def cost_command(
     print_facts(readable)
 
 
-def attention_costs(
-    model: ModelShape,
-    work: Workload,
-    num_kv_heads: int | None,
-    attention: Attention,
-    kv_sharing: KvSharing,
-) -> dict[str, Any]:
+def attention_costs(model: ModelShape, work: Workload, asked: Asked) -> dict[str, Any]:
     """The prices of all attention layers together; FLOPs count only the pairs that the mask allows."""
-    mechanism = installed().mechanisms.get(attention.name or model.mechanism)
-    chosen = attention.options if attention.name else {**(model.options or {}), **attention.options}
-    sizes = Sizes(
-        hidden_size=model.hidden_size,
-        num_heads=model.num_heads,
-        num_kv_heads=num_kv_heads or (None if attention.name else model.num_kv_heads),
-        head_dim=model.head_dim,
-    )
-    config = sizes.config(mechanism, chosen)
-    own = sum(kv_source_layer_of(kv_sharing, layer, model.num_layers) == layer for layer in range(model.num_layers))
-    stack = [(own, config)]
-    if own < model.num_layers:
-        stack.append((model.num_layers - own, replace(sizes, shares_kv=True).config(mechanism, chosen)))
-
-    def cost(query: int) -> Cost:
-        """Of all layers for so many queries."""
-        shape = Shape(batch=work.batch, query=query, key=work.seq)
-        prices = [mechanism.cost(kind, shape) for number, kind in stack for _ in range(number)]
-        return functools.reduce(operator.add, prices)
-
-    prefill, decode = cost(work.seq), cost(1)
-    one = own * work.state_bytes(mechanism.state(config))
-    facts = {
+    stack = stack_of(model, work, asked)
+    own = stack[0]
+    sharing = sum(layers.number for layers in stack if layers.config.shares_kv)
+    facts: dict[str, Any] = {
         "shape": model.name,
-        "attention": mechanism.name,
+        "attention": own.mechanism.name,
         "num_layers": model.num_layers,
-        "layers_with_own_keys": own,
+        **({"encoder_layers": model.encoder_layers} if model.encoder_layers else {}),
+        "layers_with_own_keys": model.num_layers - sharing,
         "num_heads": model.num_heads,
-        "num_kv_heads": config.num_kv_heads or model.num_heads,
+        "num_kv_heads": kv_heads(own.mechanism, own.config),
         "batch": work.batch,
         "seq": work.seq,
+        **({"encoder_len": work.source} if model.encoder_layers else {}),
         "dtype": work.dtype,
-        "cache_bytes": work.batch * one,
-        "cache_bytes_per_sequence": one,
-        "attention_parameters": prefill.parameters,
-        "prefill_flops": prefill.allowed_flops,
-        "decode_step_flops": decode.allowed_flops,
     }
-    if attention.name is None and num_kv_heads is None and model.parameters is not None and not kv_sharing:
+    forward = functools.reduce(operator.add, [layers.forward(work) for layers in stack])
+    if own.config.causal:
+        steps = [layers for layers in stack if layers.kind != "encoder"]
+        one = sum(layers.remembered(work) for layers in steps)
+        facts |= {
+            "cache_bytes": work.batch * one,
+            "cache_bytes_per_sequence": one,
+            "attention_parameters": forward.parameters,
+            "prefill_flops": forward.allowed_flops,
+            "decode_step_flops": functools.reduce(operator.add, [s.decode(work) for s in steps]).allowed_flops,
+        }
+    else:
+        facts |= {"attention_parameters": forward.parameters, "forward_flops": forward.allowed_flops}
+    changed = asked.attention, asked.num_kv_heads, asked.kv_sharing
+    if not any(changed) and not asked.options and model.parameters is not None:
         facts["model_parameters"] = model.parameters
         facts["active_parameters"] = model.active_parameters or model.parameters
     return facts if work.kv_cache is None else {"kv_cache": work.kv_cache, **facts}
+
+
+def kv_heads(mechanism: Mechanism, config: MechanismConfig) -> int:
+    """The key/value heads that the mechanism has at this config."""
+    spec = mechanism.spec(config)
+    return spec.heads.key_value if spec is not None else config.num_kv_heads or config.num_heads
+
+
+def stack_of(model: ModelShape, work: Workload, asked: Asked) -> list[Layers]:
+    """The attention layers of the model; first those of the decoder, or of a model of one stack, with own keys."""
+    mechanism = installed().mechanisms.get(asked.attention or model.mechanism)
+    if mechanism.can(Capability.CROSS):
+        message = f"mechanism {mechanism.name!r} attends to a source; the layers of {model.name} attend to themselves"
+        raise Incompatible(message, mechanism=mechanism.name)
+    options = asked.options if asked.attention else {**(model.options or {}), **asked.options}
+    causal = model.causal and not asked.bidirectional
+    groups = model.num_kv_heads if mechanism.can(Capability.GROUPED) or not asked.attention else None
+    sizes = Sizes(
+        hidden_size=model.hidden_size,
+        num_heads=model.num_heads,
+        num_kv_heads=asked.num_kv_heads or groups,
+        head_dim=model.head_dim,
+        causal=causal,
+        bias=model.bias,
+        max_seq_len=max(work.seq, work.source),
+    )
+    if asked.num_kv_heads is None:
+        sizes = own_groups(sizes, mechanism, options)
+    count = model.num_layers
+    shared = checked_kv_sharing(asked.kv_sharing or (), count)
+    own = sum(kv_source_layer_of(shared, layer, count) == layer for layer in range(count))
+    stack = [Layers(kind="self", number=own, mechanism=mechanism, config=sizes.config(mechanism, options))]
+    if own < count:
+        config = replace(sizes, shares_kv=True).config(mechanism, options)
+        stack.append(Layers(kind="self", number=count - own, mechanism=mechanism, config=config))
+    if model.encoder_layers:
+        both = replace(sizes, causal=False).config(mechanism, options)
+        cross = installed().mechanisms.get("attn-variants/cross")
+        stack.append(Layers(kind="encoder", number=model.encoder_layers, mechanism=mechanism, config=both))
+        stack.append(Layers(kind="cross", number=count, mechanism=cross, config=sizes.config(cross, {})))
+    return stack

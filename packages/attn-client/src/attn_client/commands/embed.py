@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 from attn_core.errors import InvalidValue
-from attn_schema import ConnectionOptions
+from attn_schema import ConnectionOptions, DeviceConfig, EngineConfig
 from attn_schema.flags import with_flags
 from attn_schema.output import print_json
 
-from attn_client.commands.options import Json, connect, here
+from attn_client.commands.options import Json, connect, here, refuse_engine_options
 
 SHOWN = 60
 WORDS_HELP = "Name of a server's encoder unless --model is given, then texts; - reads them, one a line."
@@ -26,13 +26,14 @@ def embed_command(
         str | None, typer.Option("--model", "-m", help="Encoder to run here: a pulled one, or a folder.")
     ] = None,
     json: Json = False,
+    engine: DeviceConfig,
     connection: ConnectionOptions,
 ) -> None:
     """Embed texts and show the cosine similarity of each pair (1 is the same meaning).
 
     A server's encoder does it, or with `--model` one that runs here. Examples: `attn pull minilm`, then `attn embed
     --model minilm "a cat" "a kitten" "the tax return"`, or `attn embed minilm ...` where `attn serve --model minilm`
-    runs; with `--json` the vectors themselves, one a line.
+    runs; with `--json` the vectors themselves, one a line. Device and element type are for an encoder that runs here.
     """
     name, texts = (words[0], words[1:]) if model is None else (model, words)
     given = [line for text in texts for line in (sys.stdin.read().splitlines() if text == "-" else [text]) if line]
@@ -41,10 +42,11 @@ def embed_command(
         raise InvalidValue.of("texts", " ".join(words), f"{first}at least one text that is not empty")
     vectors: Sequence[tuple[float, ...]]
     if model is None:
+        refuse_engine_options(engine)
         with connect(connection) as server:
             vectors = server.embed(name, given)
     else:
-        with here() as local:
+        with here(EngineConfig(dtype=engine.dtype, device=engine.device)) as local:
             vectors = local.embed(name, given)
     if json:
         for text, vector in zip(given, vectors, strict=True):

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from attn_schema import ConnectionOptions, Prompt
+from attn_core.errors import InvalidValue
+from attn_schema import ConnectionOptions, DeviceConfig, EngineConfig, Prompt
 from attn_schema.flags import with_flags
 from attn_schema.output import print_json
 
-from attn_client.commands.options import Json, connect
+from attn_client.commands.options import Json, ModelHere, connect, here, refuse_engine_options
 
 Option = typer.Option
+WORDS_HELP = "Name of a server's model unless --model is given, then the sentence to look at; - reads standard input."
 
 
 @with_flags
 def map_command(  # noqa: PLR0913 - a command has the options it has  # noqa: PLR0913 - a command has the options it has
     *,
-    model: Annotated[str, typer.Argument(help="Name of a served model.")],
-    text: Annotated[str, typer.Argument(help="Sentence to look at; - reads standard input.")],
+    words: Annotated[list[str], typer.Argument(metavar="[SERVED] TEXT", help=WORDS_HELP)],
+    model: ModelHere = None,
     encoder_prompt: Annotated[
         str | None, Option(help="What the encoder of an encoder-decoder model reads; the sentence is its output.")
     ] = None,
@@ -28,17 +31,25 @@ def map_command(  # noqa: PLR0913 - a command has the options it has  # noqa: PL
     head: Annotated[list[int] | None, Option(help="Head, counted from 0; may be repeated. All by default.")] = None,
     out: Annotated[Path, Option("--out", "-o", help="PNG file to write.")] = Path("attention.png"),
     json: Json = False,
+    engine: DeviceConfig,
     connection: ConnectionOptions,
 ) -> None:
     """Draw the attention weights of a sentence: a grid of heads, queries down, keys across.
 
     Needs matplotlib: `pip install "attn-client[draw]"`. With `--json`, prints the weights and draws nothing.
 
+    A server's model computes them, or with `--model` one that runs here; device and element type are for the latter.
+
     Example: `attn map smollm2-135m-instruct "The cat sat on the mat because it was tired." --layer 12`
     """
+    name, text = _asked(words, model)
     sentence = Prompt.of(sys.stdin.read() if text == "-" else text, encoder_prompt)
-    with connect(connection) as client:
-        (drawn,) = client.attention_maps(model, sentence, layers=[layer], heads=head or ())
+    with ExitStack() as stack:
+        if model is None:
+            refuse_engine_options(engine)
+        options = EngineConfig(dtype=engine.dtype, device=engine.device)
+        client: Any = stack.enter_context(connect(connection) if model is None else here(options))
+        (drawn,) = client.attention_maps(name, sentence, layers=[layer], heads=head or ())
     if json:
         print_json(
             {
@@ -53,5 +64,13 @@ def map_command(  # noqa: PLR0913 - a command has the options it has  # noqa: PL
         return
     from attn_client.drawing import draw
 
-    draw(drawn, f"{model}, layer {drawn.layer}, {drawn.mechanism}", out)
+    draw(drawn, f"{name}, layer {drawn.layer}, {drawn.mechanism}", out)
     typer.echo(f"{len(drawn.heads)} heads of layer {drawn.layer}: {out.resolve()}")
+
+
+def _asked(words: list[str], model: str | None) -> tuple[str, str]:
+    given = ([model] if model is not None else []) + words
+    if len(given) != 2:
+        allowed = "a server's model and a sentence, or --model and a sentence"
+        raise InvalidValue.of("arguments", " ".join(words), allowed)
+    return given[0], given[1]

@@ -9,7 +9,7 @@ from typing import Annotated, Protocol, Self
 import typer
 from attn_core import installed
 from attn_core.errors import InvalidValue, MissingPackage
-from attn_schema import ConnectionOptions, EngineConfig, SamplingParams
+from attn_schema import AttentionMap, ConnectionOptions, DeviceConfig, EngineConfig, PromptLike, SamplingParams
 from attn_schema.flags import flag_fields
 
 from attn_client.client import Client
@@ -29,6 +29,12 @@ class LocalWriter(Writer, AbstractContextManager["LocalWriter"], Protocol):
 
     def embed(self, model: str, texts: Sequence[str]) -> list[tuple[float, ...]]:
         """A vector of length 1 for each text."""
+        ...
+
+    def attention_maps(
+        self, model: str, prompt: PromptLike, *, layers: Sequence[int] = (), heads: Sequence[int] = ()
+    ) -> list[AttentionMap]:
+        """The attention weights of a prompt, one map a layer."""
         ...
 
     def only_chat_model(self) -> str:
@@ -56,10 +62,15 @@ def writer_for(stack: ExitStack, *, local: bool, connection: ConnectionOptions, 
     """
     if local:
         return stack.enter_context(here(engine))
+    refuse_engine_options(engine)
+    return stack.enter_context(connect(connection))
+
+
+def refuse_engine_options(engine: DeviceConfig) -> None:
+    """Raise `InvalidValue` for an option of an engine that was given with a server, which has engines of its own."""
     shared = {info.name for info in flag_fields(SamplingParams)}
-    for info in flag_fields(EngineConfig):
+    for info in flag_fields(type(engine)):
         given = getattr(engine, info.name)
         if given != info.default and info.name not in shared:
             flag = f"--{info.name.replace('_', '-')}"
             raise InvalidValue.of(flag, given, f"only with a model here; a server has its own: attn serve {flag}")
-    return stack.enter_context(connect(connection))

@@ -163,6 +163,20 @@ class AttendProblem(SpecProblem):
     density: float = 1.0
     reach: int = 0
 
+    def measured_as(self) -> dict[str, Any] | None:
+        """Softmax attention of equal heads with nothing but a mask, over as many queries as keys, or of one query."""
+        named = (*MEASURED, *self.priced)
+        defaults = type(self).defaults()
+        other = any(getattr(self, name) != default for name, default in defaults.items() if name not in named)
+        if other or not self.keys or self.queries not in {1, self.keys} or self.key_size != self.value_size:
+            return None
+        found = {name: getattr(self, name) for name in ("dtype", "mask", "gradients", "queries", "keys", "density")}
+        return {"operation": self.operation, "head_dim": self.key_size, **found}
+
+
+MEASURED = ("dtype", "device", "mask", "key_size", "value_size", "query_heads", "key_value_heads", "gradients")
+"""Fields in which measured calls differ, and numbers of heads, on which shares depend little."""
+
 
 def attend_problem(
     spec: AttentionSpec, *, dtype: str, device: str, gradients: bool, padded: bool, **known: bool | int
@@ -281,10 +295,12 @@ class PagedAttentionInputs:
 class PagedAttendKernel(Kernel[PagedAttendProblem]):
     """Computes attention to rows where a cache keeps them.
 
-    Where no kernel accepts, rows are gathered and an `AttendKernel` computes the same.
+    Where no kernel accepts, rows are gathered and an `AttendKernel` computes the same. `static` says that it computes
+    `StaticRows` too: then what it asks of the host depends on the number of requests alone.
     """
 
     problem: ClassVar[type[Problem]] = PagedAttendProblem
+    static: ClassVar[bool] = False
 
     @abstractmethod
     def run(self, spec: AttentionSpec, operands: PagedAttentionInputs) -> Tensor:

@@ -38,6 +38,10 @@ class Problem:
         """The default of each field by name."""
         return _defaults(cls)  # type: ignore[arg-type]  # classes can be hashed
 
+    def measured_as(self) -> dict[str, Any] | None:
+        """The fields of the `MeasuredCall` that the problem is one of; None where nothing like it is measured."""
+        return None
+
 
 @cache
 def _defaults(kind: type[Problem]) -> Mapping[str, Any]:
@@ -167,3 +171,11 @@ class Kernel(ABC, Generic[P]):
     @abstractmethod
     def cost(self, problem: P) -> float:
         """Predicted time as a share of the plain computation's; the least wins."""
+
+    def remark(self, problem: P) -> str | None:
+        """What is worth knowing where this kernel is chosen for the problem; None where nothing is."""
+        return None
+
+    def unsupported(self, error: Exception) -> str | None:
+        """Why this chip cannot run the kernel, where that is what an error of `run` means; None for other errors."""
+        return None

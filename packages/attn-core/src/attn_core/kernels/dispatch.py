@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -9,18 +10,28 @@ from typing import Any, Generic, TypeVar
 
 from attn_core.errors import KernelRefused
 from attn_core.kernels.base import Kernel, Problem
+from attn_core.kernels.measured import measured_share
 from attn_core.plugins.registry import Registry
 
 K = TypeVar("K", bound=Kernel[Any])
+Result = TypeVar("Result")
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Verdict(Generic[K]):
-    """What one kernel says of a problem: its predicted cost, or why it refused."""
+    """What one kernel says of a problem: its cost, or why it refused.
+
+    `cost` is a share of the plain computation's time, measured on this machine's GPU where `measured_on` names it, else
+    predicted. `remark` is what is worth knowing where the kernel is chosen.
+    """
 
     kernel: K
     reasons: tuple[str, ...]
     cost: float | None
+    measured_on: str | None = None
+    remark: str | None = None
 
     @property
     def accepted(self) -> bool:
@@ -39,8 +50,15 @@ def explain(kernels: Iterable[K], problem: Problem, name: str | None = None) -> 
         reasons = [absent] if absent else kernel.refusals(problem)
         if kernel.alters and kernel.name != name:
             reasons.append(f"only by name: {kernel.alters}")
-        verdicts.append(Verdict(kernel, tuple(reasons), None if reasons else kernel.cost(problem)))
+        verdicts.append(Verdict(kernel, tuple(reasons), None) if reasons else accepting(kernel, problem))
     return sorted(verdicts, key=lambda verdict: (not verdict.accepted, verdict.cost or 0.0, verdict.kernel.name))
+
+
+def accepting(kernel: K, problem: Problem) -> Verdict[K]:
+    """The verdict of a kernel that accepts; a measured cost goes before a predicted one."""
+    share, device = measured_share(problem, kernel.name)
+    cost = kernel.cost(problem) if share is None else share
+    return Verdict(kernel, (), cost, None if share is None else device, kernel.remark(problem))
 
 
 def choose(kernels: Registry[K], problem: Problem, name: str | None = None) -> K:
@@ -55,6 +73,16 @@ def choose(kernels: Registry[K], problem: Problem, name: str | None = None) -> K
     said = "; ".join(f"{verdict.kernel.name} ({', '.join(verdict.reasons)})" for verdict in verdicts)
     what = f"kernel {name!r} refuses" if name else "no installed kernel accepts"
     raise KernelRefused(f"{what} {problem.operation}: {said or 'none is installed'}", kernel=name or "")
+
+
+_said: set[str] = set()
+
+
+def say_once(text: str) -> None:
+    """A warning in the log, the first time that this process has it to say."""
+    if text not in _said:
+        _said.add(text)
+        log.warning("%s", text)
 
 
 NONE = -1
@@ -84,6 +112,7 @@ class KernelTable(Generic[K]):
         asked = (kernel for kernel in registry if name in (None, kernel.name))
         self.kernels: tuple[K, ...] = tuple(kernel for kernel in asked if isinstance(kernel, offered))
         self._chosen: dict[tuple[Any, ...], int] = {}
+        self._failed: dict[tuple[Any, ...], set[str]] = {}
 
     def __deepcopy__(self, _memo: object) -> KernelTable[K]:
         """A new table of the same kernels, which are not copied."""
@@ -99,12 +128,35 @@ class KernelTable(Generic[K]):
         index: int = self.required_index(call)
         return self.kernels[index]
 
+    def run(self, call: tuple[Any, ...], compute: Callable[[K], Result]) -> Result:
+        """`compute` of the kernel that `require` gives; where this chip cannot run it, of the next, which is said once.
+
+        A kernel that was asked for by name is not replaced: its error is raised.
+        """
+        while True:
+            kernel = self.require(*call)
+            try:
+                return compute(kernel)
+            except Exception as error:
+                why = None if self.name else kernel.unsupported(error)
+                if why is None:
+                    raise
+            self.exclude(call, kernel, why)
+
+    def exclude(self, call: tuple[Any, ...], kernel: K, why: str) -> None:
+        """Choose another kernel for this kind of call from now on."""
+        self._failed.setdefault(call, set()).add(kernel.name)
+        self._chosen = {key: index for key, index in self._chosen.items() if key[1:] != call}
+        say_once(f"kernel {kernel.name} does not run on this chip, the next one computes: {why}")
+
     def index(self, call: tuple[Any, ...], below: float = math.inf) -> int:
         """The place of the chosen kernel among `kernels`, `NONE` where there is none."""
         key = (below, *call)
         index = self._chosen.get(key)
         if index is None:
-            verdicts = explain(self.kernels, self.problem(*call), self.name)
+            failed = self._failed.get(call, ())
+            able_here = [kernel for kernel in self.kernels if kernel.name not in failed]
+            verdicts = explain(able_here, self.problem(*call), self.name)
             best = verdicts[0] if verdicts else None
             able = best is not None and best.cost is not None and best.cost < below
             index = self._chosen[key] = self.kernels.index(best.kernel) if able and best is not None else NONE

@@ -54,14 +54,15 @@ class LinearKernel(Kernel[LinearProblem]):
 
     Each row of the product depends on its own row of inputs only, however many are computed together, but for
     rounding: `exact` says that not even that changes. `float32` says that inputs and sums are float32 to the end, so
-    that weights that the format holds as they are stored lose nothing. What is accepted follows from these and from
-    `sizes`, conditions on inputs and outputs.
+    that weights that the format holds as they are stored lose nothing. What is accepted follows from these, from
+    `devices`, types of devices, and from `sizes`, conditions on inputs and outputs.
     """
 
     problem: ClassVar[type[Problem]] = LinearProblem
     weights: ClassVar[str]
     exact: ClassVar[bool] = False
     float32: ClassVar[bool] = False
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
     sizes: ClassVar[Mapping[str, Condition]] = {"inputs": Anything(), "outputs": Anything()}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -70,6 +71,7 @@ class LinearKernel(Kernel[LinearProblem]):
             cls.accepts = {
                 "weights": OneOf(cls.weights),
                 "dtype": Anything(),
+                "device": OneOf(*cls.devices),
                 **cls.sizes,
                 **{field: Anything() for field, offered in asked.items() if offered},
             }

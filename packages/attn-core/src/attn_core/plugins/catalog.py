@@ -18,7 +18,7 @@ from attn_core.kernels.linear import LinearKernel
 from attn_core.mechanism import InnerAttention, Mechanism
 from attn_core.models import ModelFamily, ModelShape
 from attn_core.plugins.hooks import Command
-from attn_core.plugins.loader import PluginRecord, PluginStatus, load_plugins, new_manager
+from attn_core.plugins.loader import PluginRecord, PluginStatus, changed_since, load_plugins, new_manager
 from attn_core.plugins.registry import Registry
 from attn_core.spec import AttentionSpec
 from attn_core.stores import CacheFamily
@@ -105,7 +105,7 @@ class Catalog:
         raise MissingPackage.of("attn-variants", "computing a declared mechanism")
 
     def _filled(self, kind: str, hook: str) -> Registry[Any]:
-        registry: Registry[Any] = Registry(kind)
+        registry: Registry[Any] = Registry(kind, lambda: changed_since(self._records.values()))
         for owner, item in self.offers(hook):
             try:
                 registry.register(item, owner)

@@ -7,7 +7,7 @@ stops all after it; so entry points are read here and only then registered.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -67,6 +67,15 @@ def load_plugins(manager: pluggy.PluginManager, environ: Mapping[str, str] = os.
     selected = environ.get(SELECTION)
     names = None if selected is None else {canonicalize_name(n.strip()) for n in selected.split(",") if n.strip()}
     return [record for owner in _owners() for record in _load_all(manager, owner, names)]
+
+
+def changed_since(records: Iterable[PluginRecord]) -> list[str]:
+    """Plugins that were installed, or replaced by another version, after these records were made, each as
+    "distribution version".
+    """
+    known = {record.distribution: record.version for record in records}
+    now = {owner: version(owner) for owner in _owners()}
+    return [f"{owner} {found}" for owner, found in now.items() if known.get(owner) not in ("", found)]
 
 
 def _owners() -> list[str]:
@@ -163,11 +172,22 @@ def _register(manager: pluggy.PluginManager, plugin: ModuleType | object, name: 
     try:
         manager.register(plugin, name=name)
         manager.check_pending()
+        _require_hooks(manager, plugin)
     except BaseException:
         # pluggy keeps what it registered before it found the fault.
         if manager.get_plugin(name) is plugin:
             manager.unregister(plugin)
         raise
+
+
+def _require_hooks(manager: pluggy.PluginManager, plugin: ModuleType | object) -> None:
+    """Raise `TypeError` for a function with the name of a hook that is not marked as one, and where none is marked."""
+    known = [name for name, item in vars(hooks).items() if manager.parse_hookspec_opts(hooks, name) and callable(item)]
+    for name in known:
+        if callable(getattr(plugin, name, None)) and manager.parse_hookimpl_opts(plugin, name) is None:
+            raise TypeError(f"{name} is not marked as a hook: put @attn_core.hookimpl above it")
+    if not manager.get_hookcallers(plugin):
+        raise TypeError(f"has none of the hooks: {', '.join(known)}, each with @attn_core.hookimpl above it")
 
 
 def new_manager() -> pluggy.PluginManager:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from attn_core.errors import AmbiguousName, InvalidValue, UnknownName
@@ -22,10 +22,15 @@ Item = TypeVar("Item", bound=Named)
 
 
 class Registry(Generic[Item]):
-    """Items by full name `distribution/name`; a short name works as long as one distribution owns it."""
+    """Items by full name `distribution/name`; a short name works as long as one distribution owns it.
 
-    def __init__(self, kind: str) -> None:
+    `installed_since` gives the plugins that were installed after the items were found: the errors for unknown names
+    say so.
+    """
+
+    def __init__(self, kind: str, installed_since: Callable[[], list[str]] = list) -> None:
         self.kind = kind
+        self._installed_since = installed_since
         self._items: dict[str, Item] = {}
 
     def register(self, item: Item, owner: str) -> None:
@@ -53,7 +58,12 @@ class Registry(Generic[Item]):
             return owners[0]
         if owners:
             raise AmbiguousName.of(self.kind, name, owners)
-        raise UnknownName.of(self.kind, name, self.names(), self.speaking_of(name))
+        unknown = UnknownName.of(self.kind, name, self.names(), self.speaking_of(name))
+        since = ", ".join(self._installed_since())
+        if since:
+            told = f"{unknown.message}; installed since this process started: {since}. Start it anew, `attn serve` too"
+            raise UnknownName(told, **unknown.metadata | {"installed_since": since})
+        raise unknown
 
     def name_of(self, item: Item) -> str:
         """`distribution/name` of an item; its short name where nobody registered it."""

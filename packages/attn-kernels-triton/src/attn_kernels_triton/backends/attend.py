@@ -9,8 +9,13 @@ from attn_core import AttentionInputs
 from attn_core.kernels.attend import AttendKernel, AttendProblem
 from attn_core.kernels.base import Anything, AtMost, Condition, OneOf
 
-from attn_kernels_triton.backends.conditions import MAX_HEAD_DIM_DROPOUT, MAX_HEAD_DIM_LEARNED_BIAS, MODIFIERS, OnGpu
-from attn_kernels_triton.machine import absence
+from attn_kernels_triton.backends.conditions import (
+    MAX_HEAD_DIM_DROPOUT,
+    MAX_HEAD_DIM_LEARNED_BIAS,
+    MODIFIERS,
+    OnGpu,
+)
+from attn_kernels_triton.machine import absence, uncompilable
 
 if TYPE_CHECKING:
     from attn_core import AttentionSpec
@@ -68,6 +73,10 @@ class TritonAttend(AttendKernel):
         An estimate: the plain computation writes and reads every score, which on a GPU is all of its time.
         """
         return 0.02 + 0.18 * problem.density
+
+    def unsupported(self, error: Exception) -> str | None:
+        """What Triton says where it cannot compile a program for this chip."""
+        return uncompilable(error)
 
     def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
         """The output [batch, query, heads, value_size]; see `attention.attend`."""

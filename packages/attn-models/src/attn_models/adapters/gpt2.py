@@ -27,7 +27,7 @@ MATRICES = {
 }
 LEAVES = ("weight", "bias")
 PREFIX = "transformer."
-PLAIN = {"scale_embedding": False, "final_logit_softcapping": None, "experts": None, "num_nextn_predict_layers": 0}
+PLAIN = {"scale_embedding": False, "final_logit_softcapping": None, "num_experts": None, "num_nextn_predict_layers": 0}
 FIXED = {"norm": "layer", "norm_place": "pre", "positions": "learned", "bias": True} | PLAIN
 OUTSIDE = {"embedding": "wte", "positions": "wpe", "norm": "ln_f"}
 READS = frozenset(

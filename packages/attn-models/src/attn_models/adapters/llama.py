@@ -42,9 +42,10 @@ FIXED = {
     "feed_forward": "swiglu",
     "positions": "rotary",
     "rope_interleave": False,
+    "partial_rotary_factor": 1.0,
     "scale_embedding": False,
     "final_logit_softcapping": None,
-    "experts": None,
+    "num_experts": None,
     "num_nextn_predict_layers": 0,
 }
 READS = frozenset(
@@ -81,6 +82,8 @@ class LlamaAdapter(StateDictAdapter):
     block: ClassVar[Mapping[str, str]] = BLOCK
     required_fields: ClassVar[Mapping[str, Any]] = FIXED
     known_keys: ClassVar[frozenset[str]] = READS
+    partial_rotary: ClassVar[bool] = False
+    """Whether models of this family rotate a part of each head."""
 
     def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a LlamaConfig; biases of attention and feed-forward must be both there or both absent."""
@@ -88,7 +91,7 @@ class LlamaAdapter(StateDictAdapter):
         require_allowed(values, {"hidden_act": ("silu",), "mlp_bias": (bias, None)})
         heads = needed(values, "num_attention_heads")
         key_value_heads = values.get("num_key_value_heads") or heads
-        rope = read_rope(values)
+        rope = read_rope(values, partial=self.partial_rotary)
         return DecoderConfig(
             vocab_size=needed(values, "vocab_size"),
             max_seq_len=needed(values, "max_position_embeddings"),
@@ -189,7 +192,7 @@ class MixtralAdapter(MistralAdapter):
     defaults = DEFAULTS
     known_keys = MistralAdapter.known_keys | {"num_local_experts", "num_experts_per_tok", "router_jitter_noise"}
     block = BLOCK | {"feed_forward.router.score": "block_sparse_moe.gate"}
-    required_fields = {key: value for key, value in FIXED.items() if key != "experts"} | {
+    required_fields = {key: value for key, value in FIXED.items() if key != "num_experts"} | {
         "routing": "mixtral",
         "bias": False,
     }
@@ -200,8 +203,8 @@ class MixtralAdapter(MistralAdapter):
         plain = super().from_hf_config(values)
         return dataclasses.replace(
             plain,
-            experts=values.get("num_local_experts", 8),
-            experts_per_token=values.get("num_experts_per_tok", 2),
+            num_experts=values.get("num_local_experts", 8),
+            num_experts_per_tok=values.get("num_experts_per_tok", 2),
         )
 
     def to_hf_config(self, config: DecoderConfig) -> dict[str, Any]:

@@ -12,7 +12,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from attn_models.adapters.base import Layout, StoredTensor
+from attn_models.device import require_memory
 from attn_models.weights import CheckpointFolder
+
+EMBEDDING = "embedding.weight"
+"""Our name of the embedding, which is the unembedding too where the config ties them."""
 
 DRAWS = frozenset({"normal_", "uniform_", "trunc_normal_", "xavier_uniform_", "kaiming_uniform_", "_no_grad_normal_"})
 
@@ -55,13 +59,14 @@ def check_config_fits(checkpoint: CheckpointFolder, config: Any) -> None:
             raise CheckpointInvalid.of(checkpoint.path / "config.json", rule)
 
 
-def fill_buffers(model: nn.Module, fresh: nn.Module) -> None:
-    """Give values to buffers that no checkpoint holds, from a model of the same config that was built with memory."""
+def fill_buffers(model: nn.Module, fresh: nn.Module, device: torch.device | str) -> None:
+    """Give values on `device` to buffers that no checkpoint holds, from a model of the same config that was built with
+    memory."""
     values = dict(fresh.named_buffers())
     for name, buffer in list(model.named_buffers()):
         if buffer.is_meta:
             owner, _, leaf = name.rpartition(".")
-            model.get_submodule(owner).register_buffer(leaf, values[name], persistent=False)
+            model.get_submodule(owner).register_buffer(leaf, values[name].to(device), persistent=False)
 
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -72,11 +77,14 @@ def read_parameters(
 ) -> dict[str, Tensor]:
     """A tensor for each name of `wanted`, whose tensors only say shapes; floating point becomes `dtype`.
 
-    Raises `CheckpointInvalid` naming every missing, extra and misshaped tensor before one is read.
+    They lie on the device that the folder's tensors are read onto. Raises `CheckpointInvalid` naming every missing,
+    extra and misshaped tensor, and `OutOfCapacity` for a device without memory for them, before one is read.
     """
     stored = adapter.tensor_mappings(list(wanted))
     actual = adapter.canonical_names(folder.tensors)
     _require_match(folder, adapter, stored, {name: tuple(tensor.shape) for name, tensor in wanted.items()})
+    _require_tied(folder, adapter, stored)
+    _require_memory(folder, wanted, dtype)
     parameters: dict[str, Tensor] = {}
     for item in stored:
         tensor = folder.tensors[actual[item.name]]
@@ -91,6 +99,15 @@ def read_parameters(
             scaled = typed * item.scale if item.scale != 1 else typed
             parameters[part] = scaled + item.offset if item.offset else scaled
     return parameters
+
+
+def _require_memory(folder: CheckpointFolder, wanted: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    device = torch.device(folder.tensors.device)
+    needed = sum(tensor.numel() * dtype.itemsize for tensor in wanted.values())
+    name = str(dtype).removeprefix("torch.")
+    narrower = "--dtype bfloat16 takes half of it; " if dtype.itemsize > 2 else ""
+    remedy = f"{narrower}--device names another device, such as cpu; or take a smaller model."
+    require_memory(device, needed, f"the model {folder.path.name} in {name}", remedy)
 
 
 def stored_tensors(parameters: Mapping[str, Tensor], adapter: Layout) -> dict[str, Tensor]:
@@ -135,6 +152,20 @@ def _require_match(folder: CheckpointFolder, adapter: Layout, stored: list[Store
             problems.append(f"tensor {own!r} has shape {given}; its model needs {needed}")
     if problems:
         raise CheckpointInvalid.of(folder.path, "; ".join(sorted(problems)))
+
+
+def _require_tied(folder: CheckpointFolder, adapter: Layout, stored: list[StoredTensor]) -> None:
+    """An unembedding that is there although the config ties it must be the embedding: else one of them is not meant."""
+    actual = adapter.canonical_names(folder.tensors)
+    if adapter.head not in actual or any(item.name == adapter.head for item in stored):
+        return
+    embedding = next((item.name for item in stored if item.parameters == (EMBEDDING,)), None)
+    if embedding is None or torch.equal(folder.tensors[actual[adapter.head]], folder.tensors[actual[embedding]]):
+        return
+    rule = (
+        f"tie_word_embeddings is true, but {adapter.head!r} differs from {embedding!r}; set it to false or remove one"
+    )
+    raise CheckpointInvalid.of(folder.path, rule)
 
 
 def _shape(item: StoredTensor, shapes: Shapes) -> tuple[int, ...]:

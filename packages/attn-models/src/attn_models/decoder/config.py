@@ -30,7 +30,7 @@ ROUTINGS = ("mixtral", "switch", *GROUPED)
 BIASED = "deepseek_v3"
 # Fields that mean nothing to a decoder without experts, and their values there.
 NEEDS_EXPERTS = {
-    "experts_per_token": None,
+    "num_experts_per_tok": None,
     "router_aux_loss_coef": 0.0,
     "router_bias_update_rate": 0.0,
     "n_shared_experts": None,
@@ -72,24 +72,24 @@ def experts_config(config: DecoderConfig) -> Experts | None:
     """
     require_between("routed_scaling_factor", config.routed_scaling_factor, 0.0, math.inf)
     require_between("router_bias_update_rate", config.router_bias_update_rate, 0.0, math.inf)
-    if config.experts is None:
+    if config.num_experts is None:
         given = {name: getattr(config, name) for name in NEEDS_EXPERTS}
         if given != NEEDS_EXPERTS:
             said = {name: value for name, value in given.items() if value != NEEDS_EXPERTS[name]}
-            raise InvalidValue.of("experts", said, "a number of experts beside these, or neither of them")
+            raise InvalidValue.of("num_experts", said, "a number of experts beside these, or neither of them")
         return None
-    if config.experts_per_token is None or config.experts_per_token > config.experts:
-        allowed = f"a whole number from 1 to the {config.experts} experts"
-        raise InvalidValue.of("experts_per_token", config.experts_per_token, allowed)
+    if config.num_experts_per_tok is None or config.num_experts_per_tok > config.num_experts:
+        allowed = f"a whole number from 1 to the {config.num_experts} experts"
+        raise InvalidValue.of("num_experts_per_tok", config.num_experts_per_tok, allowed)
     if config.shared_expert_gate and config.n_shared_experts is None:
         raise InvalidValue.of(
             "shared_expert_gate", config.shared_expert_gate, "false, where there are no n_shared_experts"
         )
     _require_routing(config)
-    groups, chosen = _groups(config, config.experts, config.experts_per_token)
+    groups, chosen = _groups(config, config.num_experts, config.num_experts_per_tok)
     return Experts(
-        count=config.experts,
-        per_token=config.experts_per_token,
+        count=config.num_experts,
+        per_token=config.num_experts_per_tok,
         intermediate_size=config.moe_intermediate_size or config.inner_width,
         shared=config.n_shared_experts or 0,
         gated=config.shared_expert_gate,
@@ -142,8 +142,8 @@ OPTIONAL_COUNTS = (
     "num_kv_heads",
     "head_dim",
     "intermediate_size",
-    "experts",
-    "experts_per_token",
+    "num_experts",
+    "num_experts_per_tok",
     "n_shared_experts",
     "moe_intermediate_size",
     "n_group",
@@ -225,9 +225,9 @@ class DecoderConfig:
     Embeddings: `tie_word_embeddings` uses the embedding as the unembedding. `scale_embedding` multiplies embeddings by
     √width (Gemma). `final_logit_softcapping` c bounds logits to ±c: c tanh(logits / c) (Gemma 2).
 
-    Mixture of experts (arXiv 2401.04088): every layer but the `first_k_dense_replace` first has `experts` feed-forwards
-    of inner size `moe_intermediate_size` (by default that of a dense layer), of which each token uses
-    `experts_per_token`; and `n_shared_experts` that every token uses (DeepSeekMoE, arXiv 2401.06066), multiplied by a
+    Mixture of experts (arXiv 2401.04088): every layer but the `first_k_dense_replace` first has `num_experts`
+    feed-forwards of inner size `moe_intermediate_size` (by default that of a dense layer), of which each token uses
+    `num_experts_per_tok`; and `n_shared_experts` that every token uses (DeepSeekMoE, arXiv 2401.06066), multiplied by a
     sigmoid of the token with `shared_expert_gate` (Qwen2-MoE, arXiv 2407.10671, section 2.2.2). `routing` is how the
     chosen are weighed: "mixtral" by a softmax over them, "switch" and "deepseek_v2" by their part of a softmax over all
     experts, "deepseek_v3" by sigmoids normalised to sum to one, chosen with a bias for each expert (arXiv 2412.19437,
@@ -271,8 +271,8 @@ class DecoderConfig:
     dropout: float = 0.0
     attention_dropout: float = 0.0
     kv_sharing: KvSharing = ()
-    experts: int | None = None
-    experts_per_token: int | None = None
+    num_experts: int | None = None
+    num_experts_per_tok: int | None = None
     routing: str = "mixtral"
     router_aux_loss_coef: float = 0.0
     router_bias_update_rate: float = 0.0

@@ -82,7 +82,8 @@ class ShowAttendTellConfig(EncoderDecoderConfig):
 
     `convolutions` layers make `features` numbers of each cell; `mechanism` attends to the cells, with `num_heads` heads
     and its `options`. `hidden_size` is the size of the LSTM's state, `embedding` that of a word. `max_encoder_len` is
-    the number of cells plus the end token.
+    the number of cells plus the end token. `doubly_stochastic` is the weight λ of the penalty that makes a caption look
+    at every cell about once (equation 14 there).
     """
 
     rows: int
@@ -93,6 +94,7 @@ class ShowAttendTellConfig(EncoderDecoderConfig):
     mechanism: str = "attn-variants/visual_soft"
     options: Mapping[str, Any] = field(default_factory=dict)
     num_heads: int = 1
+    doubly_stochastic: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

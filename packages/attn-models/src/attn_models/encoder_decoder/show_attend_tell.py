@@ -6,13 +6,14 @@ import dataclasses
 from collections.abc import Sequence
 
 import torch
-from attn_core import Source
+from attn_core import DeclaredMechanism, Source
+from attn_core.distributions import Hard
 from attn_core.errors import InvalidValue
 from torch import Tensor, nn
 
-from attn_models.attention import stepped_attention
+from attn_models.attention import LayerAttention, stepped_attention
 from attn_models.encoder_decoder.config import ShowAttendTellConfig
-from attn_models.encoder_decoder.recurrent import Attend, EncoderOutput, Held, RecurrentModel
+from attn_models.encoder_decoder.recurrent import Attend, EncoderOutput, Held, RecurrentModel, ask_projection
 from attn_models.recurrent.cells import lstm_fields, lstm_stack, lstm_step
 
 
@@ -22,8 +23,8 @@ class ShowAttendTell(RecurrentModel):
     h_0 and c_0 are layers of the mean annotation; ẑ_t is the attention of h_{t-1} over the annotations (gated, with
     the mechanism `visual_soft`); h_t is the LSTM's of [E y_{t-1}; ẑ_t], and p(y_t) ∝ exp(L_o (E y_{t-1} + L_h h_t +
     L_z ẑ_t)) (equations 1 to 7 there). Cells are tokens, such as shades of grey. The paper's annotations are those of
-    a pretrained VGG network; here a small one is trained with the rest, with learned position embeddings. The doubly
-    stochastic penalty (equation 14) is left out.
+    a pretrained VGG network; here a small one is trained with the rest, with learned position embeddings. The training
+    loss adds the doubly stochastic penalty (equation 14) times `doubly_stochastic`.
     """
 
     def __init__(self, config: ShowAttendTellConfig) -> None:
@@ -32,6 +33,10 @@ class ShowAttendTell(RecurrentModel):
             config.mechanism, config.options, hidden_size=features, num_heads=config.num_heads, max_seq_len=config.cells
         )
         super().__init__(config, lstm_fields(width, 1), ("hidden", "cell"), chosen)
+        if config.doubly_stochastic and _is_hard(chosen):
+            allowed = f"0 with {config.mechanism}, whose weights have no gradient"
+            raise InvalidValue.of("doubly_stochastic", config.doubly_stochastic, allowed)
+        self.doubly_stochastic = config.doubly_stochastic
         self.grid = config.rows, config.columns
         # As many rows as the grid has cells, though its source has a token more.
         self._specs["attention"] = {
@@ -46,7 +51,7 @@ class ShowAttendTell(RecurrentModel):
         self.convolutions = nn.ModuleList(convolutions)
         self.embedding = nn.Embedding(config.vocab_size, config.embedding)
         self.begin = nn.ModuleDict({name: nn.Linear(features, width) for name in ("hidden", "cell")})
-        self.ask = nn.Linear(width, features, bias=False)
+        self.ask = ask_projection(chosen, width)
         self.decoder = lstm_stack(config.embedding + features, width, 1, 0.0)
         self.of_state = nn.Linear(width, config.embedding, bias=False)
         self.of_seen = nn.Linear(features, config.embedding, bias=False)
@@ -83,3 +88,8 @@ class ShowAttendTell(RecurrentModel):
         """p(y) ∝ exp(L_o row)."""
         scores: Tensor = self.unembedding(hidden)
         return scores
+
+
+def _is_hard(chosen: LayerAttention) -> bool:
+    mechanism = chosen.mechanism
+    return isinstance(mechanism, DeclaredMechanism) and isinstance(mechanism.spec(chosen.config).distribution, Hard)

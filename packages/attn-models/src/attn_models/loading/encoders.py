@@ -28,6 +28,7 @@ from attn_models.adapters.state_dict import (
     stored_tensors,
 )
 from attn_models.adapters.vit import labels_of
+from attn_models.device import resolve_device
 from attn_models.encoder.config import TaggerConfig
 from attn_models.encoder.encoder import MaskedLanguageModel, Tagger, VisionTransformer
 from attn_models.quantization.quantize import require_not_quantized
@@ -42,7 +43,7 @@ def is_encoder(folder: Path) -> bool:
 
 
 def build_encoder(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
-    """The encoder in a checkpoint folder, on the CPU.
+    """The encoder in a checkpoint folder, on the device that the folder's tensors are read onto.
 
     Raises `CheckpointInvalid` for a folder that does not fit the model, naming every tensor that is missing, extra or
     misshaped; `UnknownName` for another kind of model. Keys of its config.json that are not known are said.
@@ -59,7 +60,7 @@ def build_encoder(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
         model = adapter.build(config)
     model.load_state_dict(read_parameters(checkpoint, adapter.layout(config), model.state_dict(), dtype), assign=True)
     if any(buffer.is_meta for buffer in model.buffers()):
-        fill_buffers(model, adapter.build(config))
+        fill_buffers(model, adapter.build(config), checkpoint.tensors.device)
     return model
 
 
@@ -107,23 +108,31 @@ def save_tagger(folder: str | Path, model: Tagger, labels: Sequence[str], tokeni
     return _save(folder, model, TAG, said, tokenizer)
 
 
-def load_masked(folder: str | Path, *, verify: Verify = "hashes") -> tuple[MaskedLanguageModel, Tokenizer]:
-    """The model that guesses in a folder, in evaluation mode; raises as `build_encoder`, also for its head."""
-    checkpoint, encoder, tokenizer = _loaded(folder, verify)
-    model = MaskedLanguageModel(encoder)
+def load_masked(
+    folder: str | Path, *, verify: Verify = "hashes", device: str = "cpu"
+) -> tuple[MaskedLanguageModel, Tokenizer]:
+    """The model that guesses in a folder, in float32 on `device`, in evaluation mode.
+
+    Raises as `build_encoder`, also for its head, and as `resolve_device`.
+    """
+    checkpoint, encoder, tokenizer = _loaded(folder, verify, device)
+    model = MaskedLanguageModel(encoder).to(checkpoint.tensors.device)
     _read_head(checkpoint, model, GUESS)
     return model.eval(), tokenizer
 
 
-def load_tagger(folder: str | Path, *, verify: Verify = "hashes") -> tuple[Tagger, list[str], Tokenizer]:
-    """The tagger in a folder, in evaluation mode, and its labels; raises as `load_masked`."""
-    checkpoint, encoder, tokenizer = _loaded(folder, verify)
+def load_tagger(
+    folder: str | Path, *, verify: Verify = "hashes", device: str = "cpu"
+) -> tuple[Tagger, list[str], Tokenizer]:
+    """The tagger in a folder, in float32 on `device`, in evaluation mode, and its labels; raises as `load_masked`."""
+    checkpoint, encoder, tokenizer = _loaded(folder, verify, device)
     try:
         labels = labels_of(checkpoint.config)
     except InvalidValue as error:
         raise CheckpointInvalid.of(checkpoint.path / "config.json", error.message) from error
     model = Tagger(TaggerConfig(encoder=encoder.config, classes=len(labels)))
     model.encoder = encoder
+    model = model.to(checkpoint.tensors.device)
     _read_head(checkpoint, model, TAG)
     return model.eval(), labels, tokenizer
 
@@ -142,8 +151,8 @@ def _save(folder: str | Path, model: Any, head: Mapping[str, str], said: dict[st
     return write_folder(folder, described, tensors, dict(tokenizer.files()))
 
 
-def _loaded(folder: str | Path, verify: Verify) -> tuple[CheckpointFolder, Any, Tokenizer]:
-    checkpoint = read_folder(folder, verify=verify)
+def _loaded(folder: str | Path, verify: Verify, device: str) -> tuple[CheckpointFolder, Any, Tokenizer]:
+    checkpoint = read_folder(folder, verify=verify, device=resolve_device(device))
     encoder = build_encoder(checkpoint, torch.float32)
     if checkpoint.tokenizer is None:
         raise CheckpointInvalid.of(checkpoint.path, "has no tokenizer.json")
@@ -183,7 +192,7 @@ class ImageClassifier:
 
         Raises `InvalidValue` for images of another shape.
         """
-        rows = self.model(images.to(self.model.begin.dtype)).softmax(-1).tolist()
+        rows = self.model(images.to(self.model.begin)).softmax(-1).tolist()
         return [dict(zip(self.labels, row, strict=True)) for row in rows]
 
     def save(self, folder: Path) -> Path:
@@ -193,13 +202,15 @@ class ImageClassifier:
         return write_folder(folder, described, layout.add_prefix(stored_tensors(self.model.state_dict(), layout)))
 
 
-def load_image_classifier(folder: str | Path, dtype: str = "float32", *, verify: Verify = "hashes") -> ImageClassifier:
-    """The classifier of a folder, on the CPU, in evaluation mode.
+def load_image_classifier(
+    folder: str | Path, dtype: str = "float32", *, verify: Verify = "hashes", device: str = "cpu"
+) -> ImageClassifier:
+    """The classifier of a folder, on `device`, in evaluation mode.
 
     Raises `CheckpointInvalid` for a folder that is damaged or does not fit the model, naming every tensor that is
-    missing, extra or misshaped; `UnknownName` for another kind of model.
+    missing, extra or misshaped; `UnknownName` for another kind of model; and as `resolve_device`.
     """
-    checkpoint = read_folder(folder, verify=verify)
+    checkpoint = read_folder(folder, verify=verify, device=resolve_device(device))
     path = checkpoint.path / "config.json"
     layout = vit_adapter(checkpoint.config.get("model_type"))
     config = layout.from_hf_config(checkpoint.config, path)

@@ -14,6 +14,7 @@ from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
 from attn_core.kernels.linear import QUANTIZATIONS
 from attn_core.models import LanguageModel
 from attn_core.states import dtype_name
+from attn_schema.device import AUTO
 from torch import nn
 
 from attn_models.adapters.base import StateDictAdapter, needed
@@ -31,6 +32,7 @@ from attn_models.adapters.state_dict import (
 from attn_models.attention import layer_attentions
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
+from attn_models.device import resolve_device, resolve_dtype
 from attn_models.quantization.quantize import prepack_model, quantize_model, require_not_quantized
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import CheckpointFolder, Verify, read_folder, write_folder
@@ -62,7 +64,7 @@ def build_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
         model = family.build(config)
     model.load_state_dict(read_parameters(checkpoint, NativeAdapter(), model.state_dict(), dtype), assign=True)
     if any(buffer.is_meta for buffer in model.buffers()):
-        fill_buffers(model, family.build(config))
+        fill_buffers(model, family.build(config), checkpoint.tensors.device)
     return model
 
 
@@ -98,7 +100,7 @@ class LoadedModel:
 
     `model` is a `LanguageModel`, such as `Decoder`, and `config` its family's. `tokenizer` is None where the folder
     has none; it also renders conversations. `generation` is the content of generation_config.json, empty where there
-    is none. `parameters` is the number of learned numbers, packed or not.
+    is none. `parameters` is the number of learned numbers, packed or not; they lie on `device`.
     """
 
     path: Path
@@ -107,6 +109,7 @@ class LoadedModel:
     config: Any
     generation: dict[str, Any]
     parameters: int
+    device: torch.device
 
     @property
     def mechanisms(self) -> tuple[str, ...]:
@@ -129,28 +132,37 @@ class LoadedModel:
 
 
 def load_model(
-    folder: str | Path, dtype: str = "float32", *, verify: Verify = "hashes", quantization: str | None = None
+    folder: str | Path,
+    dtype: str = AUTO,
+    *,
+    device: str = "cpu",
+    verify: Verify = "hashes",
+    quantization: str | None = None,
 ) -> LoadedModel:
-    """The model in a checkpoint folder, on the CPU, in evaluation mode, its weights as `dtype`.
+    """The model in a checkpoint folder, on `device`, in evaluation mode, its weights as `dtype`.
 
-    Weights already of that type stay in the file and are paged in when they are used. They are those of the file bit
-    for bit; what the model computes agrees with the model that was saved to rounding, as libraries of matrix products
-    choose their loops by the addresses of tensors, which differ. `verify` says how the
-    folder is checked against its manifest, if it has one. `quantization`, one of `QUANTIZATIONS`, packs the
-    weights of linear layers for serving; `dtype` is what everything else is computed in (see `quantize_model`). `auto`
-    packs them as they are stored, and a model in float32 alone (see `prepack_model`); None means `none`.
+    Devices and types are named as of `resolve_device` and `resolve_dtype`: `auto` is bfloat16 on a CUDA device that
+    has it, else float32. On the CPU weights already of that type stay in the file and are paged in when they are used;
+    another device gets them tensor by tensor. They are those of the file bit for bit; what the model computes agrees
+    with the model that was saved to rounding, as libraries of matrix products choose their loops by the addresses of
+    tensors, which differ. `verify` says how the folder is checked against its manifest, if it has one. `quantization`,
+    one of `QUANTIZATIONS`, packs the weights of linear layers for serving; `dtype` is what everything else is computed
+    in (see `quantize_model`). `auto` packs them as they are stored, and a model in float32 on a CPU alone (see
+    `prepack_model`); None means `none`.
 
     Raises `CheckpointInvalid` for a folder that is damaged, hostile or does not fit the model, naming every
-    tensor that is missing, extra or misshaped; `UnknownName` for a layout or mechanism that is not known; with
-    `quantization`, what `quantize_model` raises.
+    tensor that is missing, extra or misshaped; `UnknownName` for a layout or mechanism that is not known;
+    `InvalidValue` for a device that is not there and a type that it lacks, `OutOfCapacity` where its memory is too
+    small; with `quantization`, what `quantize_model` raises.
     """
-    name = dtype_name(dtype)
+    place = resolve_device(device)
+    name = dtype_name(resolve_dtype(dtype, place))
     if name not in FLOATS:
         raise InvalidValue.of("dtype", dtype, ", ".join(FLOATS))
     if quantization not in (None, *QUANTIZATIONS):
         raise InvalidValue.of("quantization", quantization, ", ".join(QUANTIZATIONS))
-    checkpoint = read_folder(folder, verify=verify)
-    if quantization == "none" or (quantization == "auto" and name != "float32"):
+    checkpoint = read_folder(folder, verify=verify, device=place)
+    if quantization == "none" or (quantization == "auto" and (name != "float32" or place.type != "cpu")):
         quantization = None
     # Packing reads each weight once, wherever it lies and whatever its type.
     read_as = getattr(torch, name) if quantization is None else stored_type(checkpoint)
@@ -174,6 +186,7 @@ def load_model(
         config=model.config,
         generation=checkpoint.generation_config,
         parameters=count,
+        device=place,
     )
 
 
@@ -217,7 +230,7 @@ def _decoder_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Decoder:
     with init_empty_weights():
         model = Decoder(config)
     model.load_state_dict(read_parameters(checkpoint, adapter.layout(config), model.state_dict(), dtype), assign=True)
-    _compute_constants(model, config)
+    _compute_constants(model, config, checkpoint.tensors.device)
     return model
 
 
@@ -247,8 +260,8 @@ def _configured(checkpoint: CheckpointFolder, adapter: StateDictAdapter) -> Deco
     return config
 
 
-def _compute_constants(model: Decoder, config: DecoderConfig) -> None:
-    """Give values to buffers that no checkpoint holds, such as tables of rotary angles."""
+def _compute_constants(model: Decoder, config: DecoderConfig, device: torch.device | str) -> None:
+    """Give values on `device` to buffers that no checkpoint holds, such as tables of rotary angles."""
     pending = {name for name, buffer in model.named_buffers() if buffer.is_meta}
     if not pending:
         return
@@ -262,15 +275,16 @@ def _compute_constants(model: Decoder, config: DecoderConfig) -> None:
         for name, buffer in fresh[id(attention)].named_buffers():
             if prefix + name in pending:
                 owner, _, leaf = (prefix + name).rpartition(".")
-                model.get_submodule(owner).register_buffer(leaf, buffer, persistent=False)
+                model.get_submodule(owner).register_buffer(leaf, buffer.to(device), persistent=False)
 
 
-def load_draft(folder: Path, served: LoadedModel, dtype: str = "float32", quantization: str = "auto") -> LanguageModel:
-    """The model in `folder`, loaded as `load_model` does, with the tokens of the model that it guesses for.
+def load_draft(folder: Path, served: LoadedModel, dtype: str = AUTO, quantization: str = "auto") -> LanguageModel:
+    """The model in `folder`, loaded as `load_model` does, with the tokens of the model that it guesses for and on its
+    device.
 
     Raises `Incompatible` for other tokens or a model that reads a source, and what loading it raises.
     """
-    draft = load_model(folder, dtype, quantization=quantization)
+    draft = load_model(folder, dtype, device=str(served.device), quantization=quantization)
     if draft.max_encoder_len is not None:
         raise Incompatible(f"draft {folder}: it reads a source; a draft is a decoder", field="draft")
     theirs, ours = draft.tokenizer, served.tokenizer

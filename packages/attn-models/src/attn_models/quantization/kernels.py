@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+EVERYWHERE = ("cpu", "cuda", "mps")
+"""Types of devices on which torch multiplies."""
+
+
 class PlainFloat32(LinearKernel):
     """Weights in float32, multiplied by `torch.nn.functional.linear`."""
 
@@ -19,6 +23,7 @@ class PlainFloat32(LinearKernel):
     summary = "torch's own product of float32 weights"
     weights: ClassVar[str] = "float32"
     float32: ClassVar[bool] = True
+    devices: ClassVar[tuple[str, ...]] = EVERYWHERE
 
     def cost(self, problem: LinearProblem) -> float:  # noqa: ARG002 -- the same for every size
         """The unit."""
@@ -37,6 +42,7 @@ class PlainBfloat16(LinearKernel):
     name = "plain_bfloat16"
     summary = "torch's own product of bfloat16 weights and inputs; slow on chips without such instructions"
     weights: ClassVar[str] = "bfloat16"
+    devices: ClassVar[tuple[str, ...]] = EVERYWHERE
 
     def cost(self, problem: LinearProblem) -> float:  # noqa: ARG002 -- the same for every size
         """Measured on one AVX-512 core without bfloat16 instructions."""

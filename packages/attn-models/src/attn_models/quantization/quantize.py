@@ -50,6 +50,7 @@ def quantize_model(
             inputs=weight.shape[1],
             outputs=weight.shape[0],
             dtype=str(weight.dtype).removeprefix("torch."),
+            device=weight.device.type,
         )
         chosen = choose_linear(installed().linears, problem, kernel if form == quantization else None)
         packed: nn.Module = chosen.pack(weight, bias)

@@ -74,7 +74,7 @@ class PrepackedRnn(nn.Module):
         entering = self.inward[place](inputs)
         moments = range(inputs.shape[1])
         shortest = min(lengths, default=0)
-        counts = torch.tensor(lengths)[:, None]
+        counts = torch.tensor(lengths, device=inputs.device)[:, None]
         rows: list[Tensor] = [entering] * len(moments)
         for moment in moments if place % self.directions == 0 else reversed(moments):
             fresh = self.advance(entering[:, moment], self.recurrent[place](state[0]), state)

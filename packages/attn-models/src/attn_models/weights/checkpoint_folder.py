@@ -46,8 +46,14 @@ class CheckpointFolder:
     verified: bool
 
 
-def read_folder(path: str | Path, *, verify: Verify = "hashes", nonfinite: Nonfinite = "refuse") -> CheckpointFolder:
-    """Open the checkpoint folder at `path`.
+def read_folder(
+    path: str | Path,
+    *,
+    verify: Verify = "hashes",
+    nonfinite: Nonfinite = "refuse",
+    device: torch.device | str = "cpu",
+) -> CheckpointFolder:
+    """Open the checkpoint folder at `path`, its tensors to be read onto `device`.
 
     With a manifest, every file is checked against it (`verify`: "hashes" reads every byte once,
     "sizes" only looks at names and sizes), and a file that is read but not listed is refused.
@@ -75,7 +81,7 @@ def read_folder(path: str | Path, *, verify: Verify = "hashes", nonfinite: Nonfi
         path=folder,
         config=read_config(config),
         generation_config=read_config(generation) if generation else {},
-        tensors=LazyTensors(files, nonfinite),
+        tensors=LazyTensors(files, nonfinite, device),
         tokenizer=tokenizer,
         verified=records is not None,
     )

@@ -113,14 +113,21 @@ Nonfinite = Literal["refuse", "allow"]
 
 
 class LazyTensors(Mapping[str, "torch.Tensor"]):
-    """Tensors by name, on the CPU, in the dtype of the file, memory-mapped copy on write.
+    """Tensors by name, on `device`, in the dtype of the file; those on the CPU are memory-mapped copy on write.
 
-    `entries` tells shape and dtype without reading a tensor. `tensors[name]` raises CheckpointInvalid
+    Another device gets each tensor from the mapped file when it is asked for: no model is ever whole in the host's
+    memory. `entries` tells shape and dtype without reading a tensor. `tensors[name]` raises CheckpointInvalid
     for a tensor with NaN or infinity, unless `nonfinite` is "allow", and KeyError for an unknown name.
     """
 
-    def __init__(self, files: Mapping[Path, Mapping[str, TensorEntry]], nonfinite: Nonfinite = "refuse") -> None:
+    def __init__(
+        self,
+        files: Mapping[Path, Mapping[str, TensorEntry]],
+        nonfinite: Nonfinite = "refuse",
+        device: torch.device | str = "cpu",
+    ) -> None:
         self.nonfinite = nonfinite
+        self.device = device
         self.entries: dict[str, TensorEntry] = {}
         self._file_of: dict[str, Path] = {}
         self._handles: dict[Path, Any] = {}
@@ -137,7 +144,7 @@ class LazyTensors(Mapping[str, "torch.Tensor"]):
             raise CheckpointInvalid.of(path, f"tensor {name!r} cannot be read: {error}") from error
         if self.nonfinite == "refuse" and not is_finite(tensor):
             raise CheckpointInvalid.of(path, f"tensor {name!r} holds NaN or infinity")
-        return tensor
+        return tensor.to(self.device)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)

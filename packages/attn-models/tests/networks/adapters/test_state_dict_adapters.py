@@ -15,7 +15,7 @@ LLAMA = {
     "num_attention_heads": 4,
     "max_position_embeddings": 64,
 }
-EXPERTS = {"experts": 4, "experts_per_token": 2}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 GEMMA = {"norm_place": "both", "feed_forward": "geglu_tanh", "scale_embedding": True}
 GPT = {"norm": "layer", "feed_forward": "gelu", "positions": "learned", "bias": True}
 GPT2 = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
@@ -34,7 +34,7 @@ LATENT = {
     "options": {"latent": 12, "rotary_size": 4, "nope_size": 8, "value_size": 6},
     "rope_interleave": True,
 }
-SPARSE = {"experts": 8, "experts_per_token": 2, "n_shared_experts": 1}
+SPARSE = {"num_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1}
 PLAIN = {
     "deepseek_v2": DEEPSEEK,
     "deepseek_v3": DEEPSEEK,
@@ -61,10 +61,10 @@ def test_a_missing_key_is_named(layout, key):
         ("llama", {"rope_scaling": {"type": "su", "factor": 2}}, "rope_type: 'su'"),
         ("llama", {"num_attention_heads": 5}, "num_heads"),
         ("llama", {"hidden_size": "32"}, "hidden_size"),
-        ("mixtral", {"num_key_value_heads": 4, "num_experts_per_tok": 9}, "experts_per_token: 9"),
-        ("mixtral", {"num_key_value_heads": 4, "num_local_experts": 0}, "experts: 0"),
-        ("mixtral", {"num_key_value_heads": 4, "num_local_experts": None}, "experts"),
-        ("mixtral", {"num_key_value_heads": 4, "num_local_experts": "8"}, "experts: '8'"),
+        ("mixtral", {"num_key_value_heads": 4, "num_experts_per_tok": 9}, "num_experts_per_tok: 9"),
+        ("mixtral", {"num_key_value_heads": 4, "num_local_experts": 0}, "num_experts: 0"),
+        ("mixtral", {"num_key_value_heads": 4, "num_local_experts": None}, "num_experts"),
+        ("mixtral", {"num_key_value_heads": 4, "num_local_experts": "8"}, "num_experts: '8'"),
         ("mixtral", {"router_jitter_noise": 0.1}, "router_jitter_noise"),
         ("mixtral", {"attention_bias": True}, "attention_bias"),
         ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "factor"),
@@ -77,7 +77,7 @@ def test_a_missing_key_is_named(layout, key):
         ("deepseek_v3", {"num_key_value_heads": 2}, "num_key_value_heads"),
         ("deepseek_v3", {"kv_lora_rank": None}, "kv_lora_rank: is missing"),
         ("deepseek_v3", {"n_group": 3, "topk_group": 1}, "n_group: 3"),
-        ("deepseek_v3", {"num_experts_per_tok": 9}, "experts_per_token: 9"),
+        ("deepseek_v3", {"num_experts_per_tok": 9}, "num_experts_per_tok: 9"),
         ("gpt2", {"activation_function": "tanh"}, "activation_function"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
         ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights"),
@@ -99,8 +99,8 @@ def test_an_unknown_model_type_is_answered_with_the_nearest():
 @pytest.mark.parametrize("layout", PLAIN)
 def test_a_config_survives_its_own_layout(layout):
     adapter = ADAPTERS[layout]
-    shared = 4 if layout.startswith("deepseek") else 2
-    written = {"num_key_value_heads": shared, "head_dim": 8, "sliding_window": 7, "n_shared_experts": 1}
+    shared, size = (4, 4) if layout.startswith("deepseek") else (2, 8)
+    written = {"num_key_value_heads": shared, "head_dim": size, "sliding_window": 7, "n_shared_experts": 1}
     config = adapter.from_hf_config(PLAIN[layout] | written)
     assert adapter.from_hf_config(adapter.to_hf_config(config)) == config
 

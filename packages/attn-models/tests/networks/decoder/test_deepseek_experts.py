@@ -16,8 +16,8 @@ from torch import nn
 SMALL = {
     "feed_forward": "swiglu",
     "norm": "rms",
-    "experts": 8,
-    "experts_per_token": 3,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
     "n_shared_experts": 2,
     "moe_intermediate_size": 12,
     "first_k_dense_replace": 1,
@@ -77,7 +77,7 @@ def test_the_first_layers_have_one_feed_forward_of_the_full_width(model):
 
 
 def test_the_best_expert_is_left_out_where_its_group_is_not_chosen(tiny):
-    router = Decoder(tiny(**SMALL | {"routing": "deepseek_v3", "experts_per_token": 4})).blocks[1].feed_forward.router
+    router = Decoder(tiny(**SMALL | {"routing": "deepseek_v3", "num_experts_per_tok": 4})).blocks[1].feed_forward.router
     wanted = torch.tensor([[3.0, -9.0, 2.0, 2.0, -9.0, -9.0, 1.0, 1.0]])
     assert sorted(router.choose(wanted)[0].tolist()) == [2, 3, 6, 7]
 
@@ -95,7 +95,7 @@ def test_a_bias_decides_who_is_chosen_and_not_how_much_it_counts(tiny):
 
 def test_levelling_moves_each_bias_by_one_rate_against_its_load(tiny):
     model = Decoder(
-        tiny(**SMALL | {"routing": "deepseek_v3", "router_bias_update_rate": 0.01, "experts_per_token": 2})
+        tiny(**SMALL | {"routing": "deepseek_v3", "router_bias_update_rate": 0.01, "num_experts_per_tok": 2})
     ).train()
     router = model.blocks[1].feed_forward.router
     loads = torch.tensor([[0, 1]] * 6 + [[2, 3]] * 4 + [[4, 5]] * 4 + [[6, 7]] * 2)
@@ -110,7 +110,7 @@ def test_levelling_moves_each_bias_by_one_rate_against_its_load(tiny):
 def test_biases_alone_spread_tokens_over_the_experts_and_leave_the_weights_alone(tiny):
     torch.manual_seed(1)
     fields = {"routing": "deepseek_v3", "router_bias_update_rate": 0.01, "n_group": None, "topk_group": None}
-    model = Decoder(tiny(**SMALL | fields | {"experts_per_token": 1})).train()
+    model = Decoder(tiny(**SMALL | fields | {"num_experts_per_tok": 1})).train()
     mixture = model.blocks[1].feed_forward
     nn.init.normal_(mixture.router.score.weight, std=0.2)
     nn.init.constant_(mixture.router.score.weight[0], 0.2)
@@ -178,7 +178,7 @@ def test_packed_experts_say_what_they_said(tiny):
         ({"n_shared_experts": 0}, "n_shared_experts: 0"),
         ({"routing": "mixtral"}, "routing: 'mixtral'"),
         ({"router_bias_update_rate": 0.1, "routing": "deepseek_v2"}, "router_bias_update_rate"),
-        ({"experts": None}, "experts"),
+        ({"num_experts": None}, "num_experts"),
     ],
 )
 def test_experts_that_contradict_themselves_are_refused(change, named, tiny):
@@ -206,6 +206,6 @@ def test_a_gate_lets_the_shared_experts_through_as_the_sigmoid_of_the_token_says
 
 def test_a_gate_without_shared_experts_is_refused(tiny):
     with pytest.raises(InvalidValue, match="shared_expert_gate"):
-        tiny(experts=4, experts_per_token=2, shared_expert_gate=True)
-    with pytest.raises(InvalidValue, match="experts"):
+        tiny(num_experts=4, num_experts_per_tok=2, shared_expert_gate=True)
+    with pytest.raises(InvalidValue, match="num_experts"):
         tiny(shared_expert_gate=True)

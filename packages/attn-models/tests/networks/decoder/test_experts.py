@@ -15,12 +15,12 @@ from attn_models.quantization.quantize import quantize_model
 from attn_testing.checkpoints import require_same_model
 from torch import nn
 
-MIXTURE = {"experts": 5, "experts_per_token": 2, "feed_forward": "swiglu", "norm": "rms"}
+MIXTURE = {"num_experts": 5, "num_experts_per_tok": 2, "feed_forward": "swiglu", "norm": "rms"}
 SHAPES = {
     "mixtral": MIXTURE,
-    "switch": MIXTURE | {"routing": "switch", "experts_per_token": 1, "feed_forward": "relu"},
-    "every expert": MIXTURE | {"experts_per_token": 5},
-    "one expert": MIXTURE | {"experts": 1, "experts_per_token": 1, "norm_place": "both"},
+    "switch": MIXTURE | {"routing": "switch", "num_experts_per_tok": 1, "feed_forward": "relu"},
+    "every expert": MIXTURE | {"num_experts_per_tok": 5},
+    "one expert": MIXTURE | {"num_experts": 1, "num_experts_per_tok": 1, "norm_place": "both"},
     "biases, post-norm": MIXTURE | {"bias": True, "norm_place": "post", "feed_forward": "gelu"},
 }
 
@@ -111,7 +111,7 @@ def test_the_imbalance_is_one_where_tokens_are_spread_evenly_and_the_number_of_e
 def test_training_on_the_balance_alone_spreads_tokens_over_the_experts(tiny):
     torch.manual_seed(1)
     model = Decoder(
-        tiny(**MIXTURE | {"num_layers": 1, "experts": 4, "experts_per_token": 1, "router_aux_loss_coef": 1.0})
+        tiny(**MIXTURE | {"num_layers": 1, "num_experts": 4, "num_experts_per_tok": 1, "router_aux_loss_coef": 1.0})
     ).train()
     mixture = model.blocks[0].feed_forward
     nn.init.constant_(mixture.router.score.weight[0], 0.2)
@@ -203,5 +203,5 @@ def test_experts_start_as_small_as_a_feed_forward_would(tiny):
 @pytest.mark.parametrize("chosen", [None, 6, 0])
 def test_a_token_cannot_use_more_experts_than_there_are(chosen):
     needed = {"vocab_size": 31, "max_seq_len": 32, "hidden_size": 16, "num_layers": 2, "num_heads": 4}
-    with pytest.raises(InvalidValue, match="experts_per_token"):
-        DecoderConfig.from_plain(needed | {"experts": 5, "experts_per_token": chosen})
+    with pytest.raises(InvalidValue, match="num_experts_per_tok"):
+        DecoderConfig.from_plain(needed | {"num_experts": 5, "num_experts_per_tok": chosen})

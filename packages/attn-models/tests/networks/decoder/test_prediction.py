@@ -22,8 +22,8 @@ DEEPSEEK = {
     "mechanism": "mla",
     "options": {"latent": 12, "rotary_size": 4, "nope_size": 8, "value_size": 6, "query_latent": 20},
     "routing": "deepseek_v3",
-    "experts": 4,
-    "experts_per_token": 2,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
     "n_shared_experts": 1,
     "moe_intermediate_size": 16,
     "first_k_dense_replace": 1,
@@ -150,7 +150,7 @@ def test_a_layout_without_words_for_later_tokens_refuses_them(layout, tmp_path):
     fields = DEEPSEEK | {"max_seq_len": 64, "num_layers": 2, "num_heads": 4, "num_nextn_predict_layers": 1}
     if layout == "llama":
         plain = {"mechanism": "mha", "options": {}, "rope_interleave": False}
-        fields = {name: value for name, value in fields.items() if name not in {"experts", *NEEDS_EXPERTS}} | plain
+        fields = {name: value for name, value in fields.items() if name not in {"num_experts", *NEEDS_EXPERTS}} | plain
     if layout == "gpt2":
         fields = {"vocab_size": 61, "max_seq_len": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "bias": True}
         fields |= {"num_nextn_predict_layers": 1}

@@ -9,6 +9,7 @@ import torch
 from attn_core import RaggedBatch, installed, state_bytes
 from attn_core.errors import Incompatible, InvalidValue
 from attn_models.loading import load_model, save_model
+from attn_models.losses import doubly_stochastic_penalty
 from attn_testing import DictionaryStore
 from attn_testing.checkpoints import require_same_model
 from torch import nn
@@ -152,11 +153,32 @@ def test_a_folder_gives_the_model_back(tmp_path):
         ({"features": 7, "num_heads": 2}, InvalidValue, "num_heads"),
         ({"mechanism": "mha"}, Incompatible, "cross"),
         ({"convolutions": 0}, InvalidValue, "convolutions"),
+        ({"doubly_stochastic": -1.0}, InvalidValue, "doubly_stochastic"),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused_by_field(change, error, said):
     with pytest.raises(error, match=said):
         installed().models.get("show_attend_tell").configure(SMALL | change)
+
+
+def test_the_doubly_stochastic_penalty_is_the_paper_s_sum_over_real_words_and_cells():
+    """Σ_i (1 - Σ_t α_ti)² of each caption, from the maps of its words one by one."""
+    model, tokens, images = build(doubly_stochastic=1.0), torch.randint(19, (2, 6)), image(batch=2)
+    counts = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
+    expected = 0.0
+    for row, words in enumerate((6, 4)):
+        alpha = model.attention_maps(tokens[row], [0], images[row])[0][0]
+        for cell in range(12):
+            expected += (1 - sum(alpha[t, cell] for t in range(words))) ** 2
+    logits, weights, cells = model.forward_with_weights(tokens, images)
+    torch.testing.assert_close(doubly_stochastic_penalty(weights, counts, cells), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(logits, model(tokens, images), rtol=0, atol=1e-12)
+    assert torch.autograd.grad(expected, model.ask.weight)[0].abs().max() > 0
+
+
+def test_weights_without_gradient_cannot_be_penalised():
+    with pytest.raises(InvalidValue, match=r"doubly_stochastic.*visual_hard"):
+        build("visual_hard", doubly_stochastic=1.0)
 
 
 def test_the_mean_of_equal_annotations_is_seen_whatever_the_weights():

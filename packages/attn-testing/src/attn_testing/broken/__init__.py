@@ -31,6 +31,7 @@ BROKEN: Mapping[type[MechanismLaw], Mechanism] = {
     laws.Precision: mechanisms.Widens(),
     laws.StateBytes: mechanisms.OverstatedState(),
     laws.Cost: mechanisms.Cheap(),
+    laws.StepCost: mechanisms.Forgetful(),
     laws.SavedAndLoaded: mechanisms.HiddenWeight(),
     laws.Compiles: mechanisms.LooksInside(),
 }

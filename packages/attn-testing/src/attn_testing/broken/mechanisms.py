@@ -18,6 +18,7 @@ from attn_core import (
     RaggedBatch,
     Shape,
     StateSpecs,
+    Step,
 )
 from attn_core.batch import PagedView
 from attn_core.errors import InvalidValue
@@ -334,9 +335,21 @@ class Unchecked(Sound):
 class Cheap(Sound):
     """Breaks declared cost: the projections are free."""
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """The price without the projections."""
         sound = super().cost(config, shape)
-        hidden = super().cost(config, replace(shape, query=0, key=0)).flops
+        if isinstance(shape, Step):
+            return sound
         pairs = 4 * config.num_heads * config.head_layout.key_size * shape.batch * shape.query * shape.key
-        return replace(sound, flops=hidden + pairs, allowed_flops=hidden)
+        return replace(sound, flops=pairs, allowed_flops=pairs)
+
+
+class Forgetful(Sound):
+    """Breaks the price of a step: what is remembered is priced as if it were projected again."""
+
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
+        """The price of a step with keys and values of all tokens."""
+        sound = super().cost(config, shape)
+        heads = config.head_layout
+        again = 2 * shape.batch * shape.remembered * config.hidden_size * 2 * heads.key_value * heads.key_size
+        return replace(sound, flops=sound.flops + again)

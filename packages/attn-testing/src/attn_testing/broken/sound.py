@@ -20,6 +20,7 @@ from attn_core import (
     RaggedBatch,
     Shape,
     StateSpecs,
+    Step,
 )
 from attn_core.batch import PagedView
 from attn_core.errors import InvalidValue
@@ -131,7 +132,7 @@ class Sound(ComputedMechanism):
         size = (heads.key_value, heads.key_size)
         return {"kv": Paged({"key": Field(size), "value": Field(size)})}
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Four projections, and two products per pair of a query and a key."""
         heads = config.head_layout
         columns = 2 * (heads.query + heads.key_value) * heads.key_size
@@ -139,10 +140,10 @@ class Sound(ComputedMechanism):
         tokens = shape.batch * shape.query * 2 * config.hidden_size * columns
         pair = 4 * heads.query * heads.key_size
         pairs = shape.query * shape.key
+        seen = shape.query * shape.remembered + shape.query * (shape.query + 1) // 2
         return Cost(
             flops=tokens + shape.batch * pairs * pair,
-            allowed_flops=tokens
-            + shape.batch * (shape.query * (shape.query + 1) // 2 if config.causal else pairs) * pair,
+            allowed_flops=tokens + shape.batch * (seen if config.causal else pairs) * pair,
             parameters=config.hidden_size * columns + biases,
         )
 
@@ -255,7 +256,7 @@ class SharedKvMechanism(Sound):
         """Keys and values, if its own."""
         return {} if config.shares_kv else super().state(config)
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Without the projections of keys and values where those of another layer are used."""
         whole = super().cost(config, shape)
         if not config.shares_kv:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from attn_testing.law import MechanismLaw
 from attn_testing.laws.attention_weights import DroppedWeights, NoAllowedKey, PaddingInvariance, RowSums
 from attn_testing.laws.causality import Bidirectionality, CausalityByGradient, CausalityByPerturbation
-from attn_testing.laws.declarations import Cost, Described, Options, Settings, Undeclared
+from attn_testing.laws.declarations import Described, Options, Settings, Undeclared
 from attn_testing.laws.decoding import BatchInvariance, ChunkedPrefill, DecodeEqualsForward, StateBytes, TreeEqualsPaths
 from attn_testing.laws.kv_sharing import KVSharing
 from attn_testing.laws.numerics import Compiles, Gradients, Precision, SavedAndLoaded
+from attn_testing.laws.prices import Cost, StepCost
 
 MECHANISM_LAWS: tuple[type[MechanismLaw], ...] = (
     Described,
@@ -31,6 +32,7 @@ MECHANISM_LAWS: tuple[type[MechanismLaw], ...] = (
     Precision,
     StateBytes,
     Cost,
+    StepCost,
     SavedAndLoaded,
     Compiles,
 )
@@ -58,6 +60,7 @@ __all__ = [
     "SavedAndLoaded",
     "Settings",
     "StateBytes",
+    "StepCost",
     "TreeEqualsPaths",
     "Undeclared",
 ]

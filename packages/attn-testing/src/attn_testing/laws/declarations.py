@@ -1,4 +1,4 @@
-"""Laws of what a mechanism declares: description, options, configs, capabilities, cost."""
+"""Laws of what a mechanism declares: description, options, configs, capabilities."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import re
 from typing import Any
 
 import torch
-from attn_core import Capability, Mechanism, Paper, Rotary, Shape, configure
+from attn_core import Capability, Mechanism, Paper, Rotary, configure
 from attn_core.errors import UnknownName, UserError
 from attn_core.options import option_fields
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from attn_testing.law import LawBroken, MechanismLaw, require
 from attn_testing.subject import CONTEXT, Case, Subject
@@ -93,6 +91,11 @@ ADDED = ("max_seq_len", "causal")
 
 class Settings(MechanismLaw):
     """Declared capabilities are honoured: causal and not, grouped heads, rotary positions."""
+
+    def test_a_setting_is_taken_or_refused_with_an_error_for_users(self, subject: Subject) -> None:
+        for refusal in subject.refusals:
+            if not isinstance(refusal.error, UserError):
+                raise LawBroken(f"{refusal.label} ends in {type(refusal.error).__name__}: {refusal.error}")
 
     def test_the_first_setting_is_taken_in_every_declared_mode(self, subject: Subject) -> None:
         for refusal in subject.refusals:
@@ -201,40 +204,3 @@ def normalised(case: Case) -> bool:
     """Whether the weights of one random input are."""
     weights = case.weights(case.rows(1, 5), case.source(1, 5))
     return bool((weights >= 0).all()) and bool((weights.sum(-1) - 1).abs().max() < 1e-9)
-
-
-SIZES = ((1, 4, 4), (2, 9, 9))
-SOURCE_SIZES = ((1, 4, 7), (2, 9, 3))
-
-
-class Cost(MechanismLaw):
-    """Declared FLOPs equal those torch counts, declared parameters those the layer has."""
-
-    def test_declared_flops_equal_counted_flops(self, case: Case) -> None:
-        for batch, queries, keys in SOURCE_SIZES if case.cross else SIZES:
-            said = case.mechanism.cost(case.config, Shape(batch=batch, query=queries, key=keys))
-            counted = flops(case, batch, queries, keys)
-            what = f"batch {batch}, {queries} queries, {keys} keys"
-            require(said.flops == counted, f"{what}: {said.flops} FLOPs are declared, {counted} were counted")
-            require(
-                0 <= said.allowed_flops <= said.flops, f"{what}: {said.allowed_flops} allowed of {said.flops} FLOPs"
-            )
-
-    def test_declared_parameters_equal_those_of_the_layer(self, case: Case) -> None:
-        said = case.mechanism.cost(case.config, Shape()).parameters
-        has = sum(weight.numel() for weight in case.layer.parameters())
-        require(said == has, f"{said} parameters are declared, the layer has {has}")
-
-
-def flops(case: Case, batch: int, queries: int, keys: int) -> int:
-    """FLOPs of the matrix products of one forward of the plain computation.
-
-    A layer that chooses among kernels is told to use the plain one; torch's fused attention is taken apart, so that
-    its products are counted.
-    """
-    layer = case.build()
-    if hasattr(layer, "use_kernel"):
-        layer.use_kernel("plain")
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        case.attend(case.rows(batch, queries), case.source(batch, keys), None, layer)
-    return int(counter.get_total_flops())

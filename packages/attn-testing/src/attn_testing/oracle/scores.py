@@ -42,7 +42,8 @@ def by_network(spec: AttentionSpec, operands: AttentionInputs, key: Tensor) -> T
             key[:, None].expand(-1, query.shape[1], -1, -1, -1),
             query[:, :, None].expand(-1, -1, key.shape[1], -1, -1),
         ]
-        hidden = torch.einsum("bqkhd,hdu->bhqku", torch.cat(both, dim=-1), weights["weight"])
+        both_weights = torch.cat([weights["key_weight"], weights["query_weight"]], dim=1)
+        hidden = torch.einsum("bqkhd,hdu->bhqku", torch.cat(both, dim=-1), both_weights)
     else:
         of_query = torch.einsum("bqhd,hdu->bhqu", query, weights["query_weight"])
         of_key = torch.einsum("bkhd,hdu->bhku", key, weights["key_weight"][list(spec.heads.group_of)])

@@ -32,6 +32,9 @@ SKIPPING = (
 )
 """Masks that name the keys of a query, so that the others are never met."""
 
+MANY_KEYS = 1024
+"""Keys from above which the plain computation, which keeps all scores, is not chosen without a word in the log."""
+
 TABLED = (*SKIPPING, "full", "causal", "predicate", "dense", "tensor")
 """Masks whose pairs become a tensor."""
 
@@ -48,6 +51,16 @@ class Plain(AttendKernel):
     def cost(self, problem: AttendProblem) -> float:  # noqa: ARG002 -- the unit is the same for every problem
         """The unit of all costs."""
         return 1.0
+
+    def remark(self, problem: AttendProblem) -> str | None:
+        """That all scores are kept, where there are many."""
+        if problem.keys <= MANY_KEYS:
+            return None
+        parts = ", ".join([problem.mask, *problem.modifiers, problem.score, problem.distribution])
+        return (
+            f"plain computes over more than {MANY_KEYS} keys, and keeps the scores of all pairs: of the other kernels "
+            f"here none is cheaper for {parts} in {problem.dtype} on {problem.device}; attn explain says why"
+        )
 
     def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
         """The output [batch, query, heads, value_size]; see `compute.plain.attend`."""

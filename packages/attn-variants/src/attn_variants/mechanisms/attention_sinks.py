@@ -18,6 +18,7 @@ from attn_core import (
     Shape,
     Slot,
     StateSpecs,
+    Step,
     Window,
 )
 from attn_core.checks import require_whole
@@ -96,7 +97,14 @@ class AttentionSinks(DeclaredMechanism):
         first = {name: Field((options.sinks, heads.key_value, size)) for name, size in sizes.items()}
         return {"recent": Paged(recent, window=options.window), "sinks": Slot(first)}
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def met_keys(self, config: MechanismConfig, shape: Shape | Step) -> int:
+        """All keys of whole sequences; in a step the places of the sinks, taken or not, and what the window keeps."""
+        options = self.Config.of(config)
+        if shape.whole:
+            return shape.query
+        return options.sinks + min(shape.remembered, options.window - 1) + shape.query
+
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """As declared; where positions turn, products of queries and keys are twice as wide."""
         said = super().cost(config, shape)
         if config.rotary is None:
@@ -104,7 +112,7 @@ class AttentionSinks(DeclaredMechanism):
         spec = self.spec(config)
         again = shape.batch * spec.score.pair_flops(spec.heads)
         return said + Cost(
-            flops=again * shape.query * shape.key,
+            flops=again * shape.query * self.met_keys(config, shape),
             allowed_flops=again * spec.mask.count(shape.query, shape.key),
             parameters=0,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from attn_core import Cost, MechanismConfig, Paper, Shape
+from attn_core import Cost, MechanismConfig, Paper, Shape, Step
 from attn_core.checks import require_choice, require_number, require_whole
 from attn_core.errors import InvalidValue
 
@@ -74,7 +74,7 @@ class HashedAttention(WholeSequence):
             duplicates=options.duplicates,
         )
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Rotations of every token, and in each round two chunks for every token, the last chunk filled up."""
         (heads, size), options = self.inner_size(config), self.Config.of(config)
         length = -(-shape.query // options.chunk) * options.chunk
@@ -136,7 +136,7 @@ class RoutingAttention(WholeSequence):
             seed=options.seed,
         )
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Every query and key meets every centroid, and within a cluster all pairs meet."""
         (heads, size), options = self.inner_size(config), self.Config.of(config)
         window = min(options.window, shape.query)
@@ -199,7 +199,7 @@ class ClusteredAttention(WholeSequence):
             seed=options.seed,
         )
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Codes, the search for groups, keys that meet groups, and best keys that meet queries."""
         (heads, size), options = self.inner_size(config), self.Config.of(config)
         groups, tokens, top = options.clusters, shape.query, min(options.top, shape.query)
@@ -248,7 +248,7 @@ class SinkhornAttention(WholeSequence):
         options = self.Config.of(config)
         return SortedBlocks(block=options.block, iterations=options.iterations, temperature=options.temperature)
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Pairs of blocks, their mixture, and two blocks for every token, the last block filled up."""
         (heads, size), block = self.inner_size(config), self.Config.of(config).block
         blocks = -(-shape.query // block)

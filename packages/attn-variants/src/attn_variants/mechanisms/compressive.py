@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_core import (
     Capability,
-    Causal,
     ComputedMechanism,
     Cost,
     Field,
@@ -17,6 +16,7 @@ from attn_core import (
     Shape,
     Slot,
     StateSpecs,
+    Step,
 )
 from attn_core.checks import require_choice, require_whole
 from attn_core.errors import InvalidValue
@@ -93,26 +93,39 @@ class CompressiveMemory(ComputedMechanism):
         far = {"key": ring, "value": ring, "pending": Field((own.rate, config.hidden_size))}
         return {"kv": Paged({"key": row, "value": row}, window=window), "compressed": Slot(far)}
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
-        """Projections; beyond one segment also compression, and for each, the last filled up, all it may see."""
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
+        """Projections; beyond one segment also compression, and for each, the last filled up, all it may see.
+
+        A step compresses what is complete, and meets all that it remembers, seen or not.
+        """
         own, inner = CompressiveConfig.of(config), config.num_heads * config.head_layout.key_size
         convolve = own.rate * config.hidden_size**2 if own.pooling == "convolution" else 0
         linear = 4 * config.hidden_size * inner
         biases = 3 * inner + config.hidden_size if config.bias else 0
         tokens = 2 * shape.batch * shape.query * linear
-        pair, seen = 4 * inner, own.compressed + own.memory + own.segment
-        if shape.query <= own.segment:
-            pairs, least = shape.query * shape.query, Causal().count(shape.query, shape.query)
+        pair, window = 4 * inner, own.memory + own.segment
+        if isinstance(shape, Step):
+            rows = (shape.remembered % own.rate + shape.query) // own.rate
+            near = min(shape.remembered, window - 1) + shape.query
+            pairs = shape.query * (own.compressed + window // own.rate + rows + near)
+        elif shape.query <= own.segment:
+            rows, pairs = 0, shape.query * shape.query
         else:
-            pairs = -(-shape.query // own.segment) * own.segment * seen
-            least = min(pairs, Causal().count(shape.query, shape.key))
             rows = -(-shape.query // own.rate)
-            tokens += 2 * shape.batch * rows * (convolve + linear // 2)
+            pairs = -(-shape.query // own.segment) * own.segment * (own.compressed + window)
+        tokens += 2 * shape.batch * rows * (convolve + linear // 2)
+        least = sum(seen(own, place) for place in range(shape.remembered, shape.remembered + shape.query))
         return Cost(
             flops=tokens + shape.batch * pairs * pair,
             allowed_flops=tokens + shape.batch * least * pair,
             parameters=linear + biases + convolve,
         )
+
+
+def seen(config: CompressiveConfig, place: int) -> int:
+    """Tokens and compressed rows that the query at this position sees."""
+    before = place // config.segment * config.segment - config.memory
+    return place + 1 - max(0, before) + min(config.compressed, max(0, before) // config.rate)
 
 
 def memory_sizes(config: MechanismConfig) -> MemorySizes:

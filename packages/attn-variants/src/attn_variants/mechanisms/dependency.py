@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from attn_core import AttentionSpec, Cost, DeclaredMechanism, MechanismConfig, Paper, Shape
+from attn_core import AttentionSpec, Cost, DeclaredMechanism, MechanismConfig, Paper, Shape, Step
 from attn_core.checks import require_flag, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.modifiers import DependencyKeys, DependencyTree, DependencyValues
@@ -131,8 +131,12 @@ class DependencyDepthAttention(DeclaredMechanism):
         )
         return DepthLayer(attention, DependencyTree(self.Config.of(config).parse), hidden_size=config.hidden_size)
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
-        """As declared, and two products by [hidden_size, hidden_size] matrices for every position that is new."""
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
+        """As declared, and two products by [hidden_size, hidden_size] matrices for every position that is new.
+
+        Whole sequences share their positions; in a step every request has its own.
+        """
         fused = 2 * config.hidden_size**2
-        places = Cost(flops=2 * shape.query * fused, allowed_flops=2 * shape.query * fused, parameters=fused)
+        flops = 2 * shape.query * fused * (shape.batch if isinstance(shape, Step) else 1)
+        places = Cost(flops=flops, allowed_flops=flops, parameters=fused)
         return super().cost(config, shape) + places

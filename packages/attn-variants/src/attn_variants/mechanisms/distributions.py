@@ -230,8 +230,8 @@ class SampledAttention(DeclaredMechanism):
     """One key per query, drawn with the softmax of the scores while training, of the largest score otherwise.
 
     Values get the gradient of the sampled keys. Queries and keys get theirs by REINFORCE: the layer keeps the log
-    probabilities of its samples in `inner.samples`, and the training loop adds `attn_variants.reinforce.reinforce_loss`
-    of these samples and the reward to the loss.
+    probabilities of its samples in `inner.samples`, and `attn train` adds `attn_core.reinforce.reinforce_loss` of these
+    samples and the reward to the loss.
     """
 
     name = "sampled"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from attn_core import Capability, ComputedMechanism, Cost, MechanismConfig, Paper, Shape
+from attn_core import Capability, ComputedMechanism, Cost, MechanismConfig, Paper, Shape, Step
 from attn_core.checks import require_choice, require_number
 from attn_core.errors import InvalidValue
 
@@ -84,7 +84,7 @@ class GraphAttention(ComputedMechanism):
         )
         return GraphLayer(shape)
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """One projection; sums of values are matrix products only where all pairs may meet."""
         into = config.num_heads * size_of(config)
         projected = 2 * shape.batch * shape.query * config.hidden_size * into

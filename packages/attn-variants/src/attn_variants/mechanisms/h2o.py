@@ -16,6 +16,7 @@ from attn_core import (
     Shape,
     Slot,
     StateSpecs,
+    Step,
     Window,
 )
 from attn_core.checks import require_whole
@@ -88,11 +89,11 @@ class HeavyHitters(ComputedMechanism):
             )
         }
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Projections; all pairs of whole sequences, and, where they exceed the budget, their scores once more to find
         out what is kept; in steps what is kept."""
         spec, rows = FULL.spec(full(config)), self.rows(config)
-        whole = shape.query == shape.key
+        whole = isinstance(shape, Shape)
         per_pair = spec.pair_flops() + (spec.score.pair_flops(spec.heads) if whole and shape.key > rows else 0)
         met = shape.key if whole else min(shape.key, rows + 1)
         left = Window(left=rows).count(shape.query, shape.key)

@@ -5,7 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from attn_core import Capability, ComputedMechanism, Cost, Field, MechanismConfig, Paged, Paper, Shape, StateSpecs
+from attn_core import (
+    Capability,
+    ComputedMechanism,
+    Cost,
+    Field,
+    MechanismConfig,
+    Paged,
+    Paper,
+    Shape,
+    StateSpecs,
+    Step,
+    Window,
+)
 from attn_core.checks import require_whole
 
 from attn_variants.mechanisms.common import causal_heads
@@ -64,21 +76,25 @@ class KeyValue(ComputedMechanism):
         return KeyValueLayer(heads, hidden_size=config.hidden_size, bias=config.bias, window=window, parts=self.parts)
 
     def state(self, config: MechanismConfig) -> StateSpecs:
-        """Keys and values of the window and of the newest token."""
+        """W_Y k and values of the window and of the newest token."""
         row = Field((config.num_heads, config.head_layout.key_size))
         return {"kv": Paged({"key": row, "value": row}, window=window_of(config) + 1)}
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
-        """Projections per token, and a score and a read for every place of the window, taken or not."""
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
+        """Projections per token, and a score and a read for every place of the window, taken or not.
+
+        A step meets what is remembered of the window, and all its own tokens.
+        """
         size = config.head_layout.key_size
         inner = config.num_heads * size
         weights = (self.parts + 1) * config.hidden_size * inner + 4 * inner * size
-        tokens = shape.batch * shape.query
-        reach = min(window_of(config), shape.key)
+        tokens, window = shape.batch * shape.query, window_of(config)
+        met = min(shape.remembered, window) + shape.query if isinstance(shape, Step) else window
+        seen = Window(left=window).count(shape.query, shape.key) - shape.query
         biases = self.parts * inner + config.hidden_size if config.bias else 0
         return Cost(
-            flops=tokens * (2 * weights + 4 * window_of(config) * inner),
-            allowed_flops=tokens * 2 * weights + shape.batch * shape.query * 4 * reach * inner,
+            flops=tokens * (2 * weights + 4 * met * inner),
+            allowed_flops=tokens * 2 * weights + shape.batch * 4 * seen * inner,
             parameters=weights + inner + biases,
         )
 

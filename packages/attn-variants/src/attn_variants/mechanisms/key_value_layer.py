@@ -53,12 +53,14 @@ class KeyValueLayer(nn.Module):
         refuse_source(source)
         key, _, _ = self._parts(query)
         places = counted(query)
-        return self._shares(key, key, self._near(places, places, key_padding_mask)).transpose(1, 2)
+        near = self._near(places, places, key_padding_mask)
+        return self._shares(key, self._of_heads(key, self.of_past), near).transpose(1, 2)
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """The new rows of many requests, [tokens, hidden_size], to rows of the same shape. Extends the state "kv"."""
         key, value, last = self._parts(query)
-        state["kv"].append({"key": key.to(query.dtype), "value": value.to(query.dtype)})
+        past = self._of_heads(key, self.of_past)
+        state["kv"].append({"key": past.to(query.dtype), "value": value.to(query.dtype)})
         if batch.decoding:
             spans = [(slice(None), list(range(batch.requests)))]
         else:
@@ -85,10 +87,10 @@ class KeyValueLayer(nn.Module):
         near = (back > 0) & (back <= self.window)
         return near if key_padding_mask is None else near & key_padding_mask[:, None]
 
-    def _shares(self, own: Tensor, key: Tensor, allowed: Tensor) -> Tensor:
-        """Weights [batch, query, heads, key] of keys [batch, query and key, heads, size]."""
-        past = self._of_heads(key, self.of_past).transpose(1, 2)[:, None]
-        scores = self._scores(self._of_heads(own, self.of_own)[:, :, :, None], past)
+    def _shares(self, own: Tensor, past: Tensor, allowed: Tensor) -> Tensor:
+        """Weights [batch, query, heads, key] of own keys [batch, query, heads, size] and W_Y k [batch, key, heads,
+        size] of earlier ones."""
+        scores = self._scores(self._of_heads(own, self.of_own)[:, :, :, None], past.transpose(1, 2)[:, None])
         return shares(scores, allowed[:, :, None])
 
     def _scores(self, own: Tensor, past: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from attn_core import (
     Rotary,
     Shape,
     StateSpecs,
+    Step,
 )
 from attn_core.checks import require_number, require_whole
 from attn_core.errors import InvalidValue
@@ -52,8 +53,10 @@ class MultiHeadLatentAttention(ComputedMechanism):
     class Config(MechanismConfig):
         """DeepSeek-V2's sizes by default; `nope_size` and `value_size` are the `head_dim` where they are None.
 
-        `query_latent` compresses the queries too (1536 in DeepSeek-V2, None in its Lite); `norm_eps` is of both
-        RMSNorms. Scores are multiplied by `score_factor`: with YaRN's stretching s, DeepSeek's is (0.1 ln s + 1)².
+        `latent` is the size of what is remembered of a token, `rotary_size` that of the rotary key beside it, which
+        `base` turns; `query_latent` compresses the queries too (1536 in DeepSeek-V2, None in its Lite). Both RMSNorms
+        have `norm_eps`. Scores are multiplied by `score_factor`: with YaRN's stretching s, DeepSeek's is
+        (0.1 ln s + 1)².
         """
 
         latent: int = 512
@@ -108,7 +111,7 @@ class MultiHeadLatentAttention(ComputedMechanism):
         sizes = self.sizes(config)
         return {"latent": Paged({"latent": Field((sizes.latent,)), "rotary_key": Field((sizes.rotated,))})}
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """The expanded computation of whole sequences; where keys are remembered, the absorbed one."""
         sizes, hidden_size, heads = self.sizes(config), config.hidden_size, config.num_heads
         up = sizes.latent * heads * (sizes.nope + sizes.value)
@@ -116,8 +119,7 @@ class MultiHeadLatentAttention(ComputedMechanism):
         query = (hidden_size + heads * sizes.key) * squeezed if squeezed else hidden_size * heads * sizes.key
         weights = query + hidden_size * sizes.remembered + up + hidden_size * heads * sizes.value
         biases = squeezed + sizes.remembered + hidden_size if config.bias else 0
-        seen = shape.query == shape.key
-        per_pair = sizes.key + sizes.value if seen else sizes.remembered + sizes.latent
+        per_pair = sizes.key + sizes.value if shape.whole else sizes.remembered + sizes.latent
         # Absorbing costs a query what expanding costs a key: it meets both matrices once.
         tokens = 2 * shape.batch * shape.query * weights
         pairs = 2 * shape.batch * heads * per_pair
@@ -189,7 +191,7 @@ class FactorisedAttention(ComputedMechanism):
         """The latent."""
         return {"latent": Paged({"latent": Field((latent_of(config),))})}
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """A step makes the keys and values of all that is remembered anew."""
         heads, hidden_size, latent = self._spec(config).heads, config.hidden_size, latent_of(config)
         into, out = heads.query * heads.key_size, heads.query * heads.value_size

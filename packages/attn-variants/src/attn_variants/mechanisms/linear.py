@@ -18,13 +18,22 @@ from attn_core import (
     Shape,
     Slot,
     StateSpecs,
+    Step,
 )
 from attn_core.checks import require_choice, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.kernels.recurrence import RecurrenceSpec
 
 from attn_variants.mechanisms.common import multi_heads, projection_biases, projection_weights
-from attn_variants.mechanisms.recurrences import Extra, Recurrence, RecurrenceConfig, Update, chunked_flops, least_flops
+from attn_variants.mechanisms.recurrences import (
+    Extra,
+    Recurrence,
+    RecurrenceConfig,
+    Update,
+    chunked_flops,
+    least_flops,
+    recurrence_price,
+)
 
 
 class LinearAttention(ComputedMechanism):
@@ -85,16 +94,15 @@ class LinearAttention(ComputedMechanism):
         """The sums that kernels are asked for, but where the order is ignored."""
         return RecurrenceSpec(heads=self.summed(config)) if config.causal else None
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Projections, pairs within a chunk and the sums; keys before the queries cost nothing any more."""
         heads = self.heads(config)
         weights = projection_weights(config, heads)
         summed = self.summed(config)
-        least = least_flops(summed, Update(), shape.query)
-        sums = chunked_flops(summed, Update(), shape.query, chunk_of(config)) if config.causal else least
+        sums, least = recurrence_price(summed, Update(), shape, chunk_of(config))
         projected = shape.query * 2 * weights
         return Cost(
-            flops=shape.batch * (projected + sums),
+            flops=shape.batch * (projected + (sums if config.causal else least)),
             allowed_flops=shape.batch * (projected + least),
             parameters=weights + projection_biases(config, heads),
         )
@@ -121,9 +129,9 @@ EPSILONS = {"softmax": 1e-6, "relu": 1e-3}
 class Performer(Recurrence):
     """Softmax attention estimated by positive random features, so that a sequence is remembered as one matrix a head.
 
-    Directions are orthogonal and drawn once; a layer in training can `redraw()` them. The largest feature, which keeps
-    the exponentials finite, is that of the tokens so far, so that decoding equals the full computation; it changes
-    ε only, which is relative to it.
+    Directions are orthogonal; they are drawn once, or anew every `redraw` passes of training. The largest feature,
+    which keeps the exponentials finite, is that of the tokens so far, so that decoding equals the full computation; it
+    changes ε only, which is relative to it.
     """
 
     name = "performer"
@@ -149,16 +157,19 @@ class Performer(Recurrence):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(RecurrenceConfig):
-        """`features` m of a head, by default d ln d; `kernel` is "softmax" or "relu"; `epsilon` is added to each."""
+        """`features` m of a head, by default d ln d; `kernel` is "softmax" or "relu"; `epsilon` is added to each. In
+        training new directions are drawn every `redraw` passes, as in the paper, 0 for never."""
 
         features: int | None = None
         kernel: str = "softmax"
         epsilon: float | None = None
+        redraw: int = 0
 
         def __post_init__(self) -> None:
             super().__post_init__()
             require_whole("features", self.features, ge=1, unit="features", optional=True)
             require_choice("kernel", self.kernel, EPSILONS)
+            require_whole("redraw", self.redraw, ge=0, unit="passes")
             if self.epsilon is not None and not self.epsilon > 0:
                 raise InvalidValue.of("epsilon", self.epsilon, "a number above 0")
 
@@ -176,6 +187,7 @@ class Performer(Recurrence):
             chunk=own.chunk,
             features=features_of(own, heads),
             epsilon=own.epsilon or EPSILONS[own.kernel],
+            redraw=own.redraw,
         )
 
     def extras(self, config: MechanismConfig) -> Extra:  # noqa: ARG002 -- the contract of recurrences
@@ -204,15 +216,21 @@ class Performer(Recurrence):
         features = features_of(self.Config.of(config), heads)
         return dataclasses.replace(heads, key_size=features, value_size=heads.value_size + 1)
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Projections, features, pairs within a chunk and sums; keys before the queries cost nothing any more."""
         own, heads = self.Config.of(config), self.heads(config)
         features = features_of(own, heads)
         into = heads.query * heads.key_size
         weights = projection_weights(config, heads)
         wider = self.wider(config)
-        least = least_flops(wider, Update(), shape.query)
-        sums = chunked_flops(wider, Update(), shape.query, own.chunk) if config.causal else least
+        if own.kernel == "relu":
+            chunks, least = recurrence_price(wider, Update(), shape, own.chunk)
+        else:
+            least = least_flops(wider, Update(), shape.query)
+            # A single token is a chunk of its own, for its feature's largest logarithm may exceed that of the memory.
+            decoding = isinstance(shape, Step) and shape.new == 1
+            chunks = chunked_flops(wider, Update(), shape.query, 1 if decoding else own.chunk, memory=False)
+        sums = chunks if config.causal else least
         made = shape.query * 2 * (weights + 2 * into * features)
         return Cost(
             flops=shape.batch * (made + sums),
@@ -261,7 +279,7 @@ class EfficientAttention(ComputedMechanism):
             raise InvalidValue.of("causal", config.causal, "False: 'efficient' weighs keys over the whole sequence")
         return EfficientLayer(self.heads(config), hidden_size=config.hidden_size, bias=config.bias)
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Projections, keys by values, and queries by that."""
         heads = self.heads(config)
         weights = projection_weights(config, heads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from attn_core import Capability, Cost, MechanismConfig, Paper, Shape
+from attn_core import Capability, Cost, MechanismConfig, Paper, Shape, Step
 from attn_core.checks import require_choice, require_whole
 from attn_core.errors import InvalidValue
 
@@ -56,7 +56,7 @@ class Linformer(WholeSequence):
             length=length_of(config), rank=self.Config.of(config).rank, sets=sets or config.num_heads, kinds=kinds
         )
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Projections of the inputs and of the length, and the pairs of queries and rows."""
         heads, size = self.inner_size(config)
         rank, (sets, kinds) = self.Config.of(config).rank, SHARING[self.Config.of(config).sharing]
@@ -119,7 +119,7 @@ class NystromAttention(WholeSequence):
             kernel=options.kernel or None,
         )
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Tokens meet landmarks four times; landmarks meet each other in every step of the inverse."""
         (heads, size), options = self.inner_size(config), self.Config.of(config)
         marks, tokens = options.landmarks, shape.query
@@ -168,7 +168,7 @@ class LowRankAttention(WholeSequence):
 
         return LowRank(rank_of(config))
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Squares of keys and values, their parts in the rank's space, and the pairs of these."""
         (heads, size), rank = self.inner_size(config), rank_of(config)
         per_token = 2 * size**2 + 4 * size * rank + 2 * shape.query * rank

@@ -16,6 +16,7 @@ from attn_core import (
     Shape,
     Slot,
     StateSpecs,
+    Step,
 )
 
 from attn_variants.mechanisms.common import causal_heads
@@ -59,12 +60,12 @@ class LongShortTermMemoryNetwork(ComputedMechanism):
         return LstmnLayer(causal_heads(config, self.name), hidden_size=config.hidden_size, bias=config.bias)
 
     def state(self, config: MechanismConfig) -> StateSpecs:
-        """The two tapes, a row per token, and the last summary of the hidden tape."""
+        """The two tapes and what the hidden one is scored by, a row per token; the last summary of the hidden one."""
         heads = config.head_layout
         row = Field((heads.query, heads.key_size))
-        return {"tapes": Paged({"hidden": row, "memory": row}), "summary": Slot({"hidden": row})}
+        return {"tapes": Paged({"hidden": row, "memory": row, "key": row}), "summary": Slot({"hidden": row})}
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Projections and gates per token; a score and a read of both tapes per pair of a token and an earlier one."""
         heads = config.head_layout
         inner = heads.query * heads.key_size

@@ -12,21 +12,27 @@ from torch import Tensor, nn
 
 from attn_variants.layer_utils import glorot_parameter, refuse_source
 
+TAPES = ("hidden", "memory", "key")
+"""What is written of each token."""
+
 
 class Tape(NamedTuple):
-    """What was written so far: `hidden` and `memory` [batch, written, heads, size], and `allowed` [batch, written]."""
+    """What was written so far: `hidden`, `memory` and `key`, which is W_h `hidden`, [batch, written, heads, size], and
+    `allowed` [batch, written]."""
 
     hidden: Tensor
     memory: Tensor
+    key: Tensor
     allowed: Tensor
 
 
 class LstmnOutput(NamedTuple):
-    """What some tokens came to: `hidden` and `memory` [batch, token, heads, size], the last summary of hidden states
-    [batch, heads, size], and each token's weights [batch, heads, written before it]."""
+    """What some tokens came to: `hidden`, `memory` and `key` [batch, token, heads, size], the last summary of hidden
+    states [batch, heads, size], and each token's weights [batch, heads, written before it]."""
 
     hidden: Tensor
     memory: Tensor
+    key: Tensor
     summary: Tensor
     weights: list[Tensor]
 
@@ -74,7 +80,7 @@ class LstmnLayer(nn.Module):
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """The new rows [tokens, hidden_size] of many requests; returns [tokens, hidden_size].
 
-        Reads and extends the state "tapes" ("hidden" and "memory", [rows, heads, size]) and replaces the state
+        Reads and extends the state "tapes" ("hidden", "memory" and "key", [rows, heads, size]) and replaces the state
         "summary" ("hidden" [requests, heads, size]).
         """
         summaries = state["summary"].read()["hidden"].to(wide(query).dtype)
@@ -92,8 +98,8 @@ class LstmnLayer(nn.Module):
                 for span in batch.spans()
             ]
         hidden = torch.cat([part.hidden.flatten(0, 1) for part in written])
-        memory = torch.cat([part.memory.flatten(0, 1) for part in written])
-        state["tapes"].append({"hidden": hidden.to(query.dtype), "memory": memory.to(query.dtype)})
+        tapes = {name: torch.cat([getattr(part, name).flatten(0, 1) for part in written]) for name in TAPES}
+        state["tapes"].append({name: rows.to(query.dtype) for name, rows in tapes.items()})
         state["summary"].write({"hidden": torch.cat([part.summary for part in written]).to(query.dtype)})
         return self._out(hidden, query, None)
 
@@ -106,10 +112,8 @@ class LstmnLayer(nn.Module):
         allowed = held.positions < torch.tensor(contexts, device=like.device)[:, None]
         allowed = allowed if held.key_padding_mask is None else allowed & held.key_padding_mask
         # What is not allowed may be anything, also what is no number.
-        hidden, memory = (
-            wide(held.fields[name]).masked_fill(~allowed[..., None, None], 0.0) for name in ("hidden", "memory")
-        )
-        return Tape(hidden, memory, allowed)
+        hidden, memory, key = (wide(held.fields[name]).masked_fill(~allowed[..., None, None], 0.0) for name in TAPES)
+        return Tape(hidden, memory, key, allowed)
 
     def _run(self, rows: Tensor, tape: Tape, summary: Tensor, key_padding_mask: Tensor | None) -> LstmnOutput:
         """Tokens [batch, token, hidden_size] one after the other behind a tape."""
@@ -117,7 +121,7 @@ class LstmnLayer(nn.Module):
         gates = wide(self.gates(rows)).view(batch, length, self.heads, 4 * self.size)
         asked = wide(self.attend_input(rows)).view(batch, length, self.heads, self.size)
         hidden, memory = list(tape.hidden.unbind(1)), list(tape.memory.unbind(1))
-        keys = [self._of_heads(row, self.attend_hidden) for row in hidden]
+        keys = list(tape.key.unbind(1))
         allowed = list(tape.allowed.unbind(1))
         before, weights = len(hidden), []
         for token in range(length):
@@ -136,7 +140,8 @@ class LstmnLayer(nn.Module):
             keys.append(self._of_heads(new_hidden, self.attend_hidden))
             allowed.append(real)
             weights.append(share)
-        return LstmnOutput(torch.stack(hidden[before:], 1), torch.stack(memory[before:], 1), summary, weights)
+        new = [torch.stack(rows[before:], 1) for rows in (hidden, memory, keys)]
+        return LstmnOutput(new[0], new[1], new[2], summary, weights)
 
     def _shares(self, query: Tensor, keys: Tensor, allowed: Tensor) -> Tensor:
         """Weights [batch, heads, written] of a query [batch, heads, size] over keys [batch, heads, written, size]."""
@@ -149,7 +154,7 @@ class LstmnLayer(nn.Module):
 
     def _empty(self, like: Tensor) -> Tape:
         nothing = wide(like).new_zeros(like.shape[0], 0, self.heads, self.size)
-        return Tape(nothing, nothing, nothing.new_zeros(like.shape[0], 0, dtype=torch.bool))
+        return Tape(nothing, nothing, nothing, nothing.new_zeros(like.shape[0], 0, dtype=torch.bool))
 
     def _zeros(self, like: Tensor) -> Tensor:
         return wide(like).new_zeros(like.shape[0], self.heads, self.size)

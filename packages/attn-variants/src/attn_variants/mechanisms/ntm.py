@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from attn_core import Capability, ComputedMechanism, Cost, Field, MechanismConfig, Paper, Shape, Slot, StateSpecs
+from attn_core import Capability, ComputedMechanism, Cost, Field, MechanismConfig, Paper, Shape, Slot, StateSpecs, Step
 from attn_core.checks import require_whole
 from attn_core.errors import InvalidValue
 
@@ -68,7 +68,7 @@ class NeuralTuringMachine(ComputedMechanism):
         shapes["read"] = (config.num_heads, size)
         return {"machine": Slot({name: Field(shape, dtype="float32") for name, shape in shapes.items()})}
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Per token: three layers, and the memory against every head four times (two looks, a write, a read)."""
         size, (slots, shift) = config.head_layout.key_size, sizes(config)
         inner = config.num_heads * size

@@ -17,6 +17,7 @@ from attn_core import (
     MechanismConfig,
     Paper,
     Shape,
+    Step,
 )
 from attn_core.checks import require_whole
 
@@ -91,7 +92,7 @@ class PathAttention(DeclaredMechanism):
             "strength": Field((heads.key_value,), dtype="float32"),
         }
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Projections and directions of new tokens, products among the tokens of a block, and the pairs.
 
         Whole sequences turn their keys once and their queries by one product a block; a step turns every query by all
@@ -103,7 +104,7 @@ class PathAttention(DeclaredMechanism):
         parameters = (
             own.rank * (config.hidden_size + into) + into * own.taps + (config.hidden_size + 1) * heads.key_value
         )
-        pairs, allowed = (whole_flops if shape.query == shape.key else step_flops)(heads, shape, own.block)
+        pairs, allowed = (whole_flops if shape.whole else step_flops)(heads, shape, own.block)
         turned = Cost(
             flops=shape.batch * (projected + pairs),
             allowed_flops=shape.batch * (projected + allowed),
@@ -112,7 +113,7 @@ class PathAttention(DeclaredMechanism):
         return self.projection_cost(config, shape) + turned
 
 
-def whole_flops(heads: Heads, shape: Shape, block: int) -> tuple[int, int]:
+def whole_flops(heads: Heads, shape: Shape | Step, block: int) -> tuple[int, int]:
     """Products of one whole sequence besides projections, and those of a kernel that meets no later key."""
     block = min(block, max(1, shape.key))
     blocks = -(-shape.key // block)
@@ -129,7 +130,7 @@ def whole_flops(heads: Heads, shape: Shape, block: int) -> tuple[int, int]:
     return turned_keys + own + turns + met, turned_keys + own + turns + least
 
 
-def step_flops(heads: Heads, shape: Shape, block: int) -> tuple[int, int]:
+def step_flops(heads: Heads, shape: Shape | Step, block: int) -> tuple[int, int]:
     """The same of new queries over what is remembered."""
     block = min(block, max(1, shape.key))
     tokens, size = -(-shape.key // block) * block, heads.key_size

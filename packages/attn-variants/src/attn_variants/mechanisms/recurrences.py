@@ -19,6 +19,7 @@ from attn_core import (
     Shape,
     Slot,
     StateSpecs,
+    Step,
 )
 from attn_core.checks import require_number, require_whole
 from attn_core.errors import InvalidValue
@@ -34,12 +35,28 @@ class Update(NamedTuple):
     delta_rule: bool = False
 
 
-def chunked_flops(heads: Heads, update: Update, tokens: int, chunk: int) -> int:
-    """FLOPs of `chunked` over one sequence of `tokens` from an empty memory, two per multiply-add.
+class RecurrencePrice(NamedTuple):
+    """FLOPs of a recurrence over one sequence, two per multiply-add: of the plain computation, and at least.
 
     As torch counts them: matrix products only, not the triangular systems of the delta rule (chunk² · (key_size +
-    value_size) a chunk).
+    value_size) a chunk), nor writing a single token, which is no matrix product.
     """
+
+    flops: int
+    least: int
+
+
+def recurrence_price(heads: Heads, update: Update, shape: Shape | Step, chunk: int) -> RecurrencePrice:
+    """The price of whole sequences, or of a step: its tokens by chunks, or, if it is one, what that token reads."""
+    if isinstance(shape, Step) and shape.new == 1:
+        read = (2 if update.delta_rule else 1) * 2 * heads.query * heads.key_size * heads.value_size
+        return RecurrencePrice(read, read)
+    flops = chunked_flops(heads, update, shape.query, chunk, memory=isinstance(shape, Step))
+    return RecurrencePrice(flops, least_flops(heads, update, shape.query))
+
+
+def chunked_flops(heads: Heads, update: Update, tokens: int, chunk: int, *, memory: bool) -> int:
+    """FLOPs of `chunked` over one sequence of `tokens`, from an empty memory or from one that it is given."""
     key, value = heads.key_size, heads.value_size
     chunks = -(-tokens // chunk)
     pairs = _pair_flops(update, key, chunk)
@@ -47,7 +64,7 @@ def chunked_flops(heads: Heads, update: Update, tokens: int, chunk: int) -> int:
     if not update.delta_rule:
         return heads.query * chunks * (pairs + out + 2 * chunk * key * value)
     each = 2 * pairs + out + 2 * chunk * key * (value + key) + 2 * chunk * key * value
-    between = (chunks - 1) * 2 * key * key * value
+    between = (chunks if memory else chunks - 1) * 2 * key * key * value
     return heads.query * (chunks * each + between) if tokens else 0
 
 
@@ -162,21 +179,21 @@ class Recurrence(ComputedMechanism):
             memory["tail"] = Field((taps - 1, channels_of(heads)))
         return {"memory": Slot(memory)}
 
-    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
-        """Projections, and the memory by chunks; keys before the queries cost nothing any more.
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
+        """Projections, and the memory by chunks; remembered tokens cost nothing any more.
 
-        As torch counts FLOPs: neither convolutions of a few taps, which are sums of scaled rows, nor the triangular
-        systems of the delta rule are in them. At least, every token reads and writes the memory once.
+        Convolutions of a few taps are sums of scaled rows and no matrix products. At least, every token reads and
+        writes the memory once.
         """
         heads, extra = self.heads(config), self.extras(config)
         weights = projection_weights(config, heads) + extra.linear
         biases = projection_biases(config, heads)
         update = self.update_of(config)
-        chunks = chunked_flops(heads, update, shape.query, RecurrenceConfig.of(config).chunk)
+        price = recurrence_price(heads, update, shape, RecurrenceConfig.of(config).chunk)
         projected = shape.batch * shape.query * 2 * weights
         return Cost(
-            flops=projected + shape.batch * chunks,
-            allowed_flops=projected + shape.batch * least_flops(heads, update, shape.query),
+            flops=projected + shape.batch * price.flops,
+            allowed_flops=projected + shape.batch * price.least,
             parameters=weights + biases + extra.other + self.taps(config) * channels_of(heads),
         )
 

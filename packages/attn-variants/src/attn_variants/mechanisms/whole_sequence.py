@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
-from attn_core import Capability, ComputedMechanism, Heads, MechanismConfig, Shape
+from attn_core import Capability, ComputedMechanism, Heads, MechanismConfig, Shape, Step
 from attn_core.errors import Incompatible
 
 from attn_variants.mechanisms.common import multi_heads
@@ -49,7 +49,7 @@ class WholeSequence(ComputedMechanism):
         """Heads and the elements of one."""
         return config.num_heads, config.head_layout.key_size
 
-    def projected(self, config: MechanismConfig, shape: Shape) -> int:
+    def projected(self, config: MechanismConfig, shape: Shape | Step) -> int:
         """FLOPs of the projections."""
         heads, size = self.inner_size(config)
         return 2 * shape.batch * shape.query * self.projections * config.hidden_size * heads * size

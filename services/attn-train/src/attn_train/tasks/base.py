@@ -14,6 +14,8 @@ from attn_models.tokenizers import Tokenizer
 from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 
+from attn_train.tasks.reinforce import Reinforce
+
 
 def derived(seed: int, use: str) -> int:
     """A seed of 63 bits for `use`: equal streams for initial weights, batches and dropout would be correlated."""
@@ -79,6 +81,8 @@ class TrainingTask(Protocol):
     generator: torch.Generator
     tokens: int
     """Number of tokens predicted since the run started or resumed."""
+    reinforce: Reinforce
+    """What trains the scores of layers that sample keys; checkpoints save its state."""
 
     def next_batch(self) -> tuple[Tensor, ...]:
         """The tensors of the next training batch, on the CPU."""

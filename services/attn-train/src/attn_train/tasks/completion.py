@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from attn_core.errors import InvalidValue
+from attn_core.reinforce import samples_keys
 from attn_engine import Request, SamplingParams, build_engine
 from attn_models.decoder.mixture_of_experts import router_aux_loss
 from attn_models.evaluation import next_token_loss
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from attn_train.tasks.base import PADDED, OnBatch, TokenDataset, derived, mean_validation_loss
+from attn_train.tasks.reinforce import Reinforce
 from attn_train.tasks.seq2seq import TextPair
 
 EQUALS = "="
@@ -78,6 +80,7 @@ class CompletionTask:
         self._smoothing = config.optimizer.label_smoothing
         self.generator = torch.Generator().manual_seed(derived(config.seed, "batches"))
         self.tokens = 0
+        self.reinforce = Reinforce()
 
     def next_batch(self) -> tuple[Tensor, ...]:
         """Any texts."""
@@ -89,6 +92,9 @@ class CompletionTask:
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Mean cross-entropy of what is to be written, and what keeps experts busy."""
+        if samples_keys(model):
+            loss = self.reinforce.loss(model, lambda: model(batch[0]), batch[1], self._smoothing)
+            return loss + router_aux_loss(model)
         return _loss(model, batch, self._smoothing) + router_aux_loss(model)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attn_train.tasks.base import VALIDATION_SEED, OnBatch, derived
+from attn_train.tasks.reinforce import Reinforce
 
 WHITE = 255
 AT_ONCE = 256
@@ -66,6 +67,7 @@ class ImageClassificationTask:
         self._smoothing = config.optimizer.label_smoothing
         self.generator = torch.Generator().manual_seed(derived(config.seed, "batches"))
         self.tokens = 0
+        self.reinforce = Reinforce()
 
     def next_batch(self) -> tuple[Tensor, ...]:
         """Any images."""
@@ -77,7 +79,7 @@ class ImageClassificationTask:
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Mean cross-entropy, in nats an image."""
         images, labels = batch
-        return functional.cross_entropy(model(images), labels, label_smoothing=self._smoothing)
+        return self.reinforce.loss(model, lambda: model(images)[:, None], labels[:, None], self._smoothing)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
         """The mean over at most `batches` batches of images kept for validation, the same ones each time."""

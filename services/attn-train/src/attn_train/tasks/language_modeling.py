@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from attn_core.errors import InvalidValue
+from attn_core.reinforce import samples_keys
 from attn_models.decoder.mixture_of_experts import router_aux_loss
 from attn_models.evaluation import next_token_loss
 from attn_models.tokenizers import Tokenizer, character_tokenizer
@@ -24,6 +25,7 @@ from attn_train.tasks.base import (
     derived,
     mean_loss,
 )
+from attn_train.tasks.reinforce import Reinforce
 from attn_train.tasks.seq2seq import learned_tokenizer
 
 CHARACTER = "character"
@@ -60,6 +62,7 @@ class LanguageModelingTask:
         self.generator = self._batches.generator
         self._smoothing = config.optimizer.label_smoothing
         self.tokens = 0
+        self.reinforce = Reinforce()
 
     def next_batch(self) -> tuple[Tensor, ...]:
         """Inputs and targets, int64, [batch, context] each."""
@@ -68,8 +71,11 @@ class LanguageModelingTask:
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Mean cross-entropy, of later tokens too where the model predicts them, and what keeps experts busy."""
-        own = getattr(model, "training_loss", partial(next_token_loss, model))
         inputs, targets = batch
+        if samples_keys(model):
+            sampled = self.reinforce.loss(model, lambda: model(inputs), targets, self._smoothing)
+            return sampled + router_aux_loss(model)
+        own = getattr(model, "training_loss", partial(next_token_loss, model))
         loss: Tensor = own(inputs, targets, smoothing=self._smoothing)
         return loss + router_aux_loss(model)
 

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from attn_train.tasks.base import VALIDATION_SEED, OnBatch, RandomWindows, derived
 from attn_train.tasks.language_modeling import TextDataset
+from attn_train.tasks.reinforce import Reinforce
 
 MASK_FRACTION = 0.15
 """Fraction of tokens to predict."""
@@ -98,6 +99,7 @@ class MaskedLanguageModelingTask:
         self._masking = self._masked(dataset.text.training, derived(config.seed, "batches"))
         self.generator = self._masking.generator
         self.tokens = 0
+        self.reinforce = Reinforce()
 
     def next_batch(self) -> tuple[Tensor, ...]:
         """As `Masking.next_batch`."""
@@ -106,8 +108,7 @@ class MaskedLanguageModelingTask:
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Mean cross-entropy, in nats per chosen position."""
-        logits, truth = masked_logits(model, batch).flatten(0, 1), batch[2].flatten()
-        return functional.cross_entropy(logits, truth, label_smoothing=self._smoothing)
+        return self.reinforce.loss(model, lambda: masked_logits(model, batch), batch[2], self._smoothing)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
         """The same over the text kept for validation; None if that is shorter than a window."""

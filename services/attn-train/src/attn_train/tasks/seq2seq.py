@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from attn_core.errors import InvalidValue, MissingPackage
 from attn_engine import EngineConfig, Request, SamplingParams, build_engine
+from attn_models.losses import doubly_stochastic_penalty
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.learned import byte_pair_tokenizer, word_tokenizer
 from attn_models.tokenizers.tokenizer import decoder_start_ids, encoder_input_ids, eos_id
@@ -18,6 +19,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from attn_train.tasks.base import PADDED, OnBatch, TokenDataset, TrainingTask, derived, mean_validation_loss
+from attn_train.tasks.reinforce import Reinforce
 
 AT_ONCE = 32
 
@@ -163,6 +165,7 @@ class Seq2SeqTask:
         self._sorted = sorted(pairs.training, key=lambda pair: (len(pair[1]), len(pair[0])))
         self.generator = torch.Generator().manual_seed(derived(config.seed, "batches"))
         self.tokens = 0
+        self.reinforce = Reinforce()
 
     def next_batch(self) -> tuple[Tensor, ...]:
         """A batch of pairs about as long as one that is drawn from all."""
@@ -176,8 +179,18 @@ class Seq2SeqTask:
         return batch
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """Mean cross-entropy with targets smoothed (Szegedy et al. 2016, arXiv 1512.00567, section 7)."""
-        return _loss(model, batch, self._smoothing)
+        """Mean cross-entropy with targets smoothed (Szegedy et al. 2016, arXiv 1512.00567, section 7), with REINFORCE
+        where keys are sampled, and the doubly stochastic penalty of models that ask for it.
+        """
+        source, key_padding_mask, inputs, targets = batch
+        weight = getattr(model, "doubly_stochastic", 0.0)
+        if not weight:
+            return self.reinforce.loss(model, lambda: model(inputs, source, key_padding_mask), targets, self._smoothing)
+        forward: Any = model.forward_with_weights
+        logits, weights, attended = forward(inputs, source, key_padding_mask)
+        counts = targets != PADDED
+        penalty = doubly_stochastic_penalty(weights, counts, attended)
+        return self.reinforce.loss(model, lambda: logits, targets, self._smoothing) + weight * penalty / counts.sum()
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
         """The mean over at most `batches` batches kept for validation, not smoothed."""
@@ -185,7 +198,7 @@ class Seq2SeqTask:
             model,
             list(self._pairs.validation),
             collate,
-            lambda batch: _loss(model, batch, 0.0),
+            lambda batch: _loss(model, batch),
             batch=self._batch,
             batches=batches,
             on_batch=on_batch,
@@ -215,9 +228,7 @@ def collate(pairs: Sequence[TokenPair]) -> tuple[Tensor, Tensor, Tensor, Tensor]
     )
 
 
-def _loss(model: nn.Module, batch: tuple[Tensor, ...], smoothing: float) -> Tensor:
+def _loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
     source, key_padding_mask, inputs, targets = batch
     logits = model(inputs, source, key_padding_mask)
-    return functional.cross_entropy(
-        logits.flatten(0, 1), targets.flatten(), ignore_index=PADDED, label_smoothing=smoothing
-    )
+    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=PADDED)

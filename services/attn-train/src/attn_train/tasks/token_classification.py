@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from attn_train.tasks.base import PADDED, OnBatch, derived, mean_validation_loss
+from attn_train.tasks.reinforce import Reinforce
 
 ALL_BATCHES = 10**9
 
@@ -67,6 +68,7 @@ class TokenClassificationTask:
         self._smoothing = config.optimizer.label_smoothing
         self.generator = torch.Generator().manual_seed(derived(config.seed, "batches"))
         self.tokens = 0
+        self.reinforce = Reinforce()
 
     def next_batch(self) -> tuple[Tensor, ...]:
         """Any sentences, as `collate` has them."""
@@ -78,11 +80,11 @@ class TokenClassificationTask:
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Mean cross-entropy, in nats a word."""
-        return _loss(model, batch, self._smoothing)
+        return self.reinforce.loss(model, lambda: model(*batch[:-1]), batch[-1], self._smoothing)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
         """The mean over at most `batches` batches kept for validation."""
-        return self._mean(model, lambda batch: _loss(model, batch, 0.0), batches, on_batch)
+        return self._mean(model, lambda batch: _loss(model, batch), batches, on_batch)
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
         """Accuracy over all validation words."""
@@ -105,9 +107,8 @@ def collate(sentences: Sequence[TaggedTokens]) -> tuple[Tensor, Tensor, Tensor, 
     return padded, key_padding_mask, pad_sequence(depths, batch_first=True), goals
 
 
-def _loss(model: nn.Module, batch: tuple[Tensor, ...], smoothing: float) -> Tensor:
-    logits, goals = model(*batch[:-1]).flatten(0, 1), batch[-1].flatten()
-    return functional.cross_entropy(logits, goals, ignore_index=PADDED, label_smoothing=smoothing)
+def _loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    return functional.cross_entropy(model(*batch[:-1]).flatten(0, 1), batch[-1].flatten(), ignore_index=PADDED)
 
 
 def tagging_accuracy(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:

@@ -1,0 +1,205 @@
+"""Measured times of kernels, one file for each class of GPU: what `attn tune` writes, and what is shipped.
+
+A file says of which device, with which versions, at which shape, and for each kind of call how many microseconds each
+kernel took. Kernels are compared by these times where a call is like one that was measured, else by what they predict.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from attn_core.kernels import devices
+from attn_core.kernels.base import Problem
+
+log = logging.getLogger(__name__)
+
+FOLDER = "ATTN_TUNING"
+"""The variable that names the folder of what was measured here; without it, attn in the user's folder of caches."""
+
+SHIPPED = Path(__file__).parent / "costs"
+"""Measurements that come with this package."""
+
+PLAIN = "plain"
+"""The kernel whose time is the unit of costs."""
+
+ALIKE = 1.0
+"""Powers of two between the shares of pairs of two masks of one kind, up to which a measurement of one is of both."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredCall:
+    """A kind of call. `queries` is 1, or equal to `keys`; `density` is as of `AttendProblem`."""
+
+    operation: str
+    dtype: str
+    head_dim: int
+    mask: str
+    gradients: bool
+    queries: int
+    keys: int
+    density: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Times:
+    """Microseconds of kernels by name in a kind of call; None of a kernel that failed."""
+
+    call: MeasuredCall
+    microseconds: Mapping[str, float | None]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CostTable:
+    """What was measured on a class of devices; `origin` says with which versions, when, and at which shape."""
+
+    device: str
+    capability: tuple[int, int]
+    origin: Mapping[str, str]
+    rows: tuple[Times, ...]
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> CostTable:
+        """The table of a file's content; raises `KeyError`, `TypeError` or `ValueError` where that is none."""
+        major, minor = map(int, content["capability"])
+        rows = []
+        for row in content["rows"]:
+            times = {str(name): None if time is None else float(time) for name, time in row["microseconds"].items()}
+            if any(time is not None and not 0 < time < math.inf for time in times.values()):
+                raise ValueError(f"times that are no times: {times}")
+            fields = {name: value for name, value in row.items() if name != "microseconds"}
+            rows.append(Times(call=MeasuredCall(**fields), microseconds=times))
+        device, origin = str(content["device"]), dict(content["origin"])
+        return cls(device=device, capability=(major, minor), origin=origin, rows=tuple(rows))
+
+    def content(self) -> dict[str, Any]:
+        """What a file holds."""
+        rows = [{**asdict(row.call), "microseconds": dict(row.microseconds)} for row in self.rows]
+        return {
+            "device": self.device,
+            "capability": list(self.capability),
+            "origin": dict(self.origin),
+            "rows": rows,
+        }
+
+    def share(self, asked: MeasuredCall, kernel: str) -> float | None:
+        """The time of a kernel as a share of the plain computation's, infinite where it failed; None if not known."""
+        row = self.nearest(asked, kernel)
+        if row is None:
+            return None
+        time, plain = row.microseconds[kernel], self.plain(row.call)
+        if time is None:
+            return math.inf
+        return None if plain is None else time / plain
+
+    def nearest(self, asked: MeasuredCall, kernel: str) -> Times | None:
+        """The measurement of this kernel of the most similar call: as long as can be, heads rather larger."""
+        alike = [row for row in self.rows if kernel in row.microseconds and comparable(row.call, asked)]
+        return min(alike, key=lambda row: distance(row.call, asked), default=None)
+
+    def plain(self, call: MeasuredCall) -> float | None:
+        """The plain computation's time; where its scores did not fit, what fewer keys took, times the pairs."""
+        known = [
+            (row.call.keys, time)
+            for row in self.rows
+            if (time := row.microseconds.get(PLAIN)) is not None and comparable(row.call, call, exactly=True)
+        ]
+        if not known:
+            return None
+        keys, time = min(known, key=lambda found: abs(math.log2(found[0] / call.keys)))
+        return time * (call.keys / keys) ** (1 if call.queries == 1 else 2)
+
+
+def comparable(measured: MeasuredCall, asked: MeasuredCall, *, exactly: bool = False) -> bool:
+    """Whether two calls differ in lengths, and unless `exactly` in the size of heads, alone."""
+    same = ("operation", "dtype", "mask", "gradients", *(("head_dim",) if exactly else ()))
+    if any(getattr(measured, name) != getattr(asked, name) for name in same):
+        return False
+    if (measured.queries == 1) != (asked.queries == 1):
+        return False
+    return exactly or abs(math.log2(measured.density / asked.density)) <= ALIKE
+
+
+def distance(measured: MeasuredCall, asked: MeasuredCall) -> tuple[float, float]:
+    """How far a measurement is from a call: in powers of two of the size of heads, then of the keys."""
+    heads = math.log2(measured.head_dim / asked.head_dim)
+    return (heads if heads >= 0 else 1 - heads), abs(math.log2(measured.keys / asked.keys))
+
+
+def measured_share(problem: Problem, kernel: str) -> tuple[float | None, str | None]:
+    """The measured cost of a kernel for a problem, and the device it was measured on; None for what is not known."""
+    if problem.device != "cuda":
+        return None, None
+    asked, table = problem.measured_as(), table_here()
+    if asked is None or table is None:
+        return None, None
+    share = table.share(MeasuredCall(**asked), kernel)
+    return share, None if share is None else table.device
+
+
+@cache
+def table_here() -> CostTable | None:
+    """The measurements for this machine's GPU: its user's, those of its name, those of its compute capability."""
+    gpu = devices.nvidia_gpu()
+    if gpu is None:
+        return None
+    found = read(path_of(gpu))
+    if found is not None:
+        return found
+    shipped = [table for path in sorted(SHIPPED.glob("*.json")) if (table := read(path)) is not None]
+    named = [table for table in shipped if table.device == gpu.name]
+    return next(iter(named + [table for table in shipped if table.capability == gpu.capability]), None)
+
+
+def path_of(gpu: devices.Gpu) -> Path:
+    """Where `attn tune` keeps what it measures on this class of devices."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attn"
+    return Path(os.environ.get(FOLDER) or home) / f"costs-{slug(gpu.name)}.json"
+
+
+def slug(name: str) -> str:
+    """The name of a device as a part of a file's name, such as nvidia-h200."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def read(path: Path) -> CostTable | None:
+    """The table of a file; None, and a warning where there is a file that is no table."""
+    try:
+        return CostTable.of(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        log.warning("%s is passed by, costs are predicted: %s: %s", path, type(error).__name__, error)
+        return None
+
+
+def write(path: Path, table: CostTable) -> Path:
+    """Put the table where it is found from now on; readers see the old file or the new one, whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    number, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
+    try:
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            file.write(text_of(table))
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    table_here.cache_clear()
+    return path
+
+
+def text_of(table: CostTable) -> str:
+    """JSON with a line for each kind of call."""
+    content = table.content()
+    rows: Iterable[str] = (json.dumps(row) for row in content.pop("rows"))
+    head = json.dumps(content, indent=1).removesuffix("\n}")
+    return head + ',\n "rows": [\n  ' + ",\n  ".join(rows) + "\n ]\n}\n"

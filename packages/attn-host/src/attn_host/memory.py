@@ -1,0 +1,98 @@
+"""How much of a GPU's memory the KV cache of a model gets: what its weights and a step leave of the share asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from attn_core.errors import InvalidValue, OutOfCapacity
+from attn_engine.out_of_memory import is_out_of_memory, out_of_memory, release_memory
+from attn_models.device import device_memory, in_words, require_memory
+from attn_schema import EngineConfig
+
+LESS = "a narrower --dtype, a smaller model, or fewer --max-num-batched-tokens leave more"
+
+
+def with_kv_cache_memory(config: EngineConfig, model: Any, device: torch.device, *, drafts: bool) -> EngineConfig:
+    """The config with the sizes of a step that suit `device`, and on a GPU with the memory of the KV cache.
+
+    If `kv_cache_memory_bytes` is not given, it is what `gpu_memory_utilization` leaves after all that is taken of the
+    memory now, the weights of `model` among it, and after what a step of `max_num_batched_tokens` tokens takes; a step
+    is computed to know. Where there is a draft model (`drafts`) it is half of that, as its cache may take as much.
+
+    Raises `OutOfCapacity` where nothing is left, or what is given is not free, with the numbers.
+    """
+    config, caches = config.with_defaults(device.type), 2 if drafts else 1
+    memory = device_memory(device)
+    if memory is None:
+        return config
+    if config.kv_cache_memory_bytes is not None:
+        needed = caches * config.kv_cache_memory_bytes
+        require_memory(device, needed, "the KV cache", "--kv-cache-memory-bytes says how large it is.")
+        return config
+    step = step_bytes(model, config, device)
+    free, total = memory
+    share = config.gpu_memory_utilization
+    left = int(total * share) - (total - free) - step
+    if left <= 0:
+        raise OutOfCapacity(
+            f"nothing is left for the KV cache on {device}: gpu_memory_utilization {share:g} of {in_words(total)} is "
+            f"{in_words(int(total * share))}, {in_words(total - free)} are taken, a step needs {in_words(step)}; "
+            f"a larger --gpu-memory-utilization, {LESS}",
+            device=device,
+            needed_bytes=total - free + step,
+            free_bytes=free,
+        )
+    return config.replace(kv_cache_memory_bytes=max(1, left // caches))
+
+
+def explain_too_small(error: InvalidValue, config: EngineConfig, device: torch.device) -> OutOfCapacity | InvalidValue:
+    """The error of a cache that is too small for its model, in the words of the option that decided on its size."""
+    if error.metadata.get("field") != "kv_cache_memory_bytes" or device.type == "cpu":
+        return error
+    return OutOfCapacity(
+        f"{error.message}. gpu_memory_utilization {config.gpu_memory_utilization:g} leaves "
+        f"{in_words(config.kv_cache_memory_bytes or 0)} for it on {device}; {LESS}",
+        device=device,
+    )
+
+
+def step_bytes(model: Any, config: EngineConfig, device: torch.device) -> int:
+    """Bytes beyond the weights that computing `max_num_batched_tokens` tokens of a model takes at its peak.
+
+    0 on devices that do not count, which are those without CUDA. Raises `OutOfCapacity` where they are not free.
+    """
+    if device.type != "cuda":
+        return 0
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before, full = torch.cuda.memory_allocated(device), None
+    sequences, tokens = config.batch_sizes
+    try:
+        _compute(model, tokens, sequences, device)
+        torch.cuda.synchronize(device)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        full = out_of_memory(error, device, f"a step of {tokens} tokens")
+    if full is not None:
+        release_memory(device)
+        raise full
+    peak = torch.cuda.max_memory_allocated(device) - before
+    release_memory(device)
+    return peak
+
+
+@torch.inference_mode()
+def _compute(model: Any, tokens: int, sequences: int, device: torch.device) -> None:
+    """Compute this many tokens, and logits of one for each sequence where the model can be asked for so few."""
+    length = min(tokens, model.max_seq_len)
+    rows = max(1, tokens // length)
+    given = torch.zeros(rows, length, dtype=torch.int64, device=device)
+    longest = getattr(model, "max_encoder_len", None)
+    if longest is not None:
+        model(given[:1], given.new_zeros(1, longest))
+    elif hasattr(model, "hidden"):
+        model.logits(model.hidden(given).flatten(0, 1)[:sequences])
+    else:
+        model(given)

@@ -1,0 +1,175 @@
+"""Devices by name: which there are, why one is missing, what it computes in and how much of its memory is free.
+
+What a device cannot do is refused with the reason. Nothing is moved to another one, but by `auto`, which says where it
+passes over a GPU.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from attn_core.errors import InvalidValue, OutOfCapacity
+from attn_schema.device import AUTO, DEVICE, require_device
+
+log = logging.getLogger(__name__)
+
+BFLOAT16_SINCE = (8, 0)
+"""Compute capability of the first chips of NVIDIA with instructions for bfloat16 (Ampere)."""
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device called `name`, one of `auto`, `cpu`, `cuda`, `cuda:INDEX` and `mps`; `cuda` is the first that is seen.
+
+    `auto` is the first GPU that can be used, else the CPU. Raises `InvalidValue` for a device that this machine does
+    not have, that its driver or this torch cannot use, with the reason.
+    """
+    require_device("device", name)
+    if name == "cpu":
+        return torch.device("cpu")
+    if name == AUTO:
+        return _best()
+    why = cuda_problem() if name.startswith("cuda") else mps_problem()
+    if why is not None:
+        raise InvalidValue.of("device", name, f"cpu or auto, as {why}")
+    if name == "mps":
+        return torch.device("mps")
+    found = DEVICE.fullmatch(name)
+    index, count = int((found and found["index"]) or 0), torch.cuda.device_count()
+    if index >= count:
+        there = ", ".join(f"cuda:{place}" for place in range(count))
+        raise InvalidValue.of("device", name, f"cpu, {there}{_hidden()}")
+    device = torch.device("cuda", index)
+    why = chip_problem(device)
+    if why is not None:
+        raise InvalidValue.of("device", name, f"a chip that this torch has code for, as {why}")
+    return device
+
+
+def _best() -> torch.device:
+    if cuda_problem() is None:
+        why = chip_problem(torch.device("cuda", 0))
+        if why is None:
+            return torch.device("cuda", 0)
+        log.warning("device auto is the CPU: %s", why)
+    elif torch.version.cuda is not None and Path("/proc/driver/nvidia").exists():
+        log.warning("device auto is the CPU: %s", cuda_problem())
+    return torch.device("cpu" if mps_problem() else "mps")
+
+
+def cuda_problem() -> str | None:
+    """Why this process cannot use a CUDA device, or None if it can: torch without CUDA, no driver or an older one."""
+    if torch.cuda.is_available():
+        return None
+    if torch.version.cuda is None and torch.version.hip is None:
+        return f"this torch ({torch.__version__}) is built without CUDA; install one that is built with it"
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        # Of an older driver torch says which version it is and which is needed.
+        return f"CUDA cannot be used: {str(error).splitlines()[0]}{_hidden()}"
+    return f"no CUDA device is visible{_hidden()}"
+
+
+def _hidden() -> str:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
+
+
+def chip_problem(device: torch.device) -> str | None:
+    """Why this torch has no code for the chip of a CUDA device, or None if it has."""
+    if torch.version.hip is not None:
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    known = torch.cuda.get_arch_list()
+    if not known or _runs_on(known, major, minor):
+        return None
+    name = torch.cuda.get_device_name(device)
+    return f"{name} is sm_{major}{minor} and torch {torch.__version__} was built for {', '.join(known)}"
+
+
+def _runs_on(architectures: Iterable[str], major: int, minor: int) -> bool:
+    """Whether one of these (sm_90, sm_90a, compute_90) runs on a chip of this capability: machine code of the same
+    major version and no later minor one, or code in PTX for any earlier chip."""
+    for architecture in architectures:
+        kind, _, number = architecture.partition("_")
+        digits = number.rstrip("af")
+        if not digits.isdecimal():
+            continue
+        built = divmod(int(digits), 10)
+        same = built[0] == major and built[1] <= minor
+        if (kind == "sm" and same) or (kind == "compute" and built <= (major, minor)):
+            return True
+    return False
+
+
+def mps_problem() -> str | None:
+    """Why this process cannot use Apple's GPU, or None if it can."""
+    if not torch.backends.mps.is_built():
+        return f"this torch ({torch.__version__}) is built without MPS"
+    return None if torch.backends.mps.is_available() else "this machine has no GPU that MPS can use (macOS 14 or later)"
+
+
+def resolve_dtype(name: str, device: torch.device) -> str:
+    """The element type called `name` on this device; `auto` is bfloat16 on a CUDA device that has it, else float32.
+
+    Raises `InvalidValue` for a type that the device does not compute in; types that do not exist are left alone.
+    """
+    computes_bfloat16 = device.type != "cuda" or bfloat16_problem(device) is None
+    if name == AUTO:
+        return "bfloat16" if device.type == "cuda" and computes_bfloat16 else "float32"
+    if name == "bfloat16" and not computes_bfloat16:
+        raise InvalidValue.of("dtype", name, f"float32 or float16, as {bfloat16_problem(device)}")
+    if name == "float64" and device.type == "mps":
+        raise InvalidValue.of("dtype", name, "float32, bfloat16 or float16: MPS has no float64")
+    return name
+
+
+def bfloat16_problem(device: torch.device) -> str | None:
+    """Why a CUDA device does not compute in bfloat16, or None if it does."""
+    if torch.version.hip is not None or torch.cuda.get_device_capability(device) >= BFLOAT16_SINCE:
+        return None
+    return f"{torch.cuda.get_device_name(device)} has no instructions for bfloat16 and torch would imitate them"
+
+
+def device_memory(device: torch.device) -> tuple[int, int] | None:
+    """Bytes of a GPU's memory that this process can still take, and all of it; None for a device without its own.
+
+    What torch holds and does not use counts as free.
+    """
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device), total
+    if device.type == "mps":
+        total = torch.mps.recommended_max_memory()
+        return total - torch.mps.current_allocated_memory(), total
+    return None
+
+
+def total_memory(device: torch.device) -> int | None:
+    """Bytes of a GPU's memory, whether free or not; None for a device without its own. Takes nothing of it."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return int(torch.mps.recommended_max_memory()) if device.type == "mps" else None
+
+
+def require_memory(device: torch.device, needed: int, what: str, remedy: str) -> None:
+    """Raise `OutOfCapacity` unless `needed` bytes for `what` are free on the device, both said, with a `remedy`."""
+    memory = device_memory(device)
+    if memory is not None and needed > memory[0]:
+        raise OutOfCapacity(
+            f"{what} needs {in_words(needed)} of memory on {device}, where {in_words(memory[0])} of "
+            f"{in_words(memory[1])} are free. {remedy}",
+            device=device,
+            needed_bytes=needed,
+            free_bytes=memory[0],
+        )
+
+
+def in_words(size: int) -> str:
+    """A number of bytes for people, such as "1.5 GiB"."""
+    gibibytes = size / 2**30
+    return f"{gibibytes:.1f} GiB" if gibibytes >= 1 else f"{size / 2**20:.0f} MiB"

@@ -1,0 +1,84 @@
+"""Tensors on a GPU that is not there: shapes, types and devices of every operation, and no numbers.
+
+With it a test without a GPU sees which kernels and types a model would meet on one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from attn_core.kernels import devices
+from attn_core.kernels.measured import table_here
+from attn_core.kernels.rowwise import row_table
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+H200 = devices.Gpu("NVIDIA H200", (9, 0))
+CUDA, META = 1, 14
+"""torch's numbers of types of devices."""
+
+
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the operations that run inside: `seen` are their names, with the types of their tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: list[tuple[str, tuple[str, ...]]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        """Record, and go on."""
+        tensors = [part for part in tree_leaves((args, kwargs)) if isinstance(part, torch.Tensor)]
+        self.seen.append((func.overloadpacket.__name__, tuple(str(t.dtype).removeprefix("torch.") for t in tensors)))
+        return func(*args, **(kwargs or {}))
+
+    def dtypes(self, name: str) -> list[tuple[str, ...]]:
+        """The types of the tensors of every call of an operation, such as `_scaled_dot_product_cudnn_attention`."""
+        return [dtypes for operation, dtypes in self.seen if operation == name]
+
+
+@contextmanager
+def fake_gpu(gpu: devices.Gpu = H200) -> Iterator[list[str]]:
+    """Within it, tensors of the device "cuda" can be made and computed with; gradients can be asked for, not computed.
+
+    `Tensor.to` needs the device's number too: "cuda:0". Kernels believe that the machine has this GPU. Tensors have no
+    numbers: what reads one raises. Gives the list of the names of Triton programs, to which each that is started is
+    added; none runs.
+    """
+    started: list[str] = []
+    with ExitStack() as stack:
+        if not torch.cuda.is_available():
+            stack.enter_context(_device_guard())
+            stack.enter_context(patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False))
+            stack.enter_context(patch("torch.cuda.is_bf16_supported", lambda *_: True))
+        for name, answer in (("get_device_capability", gpu.capability), ("get_device_name", gpu.name)):
+            stack.enter_context(patch(f"torch.cuda.{name}", lambda *_, answer=answer: answer))
+        stack.enter_context(patch.object(devices, "has_gpu", lambda: True))
+        stack.enter_context(patch.object(devices, "nvidia_gpu", lambda: gpu))
+        stack.enter_context(patch.object(FakeTensor, "data_ptr", lambda _: 0))
+        if find_spec("triton") and find_spec("attn_kernels_triton"):
+            launch = importlib.import_module("attn_kernels_triton.launch").Launch
+            stack.enter_context(patch.object(launch, "run", lambda self, _: started.append(self.program.__name__)))
+        for cached in (row_table, table_here):
+            cached.cache_clear()
+            stack.callback(cached.cache_clear)
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        yield started
+
+
+@contextmanager
+def _device_guard() -> Iterator[None]:
+    """Gives "cuda", of which a build of torch without CUDA knows nothing, the guard of tensors without data."""
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    guards = (ctypes.c_void_p * (META + 1)).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
+    before = guards[CUDA]
+    guards[CUDA] = before or guards[META]
+    yield
+    guards[CUDA] = before

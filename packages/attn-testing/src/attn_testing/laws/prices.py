@@ -1,0 +1,87 @@
+"""Laws of prices: what a mechanism says that it costs is what torch counts, of whole sequences and of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from attn_core import Cost as Price
+from attn_core import Shape, Step
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from attn_testing.law import MechanismLaw, require
+from attn_testing.laws.decoding import silent_where_nothing_decodes
+from attn_testing.serving import Serving
+from attn_testing.subject import Case
+
+SIZES = ((1, 4, 4), (2, 9, 9), (1, 37, 37))
+SOURCE_SIZES = ((1, 4, 7), (2, 9, 3), (1, 26, 37))
+
+
+class Cost(MechanismLaw):
+    """Declared FLOPs equal those torch counts, declared parameters those the layer has."""
+
+    def test_declared_flops_equal_counted_flops(self, case: Case) -> None:
+        layer = plain(case)
+        for batch, queries, keys in SOURCE_SIZES if case.cross else SIZES:
+            said = case.mechanism.cost(case.config, Shape(batch=batch, query=queries, key=keys))
+            rows, source = case.rows(batch, queries), case.source(batch, keys)
+            found = counted(partial(case.attend, rows, source, None, layer))
+            require_price(said, found, f"batch {batch}, {queries} queries, {keys} keys")
+
+    def test_declared_parameters_equal_those_of_the_layer(self, case: Case) -> None:
+        said = case.mechanism.cost(case.config, Shape()).parameters
+        has = sum(weight.numel() for weight in case.layer.parameters())
+        require(said == has, f"{said} parameters are declared, the layer has {has}")
+
+
+NEW = (6, 1, 26, 4, 1)
+"""New tokens of each request in one step after another: a prompt, decoding, and chunks behind what is remembered."""
+
+REQUESTS, SOURCE = 2, 5
+
+
+class StepCost(MechanismLaw):
+    """The FLOPs declared for a step are those torch counts in `step`, or in replay: prompts, chunks and decoding."""
+
+    cases_at_most = 4
+
+    @classmethod
+    def silent_on(cls, case: Case) -> str | None:
+        return silent_where_nothing_decodes(case)
+
+    def test_declared_flops_of_steps_equal_those_of_steps(self, case: Case) -> None:
+        serving = Serving(case, layer=plain(case))
+        for request in range(REQUESTS):
+            serving.open(request, case.source(SOURCE))
+        remembered = 0
+        for new in NEW:
+            rows = {request: case.rows(new, seed=remembered + request) for request in range(REQUESTS)}
+            sizes = Step(batch=REQUESTS, new=new, remembered=remembered, source=SOURCE if case.cross else 0)
+            found = counted(partial(serving.step, rows))
+            require_price(case.mechanism.cost(case.config, sizes), found, str(sizes))
+            remembered += new
+
+
+def require_price(said: Price, found: int, what: str) -> None:
+    """Raise `LawBroken` unless these FLOPs were declared, and some but not more of them for the allowed pairs."""
+    require(said.flops == found, f"{what}: {said.flops} FLOPs are declared, {found} were counted")
+    require(0 < said.allowed_flops <= said.flops, f"{what}: {said.allowed_flops} allowed of {said.flops} FLOPs")
+
+
+def plain(case: Case) -> Any:
+    """A layer that computes plainly, where it can choose among kernels."""
+    layer = case.build()
+    if hasattr(layer, "use_kernel"):
+        layer.use_kernel("plain")
+    return layer
+
+
+def counted(call: Callable[[], object]) -> int:
+    """FLOPs of the matrix products of a call. Torch's fused attention is taken apart, so that its are counted."""
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        call()
+    return int(counter.get_total_flops())

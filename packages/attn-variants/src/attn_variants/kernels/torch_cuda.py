@@ -1,0 +1,180 @@
+"""torch's own fused attention on a GPU, each of its implementations a kernel: FlashAttention 2, cuDNN, xFormers'."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from attn_core import AttentionInputs
+from attn_core.kernels import devices
+from attn_core.kernels.attend import AttendKernel, AttendProblem
+from attn_core.kernels.base import Anything, AtMost, Condition, OneOf
+
+from attn_variants.kernels.attend import TABLED
+
+if TYPE_CHECKING:
+    from attn_core import AttentionSpec
+    from torch import Tensor
+
+AMPERE, HOPPER = (8, 0), (9, 0)
+"""Compute capabilities: the first on which FlashAttention 2 and cuDNN's attention run, and that of H100 and H200."""
+
+BANDS: Mapping[str, Condition] = {
+    "score": OneOf("scaled_dot", "dot"),
+    "mask": OneOf("full", "causal"),
+    "query_heads": Anything(),
+    "key_value_heads": Anything(),
+    "gradients": Anything(),
+    "dtype": OneOf("bfloat16", "float16"),
+    "device": OneOf("cuda"),
+}
+"""What kernels without a tensor of masks accept."""
+
+CANNOT = (
+    "no available kernel",
+    "no valid execution plans",
+    "no execution plans",
+    "mha_graph",
+    "cudnn frontend",
+    "flashattention only supports",
+    "flash attention only supports",
+    "no kernel image is available",
+    "not compiled with",
+    "was not compiled",
+)
+"""What torch says, in small letters, where a device or its build lacks a kernel."""
+
+
+class OfTorch(AttendKernel):
+    """What torch's kernels on a GPU have in common."""
+
+    def available(self) -> str | None:
+        """Why it cannot run on this machine, or None if it can."""
+        return None if devices.has_gpu() else devices.NO_GPU
+
+    def unsupported(self, error: Exception) -> str | None:
+        """What torch says of a device or build that lacks the kernel."""
+        said = str(error)
+        # Not of a class derived from it, such as that of memory which does not suffice.
+        missing = type(error) in {RuntimeError, NotImplementedError} and any(words in said.lower() for words in CANNOT)
+        return f"{type(error).__name__}: {said.splitlines()[0]}" if missing else None
+
+
+class TorchFlash(OfTorch):
+    """FlashAttention 2 (Dao 2023, arXiv 2307.08691) as torch has it: full and causal attention in 16 bits."""
+
+    name = "torch_flash"
+    summary = "torch's FlashAttention 2, full or causal, on a GPU"
+    accepts: ClassVar[Mapping[str, Condition]] = {**BANDS, "key_size": AtMost(256), "value_size": AtMost(256)}
+
+    def available(self) -> str | None:
+        """Why it cannot run on this machine, or None if it can."""
+        return super().available() or too_old(self.name)
+
+    def further_refusals(self, problem: AttendProblem) -> list[str]:
+        """Keys and values of one size."""
+        return one_size(problem)
+
+    def cost(self, problem: AttendProblem) -> float:
+        """What is left of the pairs; it reaches 330 of the 630 TFLOP/s that cuDNN has on an H100 (pytorch 142132)."""
+        return 0.02 + (0.25 if on_hopper() else 0.17) * problem.density
+
+    def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
+        """The output [batch, query, heads, value_size]; see `compute.torch_cuda.flash`."""
+        from attn_variants.compute.torch_cuda import flash
+
+        return flash(spec, operands)
+
+
+class TorchCudnn(OfTorch):
+    """cuDNN's attention, the fastest in torch on Hopper; causal calls with other numbers of keys go to `TorchFlash`."""
+
+    name = "torch_cudnn"
+    summary = "cuDNN's fused attention, full or causal, on a GPU"
+    accepts: ClassVar[Mapping[str, Condition]] = {**BANDS, "key_size": AtMost(128), "value_size": AtMost(128)}
+
+    def available(self) -> str | None:
+        """Why it cannot run on this machine, or None if it can."""
+        return super().available() or without_cudnn() or too_old(self.name)
+
+    def further_refusals(self, problem: AttendProblem) -> list[str]:
+        """Keys and values of one size that is a multiple of 8."""
+        uneven = [f"key_size: {problem.key_size} is not a multiple of 8"] if problem.key_size % 8 else []
+        return uneven + one_size(problem)
+
+    def cost(self, problem: AttendProblem) -> float:
+        """What is left of the pairs; elsewhere than on Hopper and its successors no faster than FlashAttention 2."""
+        return 0.02 + (0.13 if on_hopper() else 0.19) * problem.density
+
+    def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
+        """The output [batch, query, heads, value_size]; see `compute.torch_cuda.cudnn`."""
+        from attn_variants.compute.torch_cuda import cudnn
+
+        return cudnn(spec, operands)
+
+
+class TorchEfficient(OfTorch):
+    """Memory-efficient attention (Rabe and Staats 2021, arXiv 2112.05682) of xFormers, as torch has it.
+
+    In float32 too, and under any mask or bias, of which a tensor is made with an entry for each pair.
+    """
+
+    name = "torch_efficient"
+    summary = "torch's memory-efficient attention, any mask or bias as a tensor, on a GPU"
+    accepts: ClassVar[Mapping[str, Condition]] = {
+        "score": OneOf("scaled_dot", "dot"),
+        "modifiers": OneOf("alibi", "t5_bias", "relative_bias", "tensor_bias"),
+        "distribution": OneOf("softmax", "softmax_one", "sink"),
+        "mask": OneOf(*TABLED),
+        "key_size": Anything(),
+        "value_size": Anything(),
+        "query_heads": Anything(),
+        "key_value_heads": Anything(),
+        "head_masks": Anything(),
+        "length_bound": Anything(),
+        "padded": Anything(),
+        "has_positions": Anything(),
+        "kv_unordered": Anything(),
+        "gradients": Anything(),
+        "dtype": OneOf("float32", "bfloat16", "float16"),
+        "device": OneOf("cuda"),
+    }
+
+    def cost(self, problem: AttendProblem) -> float:
+        """An estimate: half of the plain time where a tensor of masks is made and read, else what is left of pairs."""
+        masked = problem.padded or problem.modifiers or problem.mask not in {"full", "causal"}
+        if problem.head_masks:
+            return 0.8
+        return 0.5 if masked else 0.05 + 0.3 * problem.density
+
+    def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
+        """The output [batch, query, heads, value_size]; see `compute.torch_cuda.efficient`."""
+        from attn_variants.compute.torch_cuda import efficient
+
+        return efficient(spec, operands)
+
+
+def on_hopper() -> bool:
+    """Whether this machine's GPU, or that of a machine which is only asked about, is a Hopper or newer."""
+    gpu = devices.nvidia_gpu()
+    return gpu is None or gpu.capability >= HOPPER
+
+
+def too_old(name: str) -> str | None:
+    """Why a kernel for Ampere and newer cannot run on this machine's GPU, or None if it can."""
+    gpu = devices.nvidia_gpu()
+    if gpu is None or gpu.capability >= AMPERE:
+        return None
+    return f"{name} needs compute capability 8.0, {gpu.name} has {gpu.capability[0]}.{gpu.capability[1]}"
+
+
+def without_cudnn() -> str | None:
+    """Why there is no cuDNN, or None if there may be."""
+    return None if devices.nvidia_gpu() is not None else "cuDNN needs a GPU of NVIDIA"
+
+
+def one_size(problem: AttendProblem) -> list[str]:
+    """Why heads whose keys and values differ in size are refused."""
+    if problem.key_size == problem.value_size:
+        return []
+    return [f"value_size: {problem.value_size} is not that of keys, {problem.key_size}"]
