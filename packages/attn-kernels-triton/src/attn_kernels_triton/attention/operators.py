@@ -93,7 +93,7 @@ def gradient_of(spec: AttentionSpec, name: str, weight: Tensor, sink: Tensor | N
 
 @attend_named.register_fake
 def _(query: Tensor, _key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    batch, queries, heads, _ = query.shape
+    batch, queries, heads = query.shape[:3]
     out = query.new_empty(batch, queries, heads, value.shape[-1])
     return out, query.new_empty(batch, heads, queries, dtype=torch.float32)
 
