@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 from attn_core import AttentionInputs, AttentionSpec, Fields, Full, Heads, InnerAttention, LayerState, RaggedBatch
+from attn_core.checks import require_no_module
 from attn_core.errors import InvalidValue, WrongState
 from attn_core.kernels.attend import Varlen
 from attn_core.kernels.block import AttentionParts
@@ -52,6 +53,8 @@ class SpecLayer(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        for place, part in spec.parts.items():
+            require_no_module(place, part)
         heads = spec.heads
         own = projected or heads
         self.spec = spec
@@ -84,8 +87,16 @@ class SpecLayer(nn.Module):
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
 
+    def leave_out_projections(self) -> None:
+        """Queries, keys, values and outputs are the inputs themselves from now on: one head of their width."""
+        self.query, self.output = nn.Identity(), nn.Identity()
+        self.key = None if self.key is None else nn.Identity()
+        self.value = nn.Identity()
+
     def pack(self, pack: Pack) -> None:
         """Pack the projections for serving; those of one input as one."""
+        if not self._projections():
+            return
         query, *memory, output = self._projections()
         self.output = pack([output])
         if self.shares_kv:
@@ -329,7 +340,7 @@ class SpecLayer(nn.Module):
 
     def _projections(self) -> list[nn.Linear]:
         own = (self.query, self.key, self.value, self.output)
-        return [cast("nn.Linear", module) for module in own if module is not None]
+        return [cast("nn.Linear", module) for module in own if not isinstance(module, nn.Identity | None)]
 
     def _query_positions(self, query: Tensor) -> Tensor | None:
         """Positions [1, query_len] of queries that attend to another sequence: counted from 0, not aligned with it."""

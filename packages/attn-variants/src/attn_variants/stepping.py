@@ -185,7 +185,6 @@ def batch_cos_sin(rotary: Rotary, rotated: int, rows: Tensor, batch: RaggedBatch
     known = _COS_SIN.setdefault(batch, {})
     key = rotary, rotated, rows.dtype, rows.device
     if key not in known:
-        longest = max(length + context for length, context in zip(batch.lengths, batch.contexts, strict=True))
-        table = cos_sin_to(rotary, rotated, longest, rows)
+        table = cos_sin_to(rotary, rotated, batch.longest, rows)
         known[key] = table.at(batch.positions)
     return known[key]

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from attn_core import configure, installed
+from attn_core import Shape, configure, installed
 from attn_core.errors import InvalidValue
 from attn_core.reinforce import MovingBaseline, SampledKeys, reinforce_loss
 from attn_variants.reinforce import sample_keys
@@ -127,3 +127,40 @@ def test_training_draws_or_takes_the_mean(build, rate, drawn):
 def test_a_rate_that_is_no_share_is_refused():
     with pytest.raises(InvalidValue, match="mean_rate"):
         configure(installed().mechanisms.get("visual_hard"), {"mean_rate": 1.5}, hidden_size=8)
+
+
+@pytest.mark.parametrize(("name", "options"), [("alignment", {}), ("visual_soft", {}), ("visual_hard", {})])
+def test_without_projections_the_states_themselves_are_compared_and_summed(build, agrees, name, options):
+    """α = softmax(vᵀ tanh(W_a s + U_a h + b)), c = Σ α h, pair by pair; Xu et al.'s gate opens it."""
+    layer = lively(build(name, {"projections": "none", **options}, hidden_size=5)).eval()
+    query, source = (torch.randn(count, 5, dtype=torch.float64, requires_grad=True) for count in (3, 4))
+    part, rows = layer.score.named(), []
+    for state in query:
+        known = [state @ part["query_weight"][0] + h @ part["key_weight"][0] + part["bias"][0] for h in source]
+        scores = torch.stack([torch.tanh(both) @ part["vector"][0] for both in known])
+        weights = torch.eye(4).double()[scores.argmax()] if name == "visual_hard" else scores.softmax(0)
+        seen = sum(weight * h for weight, h in zip(weights, source, strict=True))
+        rows.append(seen if name == "alignment" else torch.sigmoid(layer.inner.gate(state)) * seen)
+    ours, theirs = layer(query[None], source[None])[0], torch.stack(rows)
+    equation = agrees(name, paper="of the states themselves, in loops")
+    equation.outputs(ours, theirs, 1e-12)
+    probe = torch.randn_like(ours)
+    found, expected = (torch.autograd.grad((made * probe).sum(), (query, source)) for made in (ours, theirs))
+    equation.gradients(found, expected, 1e-11)
+
+
+@pytest.mark.parametrize("name", ["alignment", "visual_soft", "luong", "local_m", "local_p"])
+def test_what_it_costs_without_projections_is_what_its_layer_has(build, name):
+    mechanism = installed().mechanisms.get(name)
+    config = configure(mechanism, {"projections": "none"}, hidden_size=6)
+    held = sum(weight.numel() for weight in mechanism.build(config).parameters())
+    cost = mechanism.cost(config, Shape(batch=2, query=3, key=5))
+    assert cost.parameters == held
+    whole = mechanism.cost(configure(mechanism, None, hidden_size=6), Shape(batch=2, query=3, key=5))
+    assert whole.flops - cost.flops == 2 * 2 * 6 * 6 * (2 * 3 + 2 * 5)
+
+
+@pytest.mark.parametrize("change", [{"num_heads": 2}, {"head_dim": 3}, {"bias": True}])
+def test_states_are_not_cut_into_heads_without_projections(change):
+    with pytest.raises(InvalidValue, match="projections 'none'"):
+        configure(installed().mechanisms.get("alignment"), {"projections": "none"}, hidden_size=6, **change)

@@ -14,6 +14,7 @@ from attn_core.errors import Incompatible, InvalidValue
 from attn_core.kernels.linear import Pack
 from attn_core.stores import ModelSpecs
 from torch import Tensor, nn
+from torch.nn import functional
 
 from attn_models.attention import LayerAttention
 from attn_models.encoder_decoder.config import EncoderDecoderConfig
@@ -34,6 +35,33 @@ class EncoderOutput:
 
     memory: Tensor
     start: Held
+
+
+class Padded(nn.Module):
+    """Rows [..., from] with zeros behind them, [..., width]."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """The wider rows."""
+        return functional.pad(rows, (0, self.width - rows.shape[-1]))
+
+
+def ask_projection(chosen: LayerAttention, hidden_size: int) -> nn.Module:
+    """From the decoder's state to a query as wide as the mechanism: a linear layer; where the mechanism has no
+    projections the state itself, with zeros behind it, so that W [s; 0] is the paper's W s.
+
+    Raises `InvalidValue` for a state that is wider than what it attends to.
+    """
+    width = chosen.config.hidden_size
+    if getattr(chosen.config, "projections", "all") == "all":
+        return nn.Linear(hidden_size, width, bias=False)
+    if hidden_size > width:
+        allowed = f"at most {width}, the width of what is attended to without projections"
+        raise InvalidValue.of("hidden_size", hidden_size, allowed)
+    return Padded(width)
 
 
 class RecurrentModel(nn.Module):

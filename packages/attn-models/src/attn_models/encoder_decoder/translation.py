@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from attn_models.attention import stepped_attention
 from attn_models.encoder_decoder.config import BottleneckConfig, LuongConfig, RnnsearchConfig
 from attn_models.encoder_decoder.encoder_input import reverse_sequences
-from attn_models.encoder_decoder.recurrent import Attend, EncoderOutput, Held, RecurrentModel
+from attn_models.encoder_decoder.recurrent import Attend, EncoderOutput, Held, RecurrentModel, ask_projection
 from attn_models.recurrent.cells import GatedCell, encode_padded, lstm_fields, lstm_stack, lstm_state, lstm_step
 
 
@@ -57,7 +57,8 @@ class Rnnsearch(RecurrentModel):
 
     c_i is the attention of s_{i-1} over the annotations; s_0 = tanh(W ←h_1). A word is predicted from t_i, the maxout
     of U s_{i-1} + V E y_{i-1} + C c_i in pairs (appendix A.2.2). The encoder's units are those of `torch.nn.GRU`. The
-    mechanism has the width of an annotation, to which `ask` projects s_{i-1}.
+    mechanism has the width of an annotation, to which `ask` projects s_{i-1}; with `projections` "none" it and `ask`
+    have no matrices, and e_ij = vᵀ tanh(W s_{i-1} + U h_j) is the paper's.
     """
 
     def __init__(self, config: RnnsearchConfig) -> None:
@@ -74,7 +75,7 @@ class Rnnsearch(RecurrentModel):
         self.embedding = nn.Embedding(config.vocab_size, config.embedding)
         self.encoder = nn.GRU(config.embedding, width, batch_first=True, bidirectional=True)
         self.begin = nn.Linear(width, width)
-        self.ask = nn.Linear(width, annotation, bias=False)
+        self.ask = ask_projection(chosen, width)
         self.cell = GatedCell(config.embedding, annotation, width)
         self.readout = nn.Linear(width + config.embedding + annotation, 2 * config.maxout)
         self.dropout = nn.Dropout(config.dropout)

@@ -36,8 +36,20 @@ def test_the_bottleneck_is_torchs_lstm_twice(reverse):
     torch.testing.assert_close(model(TOKENS[None], SOURCE[None])[0], expected, rtol=0, atol=1e-12)
 
 
-def test_rnnsearch_is_the_equations_of_its_appendix():
-    model = build("rnnsearch", embedding=4, maxout=5)
+def matrix_of(layer, width):
+    """The matrix of a projection; the identity where there is none, cut where the input is narrower."""
+    return (
+        torch.eye(getattr(layer, "width", width)).double()[:, :width] if not hasattr(layer, "weight") else layer.weight
+    )
+
+
+@pytest.mark.parametrize("projections", ["all", "none"])
+def test_rnnsearch_is_the_equations_of_its_appendix(projections):
+    model = build("rnnsearch", embedding=4, maxout=5, options={"projections": projections})
+    learned = {name for name, _ in model.named_parameters() if name.startswith(("attention", "ask"))}
+    assert (learned == {f"attention.score.{part}" for part in ("query_weight", "key_weight", "bias", "vector")}) == (
+        projections == "none"
+    )
     n, cell, layer = 6, model.cell, model.attention
     forward, backward = nn.GRUCell(4, n).double(), nn.GRUCell(4, n).double()
     for unit, suffix in ((forward, "l0"), (backward, "l0_reverse")):
@@ -52,17 +64,21 @@ def test_rnnsearch_is_the_equations_of_its_appendix():
     annotations = [torch.cat([a, b]) for a, b in zip(ahead[1:], back[:0:-1], strict=True)]
     state = torch.tanh(model.begin.weight @ back[-1] + model.begin.bias)
     parts = layer.score.named()
+    ask, *matrices = [matrix_of(model.ask, n)] + [
+        matrix_of(part, 2 * n) for part in (layer.query, layer.key, layer.value, layer.output)
+    ]
+    of_query, of_key, of_value, out = matrices
     found = []
     for token in TOKENS:
         word = model.embedding.weight[token]
-        query = layer.query.weight @ model.ask.weight @ state @ parts["query_weight"][0]
+        query = of_query @ ask @ state @ parts["query_weight"][0]
         energy = [
-            torch.tanh(query + layer.key.weight @ h @ parts["key_weight"][0] + parts["bias"][0]) @ parts["vector"][0]
+            torch.tanh(query + of_key @ h @ parts["key_weight"][0] + parts["bias"][0]) @ parts["vector"][0]
             for h in annotations
         ]
         alpha = torch.stack(energy).softmax(0)
-        seen = sum(a * (layer.value.weight @ h) for a, h in zip(alpha, annotations, strict=True))
-        context = layer.output.weight @ seen
+        seen = sum(a * (of_value @ h) for a, h in zip(alpha, annotations, strict=True))
+        context = out @ seen
         pairs = model.readout.weight @ torch.cat([state, word, context]) + model.readout.bias
         found.append(model.unembedding.weight @ torch.stack([pairs[0::2], pairs[1::2]]).amax(0))
         shown = cell.inward.weight @ word + cell.inward.bias + cell.shown.weight @ context
@@ -75,7 +91,12 @@ def test_rnnsearch_is_the_equations_of_its_appendix():
 
 @pytest.mark.parametrize(
     ("mechanism", "options", "feeds"),
-    [("luong", {"score": "general"}, True), ("local_m", {"score": "dot", "radius": 1}, False)],
+    [
+        ("luong", {"score": "general"}, True),
+        ("luong", {"score": "general", "projections": "none"}, True),
+        ("local_m", {"score": "dot", "radius": 1}, False),
+        ("local_m", {"score": "dot", "radius": 1, "projections": "none"}, False),
+    ],
 )
 def test_luong_is_the_equations_of_its_section_3(mechanism, options, feeds):
     model = build("luong", embedding=4, mechanism=mechanism, options=options, input_feeding=feeds, reverse_source=False)
@@ -88,17 +109,18 @@ def test_luong_is_the_equations_of_its_section_3(mechanism, options, feeds):
         held = read(word[None], held)
         states.append(held[0][0])
     matrix = layer.score.named()["weight"][0] if options["score"] == "general" else torch.eye(6).double()
+    of_query, of_key, of_value, out = (
+        matrix_of(part, 6) for part in (layer.query, layer.key, layer.value, layer.output)
+    )
     fed, found = torch.zeros(6).double(), []
     for t, token in enumerate(TOKENS):
         word = model.embedding.weight[token]
         held = write(torch.cat([word, fed])[None] if feeds else word[None], held)
         hidden = held[0][0]
         near = [s for s in range(len(states)) if mechanism == "luong" or abs(s - t) <= options["radius"]]
-        scores = [(layer.query.weight @ hidden) @ matrix @ (layer.key.weight @ states[s]) for s in near]
+        scores = [(of_query @ hidden) @ matrix @ (of_key @ states[s]) for s in near]
         alpha = torch.stack(scores).softmax(0)
-        context = layer.output.weight @ sum(
-            a * (layer.value.weight @ states[s]) for a, s in zip(alpha, near, strict=True)
-        )
+        context = out @ sum(a * (of_value @ states[s]) for a, s in zip(alpha, near, strict=True))
         fed = torch.tanh(model.joined.weight @ torch.cat([context, hidden]))
         found.append(model.unembedding.weight @ fed)
     torch.testing.assert_close(model(TOKENS[None], SOURCE[None])[0], torch.stack(found), rtol=0, atol=1e-12)

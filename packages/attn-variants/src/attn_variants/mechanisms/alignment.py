@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from attn_core import AttentionSpec, Capability, Cost, DeclaredMechanism, MechanismConfig, Paper, Shape, Step
+from attn_core import AttentionSpec, Capability, Cost, MechanismConfig, Paper, Shape, Step
 from attn_core.checks import require_number
 from attn_core.distributions import Distribution, Hard, Softmax
 from attn_core.errors import Incompatible
@@ -13,6 +13,7 @@ from attn_core.scores import Additive
 
 from attn_variants.mechanisms.common import GROUPED_SELF
 from attn_variants.mechanisms.scores import AdditiveConfig
+from attn_variants.mechanisms.unprojected import STATES, StatesAttention, StatesConfig
 
 if TYPE_CHECKING:
     from attn_variants.mechanisms.alignment_layer import GatedAttention, GatedSamplingAttention
@@ -20,7 +21,14 @@ if TYPE_CHECKING:
 CROSS = GROUPED_SELF - {Capability.CAUSAL, Capability.ROTARY, Capability.SHARES_KV} | {Capability.CROSS}
 
 
-class Alignment(DeclaredMechanism):
+@dataclass(frozen=True, kw_only=True)
+class AlignmentConfig(AdditiveConfig, StatesConfig):
+    """`intermediate_size` units of the scoring network of one head, `head_dim` by default; with `projections` "all"
+    queries, keys, values and output have a learned matrix each, with "none", as in the papers, none has.
+    """
+
+
+class Alignment(StatesAttention):
     """Additive attention of queries, such as a decoder's states, to the annotations of a source."""
 
     name = "alignment"
@@ -31,9 +39,12 @@ class Alignment(DeclaredMechanism):
         year=2015,
         arxiv="1409.0473",
     )
-    equation = r"e_{ij} = v^\top \tanh(W_a q_i + U_a h_j + b),\quad c_i = \sum_j \mathrm{softmax}(e_i)_j h_j"
+    equation = (
+        r"e_{ij} = v^\top \tanh(W_a q_i + U_a k_j + b),\quad \alpha_i = \mathrm{softmax}(e_i),\quad"
+        r" c_i = \textstyle\sum_j \alpha_{ij} v_j;" + STATES
+    )
     capabilities = CROSS
-    Config = AdditiveConfig
+    Config = AlignmentConfig
     distribution: Distribution = Softmax()
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
@@ -56,8 +67,8 @@ class SoftVisual(Alignment):
         arxiv="1502.03044",
     )
     equation = (
-        r"\alpha_t = \mathrm{softmax}_i\left(v^\top \tanh(W_a a_i + W_d h_{t-1} + b)\right),\quad"
-        r" \hat z_t = \sigma(W_\beta h_{t-1}) \sum_i \alpha_{ti} a_i"
+        r"\alpha_t = \mathrm{softmax}_i\left(v^\top \tanh(W_a k_i + W_d q_t + b)\right),\quad"
+        r" \hat z_t = \sigma(W_\beta s_t) \textstyle\sum_i \alpha_{ti} v_i;" + STATES
     )
 
     drops_weights = True
@@ -76,7 +87,7 @@ class SoftVisual(Alignment):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HardConfig(AdditiveConfig):
+class HardConfig(AlignmentConfig):
     """In training a share `mean_rate` of the calls takes the soft mean instead of a sample."""
 
     mean_rate: float = 0.5
@@ -97,8 +108,8 @@ class HardVisual(SoftVisual):
     summary = "one annotation: sampled in training, the likeliest otherwise"
     equation = (
         r"s_t \sim \mathrm{Multinoulli}\left(\mathrm{softmax}_i"
-        r"\left(v^\top \tanh(W_a a_i + W_d h_{t-1} + b)\right)\right),"
-        r"\quad \hat z_t = \sigma(W_\beta h_{t-1})\, a_{s_t}"
+        r"\left(v^\top \tanh(W_a k_i + W_d q_t + b)\right)\right),"
+        r"\quad \hat z_t = \sigma(W_\beta s_t)\, v_{s_t};" + STATES
     )
     capabilities = CROSS - {Capability.EXACT}
     Config = HardConfig

@@ -129,9 +129,9 @@ EPSILONS = {"softmax": 1e-6, "relu": 1e-3}
 class Performer(Recurrence):
     """Softmax attention estimated by positive random features, so that a sequence is remembered as one matrix a head.
 
-    Directions are orthogonal and drawn once; a layer in training can `redraw()` them. The largest feature, which keeps
-    the exponentials finite, is that of the tokens so far, so that decoding equals the full computation; it changes
-    ε only, which is relative to it.
+    Directions are orthogonal; they are drawn once, or anew every `redraw` passes of training. The largest feature,
+    which keeps the exponentials finite, is that of the tokens so far, so that decoding equals the full computation; it
+    changes ε only, which is relative to it.
     """
 
     name = "performer"
@@ -157,16 +157,19 @@ class Performer(Recurrence):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(RecurrenceConfig):
-        """`features` m of a head, by default d ln d; `kernel` is "softmax" or "relu"; `epsilon` is added to each."""
+        """`features` m of a head, by default d ln d; `kernel` is "softmax" or "relu"; `epsilon` is added to each. In
+        training new directions are drawn every `redraw` passes, as in the paper, 0 for never."""
 
         features: int | None = None
         kernel: str = "softmax"
         epsilon: float | None = None
+        redraw: int = 0
 
         def __post_init__(self) -> None:
             super().__post_init__()
             require_whole("features", self.features, ge=1, unit="features", optional=True)
             require_choice("kernel", self.kernel, EPSILONS)
+            require_whole("redraw", self.redraw, ge=0, unit="passes")
             if self.epsilon is not None and not self.epsilon > 0:
                 raise InvalidValue.of("epsilon", self.epsilon, "a number above 0")
 
@@ -184,6 +187,7 @@ class Performer(Recurrence):
             chunk=own.chunk,
             features=features_of(own, heads),
             epsilon=own.epsilon or EPSILONS[own.kernel],
+            redraw=own.redraw,
         )
 
     def extras(self, config: MechanismConfig) -> Extra:  # noqa: ARG002 -- the contract of recurrences

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from attn_core import Heads, LayerState, RaggedBatch
@@ -254,17 +254,45 @@ def quotient(sums: Tensor) -> Tensor:
 class RandomFeatureLayer(LinearAttentionLayer):
     """Linear attention whose features are of random directions, `projection` [features, key_size].
 
-    The projection is a buffer: it is saved with the layer, and only `redraw` changes it.
+    The projection is a buffer: it is saved with the layer, and only `redraw` changes it. With `redraw` N that happens
+    before every N-th pass of training but the first, counted in the buffer `passes`; directions come from torch's
+    global generator.
     """
 
     projection: Tensor
+    passes: Tensor
 
     def __init__(
-        self, heads: Heads, *, hidden_size: int, causal: bool, bias: bool, chunk: int, features: int, epsilon: float
+        self,
+        heads: Heads,
+        *,
+        features: int,
+        epsilon: float,
+        redraw: int = 0,
+        **sizes: Any,
     ) -> None:
-        super().__init__(heads, hidden_size=hidden_size, causal=causal, bias=bias, chunk=chunk)
+        super().__init__(heads, **sizes)
         self.epsilon = epsilon
+        self.redraw_every = redraw
         self.register_buffer("projection", orthogonal(features, heads.key_size))
+        if redraw:
+            self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Attend over whole sequences; as of `RecurrenceLayer.forward`."""
+        self.count_pass()
+        return super().forward(query, source, key_padding_mask=key_padding_mask)
+
+    def count_pass(self) -> None:
+        """Count a pass of training, and draw new directions when it is time.
+
+        A pass that activation checkpointing repeats during the backward pass is the same pass, and keeps them.
+        """
+        if not self.redraw_every or not self.training or torch._C._current_graph_task_id() != -1:  # noqa: SLF001 -- no public name
+            return
+        if int(self.passes) and int(self.passes) % self.redraw_every == 0:
+            self.redraw()
+        self.passes += 1
 
     def redraw(self, generator: Generator | None = None) -> None:
         """Draw new orthogonal directions, as the paper does every so many training steps.
@@ -274,8 +302,8 @@ class RandomFeatureLayer(LinearAttentionLayer):
         if not self.training:
             raise WrongState("performer: the directions are frozen in evaluation; call train() before redraw()")
         features, size = self.projection.shape
-        fresh = orthogonal(features, size, generator)
-        self.projection.copy_(fresh)
+        # Another tensor: a backward pass may still need the old one.
+        self.projection = orthogonal(features, size, generator).to(self.projection)
 
     def finish(self, out: Tensor, rows: Tensor) -> Tensor:
         """Sums of values by sums of ones, projected."""
@@ -313,6 +341,7 @@ class SoftmaxFeatureLayer(RandomFeatureLayer):
         `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
         given.
         """
+        self.count_pass()
         parts = self._masked(query, source, key_padding_mask)
         if not self.causal:
             sums = full_sums(*parts, self.epsilon)

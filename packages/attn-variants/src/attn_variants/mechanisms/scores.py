@@ -12,6 +12,7 @@ from attn_core.errors import Incompatible
 from attn_core.scores import Additive, Concat, Cosine, Dot, General, Location, Score
 
 from attn_variants.mechanisms.common import GROUPED_SELF, self_attention
+from attn_variants.mechanisms.unprojected import STATES, StatesAttention, StatesConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,8 +148,9 @@ UNKNOWN = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class LuongConfig(MechanismConfig):
-    """`score` is dot, general, concat or location."""
+class LuongConfig(StatesConfig):
+    """`score` is dot, general, concat or location; with `projections` "all" queries, keys, values and output have a
+    learned matrix each, with "none", as in the paper, none has."""
 
     score: str = "general"
 
@@ -173,10 +175,10 @@ def cross_heads(config: MechanismConfig, name: str) -> Heads:
     return config.head_layout
 
 
-class GlobalLuongAttention(DeclaredMechanism):
+class GlobalLuongAttention(StatesAttention):
     """Luong's global attention: every query meets the whole source, with the score of the `score` option.
 
-    The paper scores the states themselves: projections that are the identity. Its h̃ = tanh(W [c; h]) joins what comes
+    The paper scores the states themselves: `projections` "none". Its h̃ = tanh(W [c; h]) joins what comes
     out with the decoder's state, and is the model's.
     """
 
@@ -184,8 +186,8 @@ class GlobalLuongAttention(DeclaredMechanism):
     summary = "cross-attention to the whole source with dot, general, concat or location scores"
     paper = LUONG
     equation = (
-        r"a_t(s) = \mathrm{softmax}_s(\mathrm{score}(h_t, \bar h_s)),\quad"
-        r" c_t = \sum_s a_t(s) \bar h_s"
+        r"a_t(j) = \mathrm{softmax}_j(\mathrm{score}(q_t, k_j)),\quad"
+        r" c_t = \textstyle\sum_j a_t(j) v_j;" + STATES
     )
     capabilities = CAPABILITIES
 
@@ -233,7 +235,7 @@ class LocationAttention(DeclaredMechanism):
         return self_attention(config, score=Location(longest=longest))
 
 
-class MonotonicLocalAttention(DeclaredMechanism):
+class MonotonicLocalAttention(StatesAttention):
     """Luong's local-m: query t meets the source within `radius` positions of t.
 
     A query further than that behind the end of the source meets nothing, and gets zeros.
@@ -243,8 +245,8 @@ class MonotonicLocalAttention(DeclaredMechanism):
     summary = "cross-attention to the source around the query's own position"
     paper = LUONG
     equation = (
-        r"a_t(s) = \mathrm{softmax}_{|s - t| \le D}(\mathrm{score}(h_t, \bar h_s)),\quad"
-        r" c_t = \sum_s a_t(s) \bar h_s"
+        r"a_t(j) = \mathrm{softmax}_{|j - t| \le D}(\mathrm{score}(q_t, k_j)),\quad"
+        r" c_t = \textstyle\sum_j a_t(j) v_j;" + STATES
     )
     sketch: ClassVar = {"radius": 2}
     capabilities = CAPABILITIES
@@ -270,7 +272,7 @@ class MonotonicLocalAttention(DeclaredMechanism):
         )
 
 
-class PredictiveLocalAttention(DeclaredMechanism):
+class PredictiveLocalAttention(StatesAttention):
     """Luong's local-p: every query names a place of the source and meets what is within `radius` of it.
 
     Weights fall with the distance from the place as a Gaussian, and do not sum to one. The gradient reaches the place
@@ -281,9 +283,9 @@ class PredictiveLocalAttention(DeclaredMechanism):
     summary = "cross-attention to the source around a place that the query names"
     paper = LUONG
     equation = (
-        r"p_t = S \, \sigma(v^\top \tanh(W h_t)),\quad"
-        r" a_t(s) = \mathrm{softmax}_{|s - p_t| \le D}(\mathrm{score}(h_t, \bar h_s))"
-        r" \exp\left(-\frac{(s - p_t)^2}{2 (D/2)^2}\right)"
+        r"p_t = S \, \sigma(v^\top \tanh(W q_t)),\quad"
+        r" a_t(j) = \mathrm{softmax}_{|j - p_t| \le D}(\mathrm{score}(q_t, k_j))"
+        r" \exp\left(-\frac{(j - p_t)^2}{2 (D/2)^2}\right);" + STATES
     )
     sketch: ClassVar = {"radius": 2}
     capabilities = CAPABILITIES - {Capability.NORMALISED} | {Capability.CHOOSES}

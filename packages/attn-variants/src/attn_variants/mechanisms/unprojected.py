@@ -1,0 +1,61 @@
+"""Attention of recurrent decoders with projections around it, or as their papers have it: of the states themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from attn_core import Cost, DeclaredMechanism, MechanismConfig, Shape, Step
+from attn_core.checks import require_choice
+from attn_core.errors import InvalidValue
+
+PROJECTIONS = ("all", "none")
+STATES = (
+    r"\quad (q, k, v) = (W_Q s, W_K h, W_V h),\ c = W_O \textstyle\sum_j \alpha_j v_j;\quad"
+    r" \text{projections = none: } q = s,\ k = v = h,\ W_O = I"
+)
+"""The end of an equation: what queries, keys and values are of the decoder's states s and the source's states h."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatesConfig(MechanismConfig):
+    """`projections` "all" makes queries, keys, values and output by a learned matrix each; with "none", as the paper
+    has it, the score compares the states themselves, and what comes out is their weighted sum: of one head, as wide as
+    the states, without biases.
+    """
+
+    projections: str = "all"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_choice("projections", self.projections, PROJECTIONS)
+        if self.projections == "all":
+            return
+        if self.num_heads != 1:
+            raise InvalidValue.of("num_heads", self.num_heads, "1 with projections 'none': states have no parts")
+        if self.head_dim not in {None, self.hidden_size}:
+            allowed = f"hidden_size {self.hidden_size} with projections 'none': keys are the states themselves"
+            raise InvalidValue.of("head_dim", self.head_dim, allowed)
+        if self.bias:
+            raise InvalidValue.of("bias", self.bias, "False with projections 'none', to which no biases belong")
+
+
+class StatesAttention(DeclaredMechanism):
+    """Base of mechanisms whose config is a `StatesConfig`: with projections "none" the layer has none."""
+
+    drops_weights = True
+
+    def build(self, config: MechanismConfig) -> Any:
+        """The layer of the spec, without its projections where the config says so."""
+        layer = super().build(config)
+        if StatesConfig.of(config).projections == "none":
+            layer.leave_out_projections()
+        return layer
+
+    def projection_cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
+        """As declared; without projections, what the score and the distribution do with each state."""
+        if StatesConfig.of(config).projections == "all":
+            return super().projection_cost(config, shape)
+        spec = self.spec(config)
+        flops = shape.batch * (shape.query * spec.query_flops() + shape.encoded * spec.key_flops())
+        return Cost(flops=flops, allowed_flops=flops, parameters=spec.parameters())
