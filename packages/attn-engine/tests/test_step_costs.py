@@ -60,14 +60,14 @@ def step(engine) -> None:
     assert [output.error for output in outputs] == [None] * BATCH
 
 
-@pytest.mark.parametrize("params", [GREEDY], ids=["greedy"])
-def test_the_host_waits_once_a_step_and_copies_once(gpu, params):
+@pytest.mark.parametrize(("params", "copies"), [(GREEDY, 1), (SAMPLED, 2)], ids=["greedy", "sampled"])
+def test_the_host_waits_once_a_step_and_copies_what_each_step_brings(gpu, params, copies):
     engine = decoding(model_of(2), gpu, params)
     for _ in range(3):
         gpu.reset()
         step(engine)
         assert gpu.syncs.total() == 1
-        assert gpu.copies == 1
+        assert gpu.copies == copies
 
 
 def test_a_step_that_repeats_starts_the_same_programs_over_the_same_inputs(gpu):
