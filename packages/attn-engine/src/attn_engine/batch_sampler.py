@@ -113,8 +113,8 @@ def process_together(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     if biases:
         lines, ids, added = zip(*biases, strict=True)
         places = torch.tensor([lines, ids], device=scores.device)
-        added = torch.tensor(added, dtype=scores.dtype, device=scores.device)
-        scores.index_put_((places[0], places[1]), added, accumulate=True)
+        amounts = torch.tensor(added, dtype=scores.dtype, device=scores.device)
+        scores.index_put_((places[0], places[1]), amounts, accumulate=True)
     allowed = {place: row.allowed for place, row in enumerate(rows) if row.allowed is not None}
     if allowed:
         at = indices(allowed, scores)
