@@ -12,16 +12,16 @@ from attn_kernels_triton.kernels.rowwise import Turn, TurnTile, cos_sin_of_batch
 
 
 class Append(NamedTuple):
-    """Everything for the program: `query`, `key`, `value` and `out` [1, token, head, size]; `keys` and `values` [1,
-    row, head, size], memory of which `slots` [token] are the rows of tokens. `value_width` is a power of two that is
-    not smaller than the size of values."""
+    """Everything for the program: `query`, `key`, `value` and `out` [1, token, head, size]; `key_memory` and
+    `value_memory` [1, row, head, size], of which `slots` [token] are the rows of tokens. `tile` is of one token,
+    `value_width` a power of two that is not smaller than the size of values."""
 
     query: Rows
     key: Rows
     value: Rows
     out: Rows
-    keys: Rows
-    values: Rows
+    key_memory: Rows
+    value_memory: Rows
     slots: Any
     turn: Turn
     tokens: Any
@@ -46,12 +46,12 @@ def rotate_append(call):
         owner = (head - call.heads) % call.owners
         if head < call.heads + call.owners:
             source = call.key.data + at * call.key.row + owner * call.key.head
-            turn(call, token, source, call.keys.data + slot * call.keys.row + owner * call.keys.head)
+            turn(call, token, source, call.key_memory.data + slot * call.key_memory.row + owner * call.key_memory.head)
         else:
             across = tl.arange(0, call.value_width)
             inside = across < call.value_size
             source = call.value.data + at * call.value.row + owner * call.value.head
-            target = call.values.data + slot * call.values.row + owner * call.values.head
+            target = call.value_memory.data + slot * call.value_memory.row + owner * call.value_memory.head
             tl.store(target + across, tl.load(source + across, mask=inside), mask=inside)
 
 

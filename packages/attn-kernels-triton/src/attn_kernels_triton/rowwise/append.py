@@ -22,22 +22,16 @@ def rotate_appended(
     """See `attn_core.RotaryKernel.rotate_appended`. Raises `InvalidValue` for rows that the program would misread; that
     rows of the cache are where tokens may go is for the caller to see to."""
     query = projected[0]
+    check_appended(projected, turns, kept)
     out = query.new_empty(query.shape)
     append_launch(projected, turns, kept, out, interleaved=interleaved).run(query.device)
     return out
 
 
-def append_launch(
-    projected: tuple[Tensor, Tensor, Tensor],
-    turns: tuple[Tensor, Tensor],
-    kept: RowsInPlace,
-    out: Tensor,
-    *,
-    interleaved: bool,
-) -> Launch:
-    """The program over all heads of queries, keys and values."""
+def check_appended(projected: tuple[Tensor, Tensor, Tensor], turns: tuple[Tensor, Tensor], kept: RowsInPlace) -> None:
+    """Raise `InvalidValue` for tensors that the program would misread."""
     query, key, value = projected
-    tokens, heads, size = query.shape
+    tokens, _, size = query.shape
     owners, value_size = key.shape[1], value.shape[2]
     for name, rows in (("query", query), ("key", key), ("value", value)):
         check_rows(name, rows)
@@ -51,15 +45,35 @@ def append_launch(
         if memory.dtype != query.dtype or memory.stride(2) != 1:
             allowed = f"{query.dtype}, heads dense in memory"
             raise InvalidValue.of(f"rows.fields[{name!r}]", f"{memory.dtype}, strides {memory.stride()}", allowed)
-    turning = Turning(*(by_sequence(turn) for turn in turns), interleaved)
+
+
+def append_launch(
+    projected: tuple[Tensor, Tensor, Tensor],
+    turns: tuple[Tensor, Tensor],
+    kept: RowsInPlace,
+    out: Tensor,
+    *,
+    interleaved: bool,
+) -> Launch:
+    """The program over all heads of queries, keys and values."""
+    query, key, value = projected
+    tokens, heads, _ = query.shape
+    owners, value_size = key.shape[1], value.shape[2]
+    keys, values = (kept.fields[name] for name in ("key", "value"))
+    turning = Turning(by_sequence(turns[0]), by_sequence(turns[1]), interleaved)
     call = Append(
-        *(located(rows) for rows in (query, key, value, out, keys, values)),
+        query=located(query),
+        key=located(key),
+        value=located(value),
+        out=located(out),
+        key_memory=located(keys),
+        value_memory=located(values),
         slots=kept.slot_mapping,
         turn=Turn(turning.cosines, turning.sines, 0, turning.cosines.stride(1)),
         tokens=tokens,
         heads=heads,
         owners=owners,
-        tile=turn_tile(query[None], turning),
+        tile=turn_tile(query[None], turning)._replace(tokens=tl.constexpr(1)),
         value_size=tl.constexpr(value_size),
         value_width=tl.constexpr(power(value_size)),
     )
