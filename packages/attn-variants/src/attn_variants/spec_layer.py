@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 from attn_core import AttentionInputs, AttentionSpec, Fields, Full, Heads, InnerAttention, LayerState, RaggedBatch
+from attn_core.checks import require_no_module
 from attn_core.errors import InvalidValue, WrongState
 from attn_core.kernels.attend import Varlen
 from attn_core.kernels.block import AttentionParts
@@ -52,6 +53,8 @@ class SpecLayer(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        for place, part in spec.parts.items():
+            require_no_module(place, part)
         heads = spec.heads
         own = projected or heads
         self.spec = spec
