@@ -74,7 +74,11 @@ class Paper:
 
 
 class AttentionLayer(Protocol):
-    """What `build` returns: a `torch.nn.Module` with these methods."""
+    """What `build` returns: a `torch.nn.Module` with these methods.
+
+    It may also have `take_auxiliary_loss() -> Tensor | None`: a scalar that the last pass of training leaves, to be
+    added once to the loss.
+    """
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Attend over whole sequences.
