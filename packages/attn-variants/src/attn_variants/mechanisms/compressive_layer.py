@@ -49,9 +49,9 @@ class CompressiveLayer(nn.Module):
     """Attention over a segment, a memory of what came before it and a compressed memory of what came before that.
 
     Learned: `query`, `key`, `value`, `output` (`nn.Linear`, uniform by Glorot's rule) and, for the pooling
-    "convolution", `mix` (`nn.Linear` from `rate` rows to one); compressed rows of "mean" and "max" are of their elements.
-    Compressed rows go through `key` and `value` as all rows do. With `reconstruction`, a pass of training over more
-    than a segment leaves a loss for `take_auxiliary_loss`.
+    "convolution", `mix` (`nn.Linear` from `rate` rows to one); compressed rows of "mean" and "max" are of their
+    elements. Compressed rows go through `key` and `value` as all rows do. With `reconstruction`, a pass of training
+    over more than a segment leaves a loss for `take_auxiliary_loss`.
     """
 
     def __init__(
