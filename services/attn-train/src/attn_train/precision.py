@@ -20,6 +20,9 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
+Precision = Callable[[], AbstractContextManager[object]]
+"""Makes what forward passes are made in."""
+
 BLOCKS = (Block, EncoderBlock, TransformerEncoderBlock, TransformerDecoderBlock)
 """Modules that can be compiled, or whose activations can be computed twice."""
 
@@ -73,16 +76,24 @@ def set_up_blocks(model: nn.Module, config: TrainingConfig) -> None:
     for block in blocks_of(model):
         if config.gradient_checkpointing:
             # Only in training: what is measured has no gradients.
-            block.forward = partial(recomputed, block, block.forward)
+            device = next(block.parameters()).device
+            precision = partial(forward_precision, config.precision, device)
+            block.forward = partial(recomputed, block, precision, block.forward)
         if config.torch_compile:
             cast("nn.Module", block).compile()
 
 
-def recomputed(block: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def recomputed(block: nn.Module, precision: Precision, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`forward` of a block, whose activations are not kept: its gradients compute it again (arXiv 1604.06174)."""
     if not torch.is_grad_enabled() or not block.training:
         return forward(*args, **kwargs)
-    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        # Of the modes around the first time, torch has the second within autocast alone.
+        with precision():
+            return forward(*args, **kwargs)
+
+    return checkpoint(run, *args, use_reentrant=False, **kwargs)
 
 
 def blocks_of(model: nn.Module) -> list[Any]:

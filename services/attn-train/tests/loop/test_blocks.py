@@ -29,9 +29,10 @@ def trained(text, config, changed, record):
     return train
 
 
-def test_activations_that_are_computed_again_give_the_same_losses_bit_for_bit(trained):
-    kept, _, names = trained()
-    again, trainer, others = trained(gradient_checkpointing=True)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_activations_that_are_computed_again_give_the_same_losses_bit_for_bit(trained, precision):
+    kept, _, names = trained(precision=precision)
+    again, trainer, others = trained(precision=precision, gradient_checkpointing=True)
     assert again == kept
     assert others == names
     assert len(blocks_of(trainer.model)) == MODEL.num_layers
@@ -48,6 +49,14 @@ def test_blocks_are_computed_twice_in_an_update_and_once_elsewhere(trained, text
     trainer.model.eval()
     trainer._task.loss(trainer.model, (tokens, targets)).backward()
     assert len(calls) == 3
+
+
+def test_what_is_measured_on_a_cpu_stays_in_float32_where_activations_are_computed_again(trained):
+    _, trainer, _ = trained(precision="bfloat16", gradient_checkpointing=True)
+    found = trainer.validation_loss(2)
+    for block in trainer.model.blocks:
+        del block.forward
+    assert trainer.validation_loss(2) == found
 
 
 @pytest.mark.parametrize("again", [False, True])
