@@ -125,8 +125,9 @@ class CompressiveLayer(nn.Module):
 
     def _frozen(self, linear: nn.Linear, rows: Tensor) -> Tensor:
         """As `_split`, without a gradient to the projection."""
-        bias = None if linear.bias is None else linear.bias.detach()
-        return functional.linear(rows, linear.weight.detach(), bias).unflatten(-1, (self.heads, self.size))
+        frozen = {name: weight.detach() for name, weight in linear.named_parameters()}
+        out: Tensor = functional.linear(rows, frozen["weight"], frozen.get("bias"))
+        return out.reshape(*rows.shape[:-1], self.heads, self.size)
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """The new rows [tokens, hidden_size] of many requests, one after the other; returns [tokens, hidden_size].

@@ -71,7 +71,8 @@ def auxiliary_losses(model: nn.Module) -> Tensor | float:
 
     To be added once to the loss of a batch, before its backward pass; 0 without any.
     """
-    left = [module.take_auxiliary_loss() for module in model.modules() if hasattr(module, "take_auxiliary_loss")]
+    takers: list[Any] = [module for module in model.modules() if hasattr(module, "take_auxiliary_loss")]
+    left = [taker.take_auxiliary_loss() for taker in takers]
     return sum((loss for loss in left if loss is not None), start=router_aux_loss(model))
 
 
