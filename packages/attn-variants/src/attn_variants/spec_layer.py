@@ -220,7 +220,8 @@ class SpecLayer(nn.Module):
 
     def varlen_kernel(self, operands: AttentionInputs) -> AttendKernel | None:
         """What computes `attend` of several documents end to end in one call; None where nothing does."""
-        return None if self.inner is not None else self._plan.varlen_kernel(operands)
+        own = type(self)._attend is not SpecLayer._attend  # noqa: SLF001
+        return None if own or self.inner is not None else self._plan.varlen_kernel(operands)
 
     def attend_last(self, rows: Tensor, operands: AttentionInputs) -> Tensor:
         """As `attend`, for one query [batch, 1, heads, key_size] that comes after all its keys."""
