@@ -33,7 +33,13 @@ from attn_models.attention import layer_attentions
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.device import resolve_device, resolve_dtype
-from attn_models.quantization.quantize import prepack_model, quantize_model, require_not_quantized
+from attn_models.quantization.quantize import (
+    can_quantize,
+    join_projections,
+    prepack_model,
+    quantize_model,
+    require_not_quantized,
+)
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import CheckpointFolder, Verify, read_folder, write_folder
 
@@ -144,7 +150,7 @@ def load_model(
     tensors, which differ. `verify` says how the folder is checked against its manifest, if it has one. `quantization`,
     one of `QUANTIZATIONS`, packs the weights of linear layers for serving; `dtype` is what everything else is computed
     in (see `quantize_model`). `auto` packs them as they are stored, and a model in float32 on a CPU alone (see
-    `prepack_model`); None means `none`.
+    `prepack_model`), and on a CUDA device joins those of one input (see `join_projections`); None means `none`.
 
     Raises `CheckpointInvalid` for a folder that is damaged, hostile or does not fit the model, naming every
     tensor that is missing, extra or misshaped; `UnknownName` for a layout or mechanism that is not known;
@@ -158,6 +164,7 @@ def load_model(
     if quantization not in (None, *QUANTIZATIONS):
         raise InvalidValue.of("quantization", quantization, ", ".join(QUANTIZATIONS))
     checkpoint = read_folder(folder, verify=verify, device=place)
+    joined = quantization == "auto" and place.type == "cuda"
     if quantization == "none" or (quantization == "auto" and (name != "float32" or place.type != "cpu")):
         quantization = None
     # Packing reads each weight once, wherever it lies and whatever its type.
@@ -171,6 +178,8 @@ def load_model(
         prepack_model(model, read_as)
     elif quantization is not None:
         quantize_model(model, quantization, getattr(torch, name))
+    elif joined and can_quantize(model):
+        join_projections(model)
     tokenizer = Tokenizer.from_folder(checkpoint.path) if checkpoint.tokenizer else None
     if tokenizer is not None and tokenizer.vocab_size > model.vocab_size:
         rule = f"{tokenizer.vocab_size} tokens in the vocabulary, {model.vocab_size} rows in the embedding"
