@@ -14,7 +14,7 @@ from attn_testing.law import MechanismLaw, require, require_same
 from attn_testing.laws.decoding import PLAN, follow, silent_where_nothing_decodes
 from attn_testing.subject import Case
 
-TOKENS, PADDED = 5, 8
+SHORT, PADDED = 5, 26
 
 
 class PaddingInvariance(MechanismLaw):
@@ -26,14 +26,14 @@ class PaddingInvariance(MechanismLaw):
         query, source, key_padding_mask = padded_batch(case)
         with torch.no_grad():
             together = case.attend(query, source, key_padding_mask)
-            for row, length in enumerate((PADDED, TOKENS)):
+            for row, length in enumerate((PADDED, SHORT)):
                 one = query[row : row + 1] if case.cross else query[row : row + 1, :length]
                 alone = case.attend(one, None if source is None else source[row : row + 1, :length])
                 what = f"a sequence of {length} padded to {PADDED} and alone"
                 require_same(together[row : row + 1, : one.shape[1]], alone, what, 1e-10)
 
     def test_the_content_of_padding_is_never_seen(self, case: Case) -> None:
-        key_padding_mask = torch.tensor([[True, True, False, True, True, False, False, True]])
+        key_padding_mask = torch.tensor([[True, True, False, True, True, False, False, True, *[True] * (PADDED - 8)]])
         query, source = case.rows(1, PADDED), case.source(1, PADDED)
         rubbish = 100 * case.rows(1, PADDED, seed=4)
         with torch.no_grad():
@@ -47,9 +47,9 @@ class PaddingInvariance(MechanismLaw):
 
 
 def padded_batch(case: Case) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Two sequences, of 8 and of 5 tokens, padded to 8; for cross attention the sources are padded."""
+    """Two sequences, of many and of 5 tokens, padded to many; for cross attention the sources are padded."""
     key_padding_mask = torch.ones(2, PADDED, dtype=torch.bool)
-    key_padding_mask[1, TOKENS:] = False
+    key_padding_mask[1, SHORT:] = False
     return case.rows(2, PADDED), case.source(2, PADDED), key_padding_mask
 
 
@@ -109,7 +109,7 @@ class RowSums(MechanismLaw):
     needs: ClassVar[tuple[Capability, ...]] = (Capability.WEIGHTS, Capability.NORMALISED)
 
     def test_weights_are_shares_of_the_allowed_keys(self, case: Case) -> None:
-        query, source = case.rows(2, 7), case.source(2, 5)
+        query, source = case.rows(2, case.tokens), case.source(2, 29)
         check_weights(case, case.weights(query, source), None)
 
     def test_weights_of_padded_sequences_are_shares_of_the_real_keys(self, case: Case) -> None:

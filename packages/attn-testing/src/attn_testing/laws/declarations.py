@@ -12,7 +12,7 @@ from attn_core.errors import UnknownName, UserError
 from attn_core.options import option_fields
 
 from attn_testing.law import LawBroken, MechanismLaw, require
-from attn_testing.subject import CONTEXT, Case, Subject
+from attn_testing.subject import Case, Subject
 
 TOKENS = 12
 
@@ -174,7 +174,7 @@ class Undeclared(MechanismLaw):
 def build(subject: Subject, **setting: Any) -> Any:
     """A layer at the first setting, changed by `setting`."""
     values = {
-        "max_seq_len": CONTEXT,
+        "max_seq_len": subject.context,
         **subject.settings[0],
         **subject.modes[0],
         "num_heads": 4,
@@ -186,7 +186,13 @@ def build(subject: Subject, **setting: Any) -> Any:
 
 def directed(subject: Subject, *, causal: bool) -> Any:
     """A layer of a config that says so itself: `configure` would refuse it before the mechanism is asked."""
-    values = {"max_seq_len": CONTEXT, **subject.settings[0], **subject.modes[0], "num_heads": 4, "hidden_size": 16}
+    values = {
+        "max_seq_len": subject.context,
+        **subject.settings[0],
+        **subject.modes[0],
+        "num_heads": 4,
+        "hidden_size": 16,
+    }
     config = configure(subject.mechanism, subject.options, **values)
     return subject.mechanism.build(dataclasses.replace(config, causal=causal))
 
