@@ -98,16 +98,24 @@ class Case:
         return () if source is None else (source,)
 
 
-def in_mode(case: Case, query: Tensor, source: Tensor | None = None, *, training: bool, seed: int = 3) -> Tensor:
+def in_mode(
+    case: Case,
+    query: Tensor,
+    source: Tensor | None = None,
+    key_padding_mask: Tensor | None = None,
+    *,
+    training: bool,
+    seed: int = 3,
+) -> Tensor:
     """The outputs in evaluation, or of a fresh layer in training, which draws what it draws by this seed."""
     out: Tensor
     if not training:
-        out = case.attend(query, source)
+        out = case.attend(query, source, key_padding_mask)
         return out
     layer = case.build().train()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        out = case.attend(query, source, None, layer)
+        out = case.attend(query, source, key_padding_mask, layer)
     return out
 
 
@@ -182,7 +190,7 @@ class Subject:
 
     @cached_property
     def _tried(self) -> list[Case | Refusal]:
-        return [self._try({**setting, **mode}) for setting in self._promised() for mode in self.modes]
+        return [self.attempt({**setting, **mode}) for setting in self._promised() for mode in self.modes]
 
     def _promised(self) -> Iterator[dict[str, Any]]:
         for setting in self.settings:
@@ -193,10 +201,11 @@ class Subject:
             ):
                 yield {"max_seq_len": self.context, **setting}
 
-    def _try(self, setting: Setting) -> Case | Refusal:
+    def attempt(self, setting: Setting, **options: Any) -> Case | Refusal:
+        """The case of a setting, with some options changed, or that it was not taken."""
         label = label_of(setting)
         try:
-            config = configure(self.mechanism, self.options, **setting)
+            config = configure(self.mechanism, {**self.options, **options}, **setting)
             case = Case(self.mechanism, config, setting, label, self.tokens)
             case.layer  # noqa: B018  # building may refuse what the config alone could not
         except Exception as error:  # noqa: BLE001  # a mechanism may raise anything; the law `settings` says so
