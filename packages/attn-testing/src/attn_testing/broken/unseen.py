@@ -199,7 +199,7 @@ class Idle(Sound):
 class Unwritable(Sound):
     """Breaks described: the equation is no LaTeX."""
 
-    equation = r"\mathrm{softmax(q^\top k / \sqrt{d_k}} V"
+    equation = r"\mathrm{softmax}\left(q^\top k / \sqrt{d_k}\right V"
 
 
 class Free(Sound):
