@@ -2,8 +2,8 @@ import pytest
 
 from attn_core import AttentionSpec, Causal, Heads
 from attn_core.distributions import LocalGaussian, SoftmaxWithSink
-from attn_core.errors import InvalidValue
-from attn_core.modifiers import RelativeBias, RelativeKeys, SoftCap, T5Bias
+from attn_core.errors import InvalidValue, UserError
+from attn_core.modifiers import RelativeBias, RelativeKeys, ScoreFunction, SoftCap, T5Bias
 from attn_core.norms import QkNorm
 from attn_core.scores import General, Location
 
@@ -74,3 +74,40 @@ def test_a_spec_says_whether_it_matters_where_rows_stand(parts, located):
 def test_parts_refuse_values_out_of_their_range(make, named):
     with pytest.raises(InvalidValue, match=named):
         make()
+
+
+def takes_a_slope(score, head, query, key, slope):
+    return score - slope[head] * (query - key)
+
+
+def test_shapes_of_learned_parameters_follow_from_the_heads():
+    heads = Heads(query=4, key_value=2, key_size=3, value_size=5)
+    words = {"slope": ("heads", 2, "kv_heads", "head_dim")}
+    spec = AttentionSpec(heads=heads, modifiers=(ScoreFunction(takes_a_slope, parameters=words),))
+    assert spec.weights == {"modifiers.function.slope": (4, 2, 2, 3)}
+    assert spec.parameters() == 48
+
+
+def test_functions_with_equal_parameters_are_equal_and_hash_alike():
+    one, other = (ScoreFunction(takes_a_slope, parameters={"slope": ("heads",)}) for _ in range(2))
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one != ScoreFunction(takes_a_slope, parameters={"slope": (4,)})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"parameters": {}}, r"one that takes \(score, head, query, key\): missing a required argument: 'slope'"),
+        ({"parameters": {"slope": (1,), "more": (1,)}}, "unexpected keyword argument 'more'"),
+        ({"parameters": {"slope": "heads"}}, r"parameters\['slope'\]: 'heads' is not allowed; allowed: a tuple of"),
+        ({"parameters": {"slope": ("head",)}}, r"\('head',\) is not allowed"),
+        ({"parameters": {"slope": (0,)}}, r"\(0,\) is not allowed"),
+        ({"parameters": {"slope": (1,)}, "initial": {"slop": 1.0}}, "unknown parameter of a ScoreFunction 'slop'"),
+        ({"parameters": {"slope": (1,)}, "initial": {"slope": "big"}}, r"initial\['slope'\]: 'big'"),
+        ({"parameters": {"slope": (1,)}, "initial": {"slope": (1.0, 2.0, 3.0)}}, "a finite number, or two of them"),
+    ],
+)
+def test_parameters_that_a_function_cannot_have_are_refused(given, said):
+    with pytest.raises(UserError, match=said):
+        ScoreFunction(takes_a_slope, **given)

@@ -16,12 +16,14 @@ BLOCK_SIZE = 16
 class BlockTable:
     """The blocks of one request: `blocks[i]` stores positions `(first + i) * block_size` and following.
 
-    `first` is above 0 where blocks that lie wholly before the sliding window were freed.
+    `first` is above 0 where blocks that lie wholly before the sliding window were freed. `edits` counts the changes
+    that did more than append blocks.
     """
 
     block_size: int
     first: int = 0
     blocks: list[int] = field(default_factory=list)
+    edits: int = 0
 
     @property
     def end(self) -> int:
@@ -121,6 +123,7 @@ class BlockPool:
         self._release(table.blocks[:behind])
         del table.blocks[:behind]
         table.first += behind
+        table.edits += behind > 0
 
     def truncate(self, index: int, position: int) -> None:
         """Free the request's blocks from the one that stores `position` on."""
@@ -129,6 +132,7 @@ class BlockPool:
         self._release(table.blocks[kept:])
         del table.blocks[kept:]
         table.first = min(table.first, number)
+        table.edits += 1
 
     def would_free(self, index: int, position: int) -> int:
         """How many blocks `free_before` would make available to others."""

@@ -174,6 +174,12 @@ class PagedKVCache:
         self._begin(indices, batch)
         return PagedStep(self, indices, batch)
 
+    def begin_decode(self, index: int, position: int) -> None:
+        """Note that the row at `position` is computed now; raises `WrongState` if it is not reserved."""
+        for pool in self.pools.values():
+            self._require_reserved(pool, index, (first_visible(position, pool.window), position + 1))
+        self._computed[index] = position + 1
+
     def export_rows(self, index: int, tokens: int) -> dict[FieldKey, Tensor]:
         """See `KVCache.export_rows`."""
         if tokens > self._computed[index] and self.pools:
@@ -228,15 +234,18 @@ class PagedKVCache:
         for request, index in enumerate(indices):
             end = batch.end(request)
             for pool in self.pools.values():
-                table = pool.tables[index]
-                first = first_visible(batch.contexts[request], pool.window)
-                if end > table.end or first < table.first * self.block_size:
-                    reserved = f"{table.first * self.block_size} to {table.end - 1}"
-                    raise WrongState(f"positions {first} to {end - 1} are needed, {reserved} are reserved")
+                self._require_reserved(pool, index, (first_visible(batch.contexts[request], pool.window), end))
             self._computed[index] = end
 
+    def _require_reserved(self, pool: BlockPool, index: int, needed: tuple[int, int]) -> None:
+        table, (first, end) = pool.tables[index], needed
+        if end > table.end or first < table.first * self.block_size:
+            reserved = f"{table.first * self.block_size} to {table.end - 1}"
+            raise WrongState(f"positions {first} to {end - 1} are needed, {reserved} are reserved")
+
     def _allocate(self, count: int, field: Field, dtype: torch.dtype) -> Tensor:
-        return lazy_zeros((count, (1 + self.num_blocks) * self.block_size, *field.shape), dtype, self.device)
+        # The last block takes what padding of a static step writes.
+        return lazy_zeros((count, (2 + self.num_blocks) * self.block_size, *field.shape), dtype, self.device)
 
 
 @dataclass(frozen=True, eq=False)

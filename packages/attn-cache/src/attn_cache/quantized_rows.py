@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from attn_core import Field, Fields, Paged, RaggedBatch
 from attn_core.batch import ModelState, PagedView, Rows, RowsInPlace
-from attn_core.stores import ModelSpecs, StoreSize
+from attn_core.stores import ModelSpecs, StaticDecode, StoreSize
 from torch import Tensor
 
 from attn_cache.memory import check_names, check_shape, states_of, tensor_dtype
@@ -33,8 +33,13 @@ class QuantizedRowStore(SharedStore):
 
     def view(self, batch: RaggedBatch, requests: Sequence[int]) -> ModelState:
         """See `Store.view`."""
-        views = super().view(batch, requests)
-        tokens = sum(batch.lengths)
+        return self._dequantized(super().view(batch, requests), sum(batch.lengths))
+
+    def static_decode(self, requests: int, longest: int) -> StaticDecode:
+        """See `Store.static_decode`; the views quantize as those of any step."""
+        return QuantizedDecode(super().static_decode(requests, longest), self._dequantized)
+
+    def _dequantized(self, views: ModelState, tokens: int) -> ModelState:
         return {
             layer: {state: self._dequantizing(layer, state, view, tokens) for state, view in states.items()}
             for layer, states in views.items()
@@ -43,6 +48,20 @@ class QuantizedRowStore(SharedStore):
     def _dequantizing(self, layer: str, state: str, view: Any, tokens: int) -> Any:
         fields = self._fields.get((layer, state))
         return view if fields is None else QuantizedRowsView(f"{layer}.{state}", view, fields, tokens)
+
+
+class QuantizedDecode:
+    """Implements `attn_core.stores.StaticDecode` over one of the parts; `dequantized` makes views of `requests` tokens
+    of theirs."""
+
+    def __init__(self, parts: StaticDecode, dequantized: Callable[[ModelState, int], ModelState]) -> None:
+        self._dequantized = dequantized
+        self._parts = parts
+        self.load, self.tokens, self.batch = parts.load, parts.tokens, parts.batch
+
+    def view(self, requests: int) -> ModelState:
+        """See `StaticDecode.view`."""
+        return self._dequantized(self._parts.view(requests), requests)
 
 
 class QuantizedField:

@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from attn_core import Fields, Paged, RaggedBatch, Slot, Source
 from attn_core.batch import ModelState
-from attn_core.errors import AlreadyExists, Incompatible, InvalidValue, OutOfCapacity, WrongState
-from attn_core.stores import ModelSpecs, StoreSize, Usage
+from attn_core.errors import AlreadyExists, Incompatible, InvalidValue, NotGraphSafe, OutOfCapacity, WrongState
+from attn_core.stores import ModelSpecs, StaticDecode, StoreSize, Usage
 
 from attn_cache.encoder_states import EncoderStates
 from attn_cache.kv_cache import KVCache
 from attn_cache.memory import states_of
+from attn_cache.paged import PagedKVCache
 from attn_cache.portable import StateLayout, pack, unpack
 from attn_cache.slots import SlotStates, Snapshot
+from attn_cache.static_decode import PagedDecode, StaticSize
 
 
 class Store:
@@ -31,6 +33,7 @@ class Store:
         self._layout = StateLayout(specs, size.dtype)
         self._layers = tuple(specs)
         self._paged_states = [(layer, state) for layer, state, _ in states_of(specs, Paged)]
+        self._sources = [layer for layer, _, _ in states_of(specs, Source)]
         self._indices: dict[int, int] = {}
         self._requests: list[int] = []
         self._marks: dict[int, tuple[int, Snapshot]] = {}
@@ -180,6 +183,16 @@ class Store:
         for (layer, state), view in (self._slots.views(indices) | self._encoder.views(indices)).items():
             views[layer][state] = view
         return views
+
+    def static_decode(self, requests: int, longest: int) -> StaticDecode:
+        """See `attn_core.stores.StaticStore`; the states must all be rows in blocks."""
+        if self._slots.names:
+            raise NotGraphSafe(f"layer {self._slots.names[0][0]} keeps a state of fixed size")
+        if self._sources:
+            raise NotGraphSafe(f"layer {self._sources[0]} attends to an encoder's states")
+        if type(self._kv_cache) is not PagedKVCache or not self._paged_states:
+            raise NotGraphSafe("the cache does not keep rows in blocks of one size")
+        return PagedDecode(self._kv_cache, self._paged_states, self._index, StaticSize(requests, longest))
 
     def live_bytes(self, request: int, tokens: int) -> int:
         """Bytes of the tensors of a request of `tokens` tokens, without unused capacity."""

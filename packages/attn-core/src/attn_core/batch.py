@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from attn_core.errors import NotGraphSafe
+
 if TYPE_CHECKING:
     from torch import Tensor
 else:
@@ -87,6 +89,11 @@ class RaggedBatch:
         return path[-1] + 1 if path else self.contexts[request] + self.lengths[request]
 
     @property
+    def longest(self) -> int:
+        """Tokens of the longest request, this step's included."""
+        return max(length + context for length, context in zip(self.lengths, self.contexts, strict=True))
+
+    @property
     def decoding(self) -> bool:
         """Whether every request computes exactly one token."""
         return all(length == 1 for length in self.lengths)
@@ -97,6 +104,32 @@ class RaggedBatch:
         for request, length in enumerate(self.lengths):
             yield Span(request, start, start + length)
             start += length
+
+
+class StaticBatch(RaggedBatch):
+    """A decode step that is recorded once and repeated, such as a CUDA graph: one token for each of its requests.
+
+    Its tensors stay where they are and are filled anew before each step. How much a request remembers is known on the
+    device alone, so `contexts` raises `NotGraphSafe`; no request has more than `longest` tokens.
+    """
+
+    _longest: int
+
+    def __init__(self, positions: Tensor, request_of: Tensor, offset_of: Tensor, longest: int) -> None:
+        known = {"lengths": (1,) * len(positions), "positions": positions, "_longest": longest}
+        for name, value in (known | {"request_of": request_of, "offset_of": offset_of}).items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def longest(self) -> int:
+        """Tokens that no request exceeds."""
+        return self._longest
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise `NotGraphSafe` for what the host does not know."""
+        if name == "contexts":
+            raise NotGraphSafe("a layer asks the host how many tokens each request remembers")
+        raise AttributeError(name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +166,19 @@ class RowsInPlace:
     kv_indices: Tensor
     firsts: tuple[int, ...]
     form: str = "plain"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StaticRows(RowsInPlace):
+    """Rows of a `StaticBatch`: tensors that stay where they are and are filled anew before each step.
+
+    `kv_indices` [requests, blocks], int32, are numbers of blocks of `block_size` rows each, those of a request from
+    position 0 on; behind the last of its blocks, and before its window, they mean nothing. `contexts` [requests],
+    int64, are how many rows each request remembers before this step's, -1 where there is no request. `firsts` is empty.
+    """
+
+    block_size: int
+    contexts: Tensor
 
 
 class PagedView(Protocol):

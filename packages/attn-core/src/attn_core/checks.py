@@ -6,8 +6,12 @@ what is allowed. Bounds are named as in msgspec and pydantic: `ge` (>=), `gt` (>
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Mapping
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeGuard, TypeVar
 
 from attn_core.errors import InvalidValue
@@ -87,6 +91,56 @@ def require_flag(field: str, value: object) -> bool:
     if isinstance(value, bool):
         return value
     raise InvalidValue.of(field, value, "true or false")
+
+
+def require_no_module(field: str, value: object) -> None:
+    """Raise `InvalidValue` for data or a function that holds learned tensors, which no layer would register or save.
+
+    Looked through are closures, names that a function reads, partial and bound arguments, and what containers and
+    objects hold. A process without torch has no learned tensors.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    kinds = (torch.nn.Module, torch.nn.Parameter)
+    seen: set[int] = set()
+    left: list[tuple[object, int]] = [(value, 0)]
+    while left:
+        held, depth = left.pop()
+        if isinstance(held, kinds):
+            kind = "torch.nn.Module" if isinstance(held, torch.nn.Module) else "torch.nn.Parameter"
+            allowed = "no learned tensors inside: declare them by name, ScoreFunction(function, parameters={...})"
+            raise InvalidValue.of(field, f"{kind} {type(held).__name__}", allowed)
+        if id(held) not in seen and depth < DEPTH:
+            seen.add(id(held))
+            left.extend((part, depth + 1) for part in _held_by(held))
+
+
+DEPTH = 4
+"""How far `require_no_module` looks into what holds something that holds something."""
+
+
+def _held_by(value: object) -> Iterable[object]:
+    """What a value holds, as far as it can hold learned tensors."""
+    match value:
+        case type() | ModuleType() | str():
+            found: tuple[object, ...] = ()
+        case Mapping():
+            found = tuple(value.values())
+        case list() | tuple() | set() | frozenset():
+            found = tuple(value)
+        case MethodType():
+            found = (value.__self__, value.__func__)
+        case partial():
+            found = (value.func, *value.args, *value.keywords.values())
+        case FunctionType():
+            read = inspect.getclosurevars(value)
+            found = (*read.nonlocals.values(), *read.globals.values(), *(value.__defaults__ or ()))
+        case _:
+            called = getattr(type(value), "__call__", None)  # noqa: B004 -- its code may read what holds something
+            own = tuple(getattr(value, "__dict__", {}).values())
+            found = (*own, called) if isinstance(called, FunctionType) else own
+    return found
 
 
 def _bounds(ge: float | None, gt: float | None, le: float | None, lt: float | None) -> str:

@@ -175,6 +175,12 @@ class CheckpointWriteFailed(AttnError):
         return cls(f"{path}: not written, nothing was changed: {why}", path=path, why=why)
 
 
+class NotGraphSafe(AttnError):
+    """A decode step cannot be recorded once and repeated: it asks the host for what changes with each step."""
+
+    reason = "NOT_GRAPH_SAFE"
+
+
 class MissingPackage(AttnError):
     """An optional package is needed for what was asked."""
 

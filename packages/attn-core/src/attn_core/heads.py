@@ -81,6 +81,6 @@ class Part:
         """Shapes of the learned weights by name; `AttentionInputs.parameters` holds them under the part's place."""
         return {}
 
-    def parameters(self, heads: Heads) -> int:
+    def num_parameters(self, heads: Heads) -> int:
         """Number of learned weights."""
         return sum(math.prod(shape) for shape in self.weights(heads).values())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from attn_core.batch import Fields, LayerState, RaggedBatch
@@ -71,7 +74,11 @@ class Paper:
 
 
 class AttentionLayer(Protocol):
-    """What `build` returns: a `torch.nn.Module` with these methods."""
+    """What `build` returns: a `torch.nn.Module` with these methods.
+
+    It may also have `take_auxiliary_loss() -> Tensor | None`: a scalar that the last pass of training leaves, to be
+    added once to the loss.
+    """
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Attend over whole sequences.
@@ -127,6 +134,20 @@ class Mechanism(ABC):
             cls.cost = priced(cls.cost)  # type: ignore[method-assign,assignment]
 
     @property
+    def idea(self) -> tuple[str, ...]:
+        """What the idea is, in paragraphs of Markdown, the last of which says when to use it.
+
+        They stand under a heading `## NAME` in the Markdown file beside the module that declares the mechanism, which
+        is called as the module or, beside an `__init__.py`, mechanism.md. Empty where there is none.
+        """
+        module = sys.modules[type(self).__module__]
+        path = Path(module.__file__ or "")
+        text = path.with_name("mechanism.md" if path.stem == "__init__" else f"{path.stem}.md")
+        sections = re.split(r"^## ", text.read_text("utf-8"), flags=re.MULTILINE) if text.is_file() else []
+        found = [section.partition("\n")[2] for section in sections if section.partition("\n")[0].strip() == self.name]
+        return tuple(part.strip() for part in found[0].split("\n\n") if part.strip()) if found else ()
+
+    @property
     def drops_weights(self) -> bool:
         """Whether a layer drops attention weights in training where its config says so; whoever does not is never
         asked to."""
@@ -137,6 +158,12 @@ class Mechanism(ABC):
         """A fresh `AttentionLayer` (a `torch.nn.Module`) with random weights.
 
         Whatever it is called with is checked first, see `InputCheck`; `forward` need not.
+        """
+
+    def share_weights(self, layers: Sequence[tuple[MechanismConfig, Any]]) -> None:  # noqa: B027 -- most share none
+        """Let layers of one model share the weights that they are to share; the config and module of each, in order.
+
+        A model calls it once all its layers are built. Nothing is shared unless a mechanism says so.
         """
 
     @abstractmethod

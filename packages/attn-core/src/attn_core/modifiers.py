@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attn_core.errors import InvalidValue
+from attn_core.checks import is_number, is_whole, require_no_module
+from attn_core.errors import InvalidValue, UnknownName
 from attn_core.heads import Heads, Part
 
 if TYPE_CHECKING:
@@ -55,14 +57,67 @@ class SoftCap(Modifier):
 
 @dataclass(frozen=True)
 class ScoreFunction(Modifier):
-    """A change given as a function, FlexAttention's `score_mod` without the batch.
+    """A change given as a function, FlexAttention's `score_mod` without the batch, with learned `parameters`.
 
-    `function(score, head, query, key)` gets scores [batch, heads, query, key] and integer tensors that
-    broadcast with them (head index, absolute query and key positions), and returns the new scores.
+    `function(score, head, query, key, **parameters)` gets scores [batch, heads, query, key] and integer tensors that
+    broadcast with them (head index, absolute query and key positions), and returns the new scores; it may replace them.
+
+    `parameters` are shapes by name, such as `{"slope": ("heads",)}`: of numbers and of the words "heads" (query heads),
+    "kv_heads" (key/value heads) and "head_dim" (size of keys). The layer creates, trains and saves a
+    `torch.nn.Parameter` of each, and hands it to the function by keyword: `slope[head]` is then the slope of each
+    score's head. `initial` says by name how they begin: a number, for all elements; or two, between which they are
+    drawn uniformly; those it does not name are drawn from N(0, 0.02²).
+
+    Raises `InvalidValue` for parameters that the function does not take, shapes that are none, and a function that
+    holds a `torch.nn.Module` or `torch.nn.Parameter`, which no layer would register, train or save.
     """
 
-    function: Callable[[Any, Any, Any, Any], Any]
+    function: Callable[..., Any]
+    parameters: Mapping[str, tuple[str | int, ...]] = field(default_factory=dict, hash=False)
+    initial: Mapping[str, float | tuple[float, float]] = field(default_factory=dict, hash=False)
     kind = "function"
+
+    def __post_init__(self) -> None:
+        require_no_module("score_function.function", self.function)
+        for name, shape in self.parameters.items():
+            given: object = shape
+            if not isinstance(given, tuple) or not all(is_axis(axis) for axis in given):
+                allowed = f"a tuple of whole numbers from 1 and of {', '.join(map(repr, AXES))}"
+                raise InvalidValue.of(f"score_function.parameters[{name!r}]", shape, allowed)
+        for name, value in self.initial.items():
+            if name not in self.parameters:
+                raise UnknownName.of("parameter of a ScoreFunction", name, self.parameters)
+            ends: tuple[object, ...] = value if isinstance(value, tuple) else (value, value)
+            if len(ends) != 2 or not all(is_number(end) for end in ends):
+                raise InvalidValue.of(f"score_function.initial[{name!r}]", value, "a finite number, or two of them")
+        self._check_arguments()
+
+    def _check_arguments(self) -> None:
+        try:
+            signature = inspect.signature(self.function)
+        except (TypeError, ValueError):  # something of C, which does not say what it takes
+            return
+        try:
+            signature.bind(*"shqk", **dict.fromkeys(self.parameters))
+        except TypeError as error:
+            allowed = ", ".join(("one that takes (score, head, query, key", *self.parameters)) + f"): {error}"
+            raise InvalidValue.of("score_function.function", f"function{signature}", allowed) from error
+
+    def weights(self, heads: Heads) -> Mapping[str, tuple[int, ...]]:
+        sizes = {axis: getattr(heads, field) for axis, field in AXES.items()}
+        return {
+            name: tuple(axis if isinstance(axis, int) else sizes[axis] for axis in shape)
+            for name, shape in self.parameters.items()
+        }
+
+
+AXES: Mapping[str, str] = {"heads": "query", "kv_heads": "key_value", "head_dim": "key_size"}
+"""Words for lengths of axes of learned parameters, and the fields of `Heads` that they stand for."""
+
+
+def is_axis(axis: object) -> bool:
+    """Whether it is the length of an axis, or a word for one."""
+    return axis in AXES if isinstance(axis, str) else is_whole(axis) and axis > 0
 
 
 @dataclass(frozen=True, kw_only=True)

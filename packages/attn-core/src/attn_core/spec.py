@@ -86,5 +86,5 @@ class AttentionSpec:
 
     def parameters(self) -> int:
         """Number of learned weights, without those of projections."""
-        own = sum(part.parameters(self.heads) for part in self.parts.values())
-        return own + (self.norm.parameters(self.heads) if self.norm else 0)
+        own = sum(part.num_parameters(self.heads) for part in self.parts.values())
+        return own + (self.norm.num_parameters(self.heads) if self.norm else 0)

@@ -5,11 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
-from attn_core.batch import Fields, ModelState, RaggedBatch
+from attn_core.batch import Fields, ModelState, RaggedBatch, StaticBatch
 from attn_core.errors import InvalidValue
 from attn_core.states import Paged, Slot, StateSpecs, state_bytes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+else:
+    Tensor = Any
 
 ModelSpecs = Mapping[str, StateSpecs]
 """The states of every layer by layer name."""
@@ -170,6 +175,46 @@ class PortableStore(Protocol):
 
         Changes nothing when it raises: `StateInvalid` for bytes that are damaged or of other states, `Incompatible`
         for more tokens than the store ever holds, `OutOfCapacity` without room now, `AlreadyExists` for a name in use.
+        """
+        ...
+
+
+class StaticDecode(Protocol):
+    """The inputs of decode steps in memory that stays where it is, for steps that are recorded once and repeated.
+
+    A step has `requests` requests, of which the last may be padding: they compute something that nobody reads, and
+    write where nobody reads.
+    """
+
+    def load(self, tokens: Sequence[int], positions: Sequence[int], names: Sequence[int], requests: int) -> None:
+        """Fill the inputs of the next step with one copy to the device: the requests of these names, each with the
+        token at a position that is the first not computed, and padding up to `requests`.
+
+        Raises `WrongState` where a position is not reserved.
+        """
+        ...
+
+    def tokens(self, requests: int) -> Tensor:
+        """The tokens [requests], int64."""
+        ...
+
+    def batch(self, requests: int) -> StaticBatch:
+        """A batch over these inputs; a new one at every call, as what layers keep by batch holds for one run."""
+        ...
+
+    def view(self, requests: int) -> ModelState:
+        """The views of a step; `rows` of a `Paged` one raises `NotGraphSafe`, `in_place` gives `StaticRows`."""
+        ...
+
+
+@runtime_checkable
+class StaticStore(Protocol):
+    """A store whose decode steps can be recorded once and repeated."""
+
+    def static_decode(self, requests: int, longest: int) -> StaticDecode:
+        """The inputs of steps of at most `requests` requests, of at most `longest` tokens each.
+
+        Raises `NotGraphSafe` where a state of the store, or its way of keeping it, does not allow that.
         """
         ...
 

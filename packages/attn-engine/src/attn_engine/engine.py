@@ -22,6 +22,7 @@ from attn_schema.engine import DRAFT_MODEL_TOKENS
 from torch import Tensor
 
 from attn_engine.beam_search import BeamSearch
+from attn_engine.decode_graphs import DecodeGraphs, recorder_for
 from attn_engine.detokenizer import Detokenizer, token_text
 from attn_engine.draft_model import DraftModel
 from attn_engine.fault_isolation import FaultDiagnosis, FaultIsolator
@@ -101,6 +102,9 @@ class Engine:
             config = config.replace(num_speculative_tokens=DRAFT_MODEL_TOKENS if draft_model else 0)
         self.config = config
         self._runner = ModelRunner(model, store)
+        recorder = None if config.enforce_eager else recorder_for(self._runner.device)
+        if recorder is not None:
+            self._runner.graphs = DecodeGraphs(model, store, recorder, config.batch_sizes[0])
         self._store = store
         self._tokenizer = tokenizer
         self._token_text = token_text(tokenizer)
@@ -140,6 +144,16 @@ class Engine:
         """What of the config cannot be done, for people; empty otherwise."""
         reason = self.config.speculative_tree_width > 1 and self.tree_unsupported_reason
         return f"draft tokens form chains, not trees: {reason}" if reason else ""
+
+    @property
+    def eager_reason(self) -> str | None:
+        """Why decode steps are computed operation by operation, for people; None if they are repeated as graphs."""
+        graphs = self._runner.graphs
+        if graphs is not None:
+            return graphs.reason
+        if self.config.enforce_eager:
+            return "enforce_eager is set"
+        return f"there are no graphs on {self._runner.device.type}"
 
     def check(self, request: Request) -> None:
         """Raise the `UserError` that `submit` would raise for a request that can never run. Thread-safe."""

@@ -13,6 +13,7 @@ from attn_core.stores import StateStore
 from torch import Tensor
 
 from attn_engine import sequence as sequences
+from attn_engine.decode_graphs import DecodeGraphs
 from attn_engine.nan_tracer import NanTracer
 from attn_engine.scheduler import ScheduledChunk
 
@@ -30,11 +31,12 @@ class BatchEntry(NamedTuple):
 
 
 class ModelRunner:
-    """Runs the model over ragged batches against the store."""
+    """Runs the model over ragged batches against the store; decode steps by `graphs`, where these are given and can."""
 
     def __init__(self, model: LanguageModel, store: StateStore) -> None:
         self.model = model
         self.store = store
+        self.graphs: DecodeGraphs | None = None
         parameter = next(iter(model.parameters()), None)  # type: ignore[attr-defined]
         self._greedy_head = model if isinstance(model, GreedyHead) else None
         self.device = torch.device("cpu") if parameter is None else parameter.device
@@ -58,6 +60,10 @@ class ModelRunner:
         by_number = {chunk.sequence.number: chunk for chunk in chunks}
         numbers = self.store.order(list(by_number))
         ordered = [by_number[number] for number in numbers]
+        if self.graphs is not None and tracer is None:
+            found = self.graphs.run(ordered)
+            if found is not None:
+                return ordered, found
         batch, names = self._batch(ordered)
         tokens = [
             token

@@ -98,6 +98,13 @@ class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
             description="Candidates for each draft token; above 1 they form a tree that is verified in one step.",
         ),
     ] = 1  # fmt: skip
+    enforce_eager: Annotated[
+        bool,
+        Meta(
+            description="Compute decode steps operation by operation on a GPU too, not as CUDA graphs.",
+            extra={"wire": False, "flag": False},
+        ),
+    ] = False  # fmt: skip
     num_threads: Annotated[
         int, Meta(ge=1, description="Threads for tensor operations; all cores if not given.", extra={"wire": False})
     ] | None = None  # fmt: skip

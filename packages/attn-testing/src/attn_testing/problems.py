@@ -69,7 +69,10 @@ SENTENCE = DependencyTree((1, -1, 4, 4, 1, 4))
 MODIFIERS: Mapping[str, Modifier] = {
     "alibi": Alibi(),
     "soft_cap": SoftCap(cap=2.0),
-    "function": ScoreFunction(lambda score, head, query, key: score + 0.1 * (head + 1) * (key - query)),
+    "function": ScoreFunction(
+        lambda score, head, query, key, slope: score + 0.1 * (head + 1 + slope[head]) * (key - query),
+        parameters={"slope": ("heads",)},
+    ),
     "t5_bias": T5Bias(buckets=8, max_distance=20, bidirectional=True),
     "relative_bias": RelativeBias(clip=3),
     "relative_keys": RelativeKeys(clip=2),

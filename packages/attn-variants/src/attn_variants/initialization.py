@@ -8,7 +8,9 @@ from typing import cast
 
 import torch
 from attn_core import Heads
+from attn_core.errors import InvalidValue
 from attn_core.heads import Part
+from attn_core.modifiers import ScoreFunction
 from attn_core.norms import QkL2Norm
 from attn_core.scores import Additive, Concat
 from torch import Tensor, nn
@@ -23,6 +25,8 @@ class PartWeights(nn.Module):
         super().__init__()
         self.names = tuple(tensors)
         for name, tensor in tensors.items():
+            if hasattr(self, name):
+                raise InvalidValue.of("parameters", name, "names that torch.nn.Module has no use for")
             self.register_parameter(name, nn.Parameter(tensor))
 
     def named(self) -> dict[str, Tensor]:
@@ -51,8 +55,19 @@ def init_weights(part: Part, heads: Heads) -> dict[str, Tensor]:
         return init_concat(part, heads)
     if isinstance(part, QkL2Norm):
         return {"query_gain": torch.full((1,), math.log2(part.length**2 - part.length))}
+    if isinstance(part, ScoreFunction):
+        return {name: beginning(part, name, shape) for name, shape in part.weights(heads).items()}
     rule = INITIALIZERS.get(part.kind, normal)
     return {name: rule(shape, heads) for name, shape in part.weights(heads).items()}
+
+
+def beginning(part: ScoreFunction, name: str, shape: tuple[int, ...]) -> Tensor:
+    """The first values of one parameter, as the function's `initial` says; N(0, 0.02²) where it says nothing."""
+    said = part.initial.get(name)
+    if said is None:
+        return torch.randn(shape) * 0.02
+    low, high = said if isinstance(said, tuple) else (said, said)
+    return torch.rand(shape) * (high - low) + low if low != high else torch.full(shape, float(low))
 
 
 def normal(shape: tuple[int, ...], heads: Heads) -> Tensor:  # noqa: ARG001 -- as all rules

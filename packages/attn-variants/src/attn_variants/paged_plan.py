@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from attn_core import AttentionSpec, RaggedBatch, installed
-from attn_core.batch import RowsInPlace
+from attn_core.batch import RowsInPlace, StaticRows
+from attn_core.errors import NotGraphSafe
 from attn_core.kernels.attend import (
     LATENT,
     PagedAttendKernel,
@@ -66,6 +67,8 @@ class PagedPlan:
                 continue
             rows: RowsInPlace | None = getattr(view, method)()
             kernel = None if rows is None else self.kernel(query, rows.form)
+            if isinstance(rows, StaticRows) and kernel is not None and not kernel.static:
+                raise NotGraphSafe(f"the kernel {kernel.name} plans each step on the host")
             if rows is not None and kernel is not None:
                 return Reached(spec=self.spec, kernel=kernel, rows=rows)
         return None

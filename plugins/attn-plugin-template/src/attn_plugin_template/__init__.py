@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,24 +21,21 @@ from attn_core.checks import require_number
 from attn_core.modifiers import ScoreFunction
 
 
-@dataclass(frozen=True)
-class LogarithmicBias:
-    """Adds -r1 log(1 + r2 |i - j|) to scores [batch, heads, query, key]."""
+def logarithmic_bias(score: Any, head: Any, query: Any, key: Any, *, log_r1: Any, log_r2: Any) -> Any:
+    """Scores [batch, heads, query, key] less r1 log(1 + r2 |i - j|), r1 and r2 each learned per head.
 
-    r1: float
-    r2: float
-
-    def __call__(self, score: Any, head: Any, query: Any, key: Any) -> Any:  # noqa: ARG002 -- the same in every head
-        """The new scores; `query` and `key` are integer tensors of positions that broadcast with them."""
-        distance = (query - key).abs().to(score.dtype)
-        return score - self.r1 * (1 + self.r2 * distance).log()
+    `head`, `query` and `key` are integer tensors that broadcast with the scores: the head's number and both positions.
+    `log_r1` and `log_r2` [heads] are logarithms, so that r1 and r2 stay above zero, as the paper asks.
+    """
+    distance = (query - key).abs().to(score.dtype)
+    return score - log_r1.exp()[head] * (1 + log_r2.exp()[head] * distance).log()
 
 
 class Kerple(DeclaredMechanism):
-    """Scaled dot-product attention with KERPLE's logarithmic bias; r1 and r2 are given, not learned."""
+    """Scaled dot-product attention with KERPLE's logarithmic bias."""
 
     name = "kerple_log"
-    summary = "scores fall with the logarithm of the distance"
+    summary = "scores fall with the logarithm of the distance, how fast is learned"
     paper = Paper(
         title="KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation",
         authors="Chi et al.",
@@ -49,7 +47,7 @@ class Kerple(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`r1` is the strength of the bias, `r2` how soon it sets in; both are above zero."""
+        """`r1` is the strength of the bias before training, `r2` how soon it sets in; both are above zero."""
 
         r1: float = 1.0
         r2: float = 1.0
@@ -60,11 +58,16 @@ class Kerple(DeclaredMechanism):
                 require_number(name, getattr(self, name), gt=0)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """The attention as data: module, state, price and serving follow from it."""
+        """The attention as data: module, learned weights, state, price and serving follow from it."""
         own = self.Config.of(config)
+        bias = ScoreFunction(
+            logarithmic_bias,
+            parameters={"log_r1": ("heads",), "log_r2": ("heads",)},
+            initial={"log_r1": math.log(own.r1), "log_r2": math.log(own.r2)},
+        )
         return AttentionSpec(
             heads=config.head_layout,
-            modifiers=(ScoreFunction(LogarithmicBias(own.r1, own.r2)),),
+            modifiers=(bias,),
             mask=Causal() if config.causal else Full(),
             rotary=config.rotary,
         )

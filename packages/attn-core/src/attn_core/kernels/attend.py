@@ -295,10 +295,12 @@ class PagedAttentionInputs:
 class PagedAttendKernel(Kernel[PagedAttendProblem]):
     """Computes attention to rows where a cache keeps them.
 
-    Where no kernel accepts, rows are gathered and an `AttendKernel` computes the same.
+    Where no kernel accepts, rows are gathered and an `AttendKernel` computes the same. `static` says that it computes
+    `StaticRows` too: then what it asks of the host depends on the number of requests alone.
     """
 
     problem: ClassVar[type[Problem]] = PagedAttendProblem
+    static: ClassVar[bool] = False
 
     @abstractmethod
     def run(self, spec: AttentionSpec, operands: PagedAttentionInputs) -> Tensor:

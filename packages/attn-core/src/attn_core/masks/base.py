@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from attn_core.checks import require_no_module
 from attn_core.errors import InvalidValue
 from attn_core.masks.ranges import Runs, complement, intersect, of_keys, size, unite
 
@@ -324,6 +325,9 @@ class Predicate(Mask):
     back: int | None = None
     ahead: int | None = None
     kind = "predicate"
+
+    def __post_init__(self) -> None:
+        require_no_module("predicate.function", self.function)
 
     def allows(self, query: Positions, key: Positions) -> Any:
         return self.function(query, key)

@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 import triton.language as tl
-from attn_core import AttentionSpec
-from attn_core.batch import Fields
+from attn_core import AttentionSpec, RaggedBatch
+from attn_core.batch import Fields, StaticRows
 from attn_core.errors import InvalidValue
+from attn_core.kernels.attend import PagedAttentionInputs
 from torch import Tensor
 
 from attn_kernels_triton.checks import check_like
@@ -61,7 +63,7 @@ def bucket_of(spec: AttentionSpec, requests: int, dtype: torch.dtype, device: to
     # Latents are as wide as values; else keys may be wider.
     first = spec.heads.value_size if owners == 1 < group else spec.heads.key_size
     sizes = first, spec.heads.value_size
-    tile = FEW if group <= FEW else many(dtype, *sizes)
+    tile = FEW if group <= FEW else many(dtype, group, *sizes)
     programs = choice_of(tile, dtype, *sizes).programs
     wanted = max(1, programs * processors(device) // owners)
     return Bucket(requests, group, owners, tile, wanted, band_before(spec).left)
@@ -139,3 +141,26 @@ def decode_launches(spec: AttentionSpec, step: DecodeStep, work: BucketWork, out
     kept = Kept(step.fields, step.form, query.dtype, query.device)
     asked = asked_for(spec, (query, step.contexts, out), kept, step.parameters)
     return portion_launches(asked, [work.portion(Tables(step.pages, None, page=step.page))])
+
+
+_WORK: WeakKeyDictionary[RaggedBatch, dict[Bucket, BucketWork]] = WeakKeyDictionary()
+"""Work of live batches, laid out, which all layers of a model with alike heads and windows share."""
+
+
+def attend_static(spec: AttentionSpec, operands: PagedAttentionInputs, rows: StaticRows) -> Tensor:
+    """The output [requests, heads, value_size] of a step over `StaticRows`; raises what `decode_launches` does.
+
+    The first layer of a batch lays the work out for all that come after it.
+    """
+    query, device = operands.query, operands.query.device
+    bucket = bucket_of(spec, query.shape[0], query.dtype, device)
+    known = _WORK.setdefault(operands.batch, {})
+    if bucket not in known:
+        known[bucket] = BucketWork.of(bucket, device)
+        known[bucket].layout(rows.contexts).run(device)
+    tables = rows.kv_indices, rows.block_size, rows.contexts
+    step = DecodeStep(query, rows.fields, rows.form, *tables, operands.parameters)
+    out = query.new_empty(*query.shape[:2], spec.heads.value_size)
+    for launch in decode_launches(spec, step, known[bucket], out):
+        launch.run(device)
+    return out

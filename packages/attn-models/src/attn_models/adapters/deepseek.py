@@ -11,7 +11,14 @@ from typing import Any, ClassVar
 from attn_core.errors import Incompatible, InvalidValue
 
 from attn_models.adapters.base import Layout, StoredTensor, needed, require_allowed, required_count
-from attn_models.adapters.hf_config import Rope, common_hf_config, mscale, require_fields, rope_parameters
+from attn_models.adapters.hf_config import (
+    Rope,
+    common_hf_config,
+    mscale,
+    one_rope_of,
+    require_fields,
+    rope_parameters,
+)
 from attn_models.adapters.llama import BLOCK, FIXED, OUTSIDE, READS, LlamaAdapter
 from attn_models.attention import LayerAttention, layer_attentions
 from attn_models.decoder.config import DecoderConfig, Experts
@@ -140,6 +147,9 @@ class DeepseekAdapter(LlamaAdapter):
     architecture: ClassVar[str]
     routing: ClassVar[str]
     allowed_values: ClassVar[Mapping[str, tuple[Any, ...]]]
+    routed_scaling_factor: ClassVar[float] = 1.0
+    """What a missing key means."""
+
     known_keys = READS | {
         *SIZES,
         *EXPERTS,
@@ -149,7 +159,7 @@ class DeepseekAdapter(LlamaAdapter):
         "rope_interleave",
         "num_nextn_predict_layers",
     }
-    required_fields = DENSE | {"bias": False, "partial_rotary_factor": 1.0}
+    required_fields = DENSE | {"bias": False}
 
     def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a DeepseekV2Config or DeepseekV3Config."""
@@ -217,7 +227,7 @@ class DeepseekAdapter(LlamaAdapter):
             "num_experts_per_tok": needed(values, "num_experts_per_tok"),
             "n_shared_experts": values.get("n_shared_experts") or None,
             "moe_intermediate_size": needed(values, "moe_intermediate_size"),
-            "routed_scaling_factor": values.get("routed_scaling_factor", 1.0),
+            "routed_scaling_factor": values.get("routed_scaling_factor", self.routed_scaling_factor),
             "first_k_dense_replace": dense,
             "routing": self.routing,
             **self.groups(values),
@@ -300,8 +310,9 @@ class DeepseekV3Adapter(DeepseekAdapter):
     allowed_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "scoring_func": ("sigmoid", None),
         "topk_method": ("noaux_tc", None),
-        "norm_topk_prob": (True, None),
+        "norm_topk_prob": (True,),
     }
+    routed_scaling_factor = 2.5
 
     def to_hf_config(self, config: DecoderConfig) -> dict[str, Any]:
         """A DeepseekV3Config."""
@@ -313,6 +324,7 @@ class DeepseekV3Adapter(DeepseekAdapter):
 
     def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a DeepseekV3Config."""
+        require_allowed(values, {"head_dim": (values.get("qk_rope_head_dim"), None)})
         depth = values.get("num_nextn_predict_layers") or 0
         return dataclasses.replace(super().from_hf_config(values), num_nextn_predict_layers=depth)
 
@@ -343,6 +355,5 @@ def latent_options(attention: LayerAttention, layout: str) -> dict[str, Any]:
 
 def _score_factor(values: Mapping[str, Any], scaling: Mapping[str, Any] | None) -> float:
     """The factor of scores with scaled rotary positions: m², m the `mscale` of weight `mscale_all_dim`."""
-    given = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    weight = given.get("mscale_all_dim")
+    weight = one_rope_of(values).get("mscale_all_dim")
     return 1.0 if scaling is None or not weight else mscale(scaling["factor"], weight) ** 2

@@ -192,7 +192,12 @@ class Gemma2Adapter(LlamaAdapter):
 
     def _layer_types(self, values: Mapping[str, Any]) -> list[str]:
         period = required_count(values, "sliding_window_pattern", self.period)
+        self.require_period(values)
         return layer_kinds(values, required_count(values, "num_hidden_layers"), (SLIDING, FULL), period)
+
+    def require_period(self, values: Mapping[str, Any]) -> None:
+        """Gemma 2 has no key for the period: what it says there is not what its model computes."""
+        require_allowed(values, {"sliding_window_pattern": (self.period, None)})
 
     def _choice(self, values: Mapping[str, Any], kind: str, ropes: Mapping[str, Rope]) -> AttentionChoice:
         rope = ropes[kind]
@@ -225,11 +230,11 @@ class Gemma3Adapter(Gemma2Adapter):
 
     def ropes(self, values: Mapping[str, Any]) -> dict[str, Rope]:
         """In version 5 an object a kind of layer, in 4 the local base beside the global one."""
-        given = values.get("rope_parameters")
+        given, local = values.get("rope_parameters"), values.get("rope_local_base_freq", 1e4)
         if isinstance(given, Mapping) and (FULL in given or SLIDING in given):
-            return {FULL: _rope(given, FULL, 1e6), SLIDING: _rope(given, SLIDING, 1e4)}
-        local = Rope(base=values.get("rope_local_base_freq", 1e4))
-        return {FULL: read_rope(values, base=1e6), SLIDING: local}
+            bases = {FULL: values.get("rope_theta", 1e6), SLIDING: local}
+            return {kind: _rope(given, kind, base) for kind, base in bases.items()}
+        return {FULL: read_rope(values, base=1e6), SLIDING: Rope(base=local)}
 
     def hf_ropes(self, turns: Mapping[str, Any], config: DecoderConfig) -> dict[str, Any]:
         """An object a kind of layer."""
@@ -240,6 +245,9 @@ class Gemma3Adapter(Gemma2Adapter):
             described[kind] = rope_parameters(Rope(base=base, scaling=scaling))
             described[kind].pop("partial_rotary_factor")
         return described
+
+    def require_period(self, values: Mapping[str, Any]) -> None:
+        """Any."""
 
     def norm_eps(self, eps: float) -> float | None:
         """The model's."""

@@ -57,6 +57,9 @@ CHANGING: Mapping[str, tuple[Any, ...]] = {
     "rope_interleave": (False, None),
     "moe_layer_freq": (1, None),
     "is_decoder": (True, None),
+    "is_causal": (True,),
+    "partial_rotary_factor": (1, None),
+    "rope_scaling": (None, {}),
 }
 
 
@@ -102,14 +105,40 @@ class Rope:
     scaling: Mapping[str, Any] | None = None
 
 
-def read_rope(values: Mapping[str, Any], base: float = DEFAULT_BASE) -> Rope:
-    """The rotary positions of a config.json: an object in transformers 5, keys at the top level in 4."""
-    given = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    if not isinstance(given, Mapping):
-        raise InvalidValue.of("rope_parameters", given, "an object")
-    beside = {key: values[key] for key in ("rope_theta", "partial_rotary_factor") if key in values}
+def read_rope(values: Mapping[str, Any], base: float = DEFAULT_BASE, *, partial: bool = False) -> Rope:
+    """The rotary positions of a config.json: an object in transformers 5, keys at the top level in 4.
+
+    `partial` families rotate a part of each head; of the others, whose models ignore that part or take it for some
+    scalings alone, any but the whole is refused. Raises `InvalidValue` for two descriptions that differ.
+    """
+    given = one_rope_of(values)
+    beside = {key: values[key] for key in ("rope_theta", "partial_rotary_factor") if values.get(key) is not None}
     context = values.get("max_position_embeddings")
-    return rope_of({"rope_theta": base, "original_max_position_embeddings": context, **beside, **given})
+    found = {"rope_theta": base, "original_max_position_embeddings": context, **beside, **given}
+    if not partial:
+        require_allowed(found, {"partial_rotary_factor": (1, None)})
+    require_one_context(values, given)
+    return rope_of(found)
+
+
+def one_rope_of(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`rope_parameters` or `rope_scaling`, its name in transformers 4; raises `InvalidValue` where they differ."""
+    objects = {key: values.get(key) or {} for key in ("rope_parameters", "rope_scaling")}
+    for key, given in objects.items():
+        if not isinstance(given, Mapping):
+            raise InvalidValue.of(key, given, "an object")
+    new, old = objects.values()
+    if new and old and new != old:
+        raise InvalidValue.of("rope_scaling", old, "nothing beside rope_parameters, or the same")
+    return new or old
+
+
+def require_one_context(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """The context before stretching is one number, whether it is at the top level or in the object."""
+    outside, inside = (where.get("original_max_position_embeddings") for where in (values, given))
+    if outside is not None and outside != (inside or values.get("max_position_embeddings")):
+        allowed = "that of rope_parameters, where the context before stretching is read"
+        raise InvalidValue.of("original_max_position_embeddings", outside, allowed)
 
 
 def rope_of(given: Mapping[str, Any]) -> Rope:

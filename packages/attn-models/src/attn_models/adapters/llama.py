@@ -42,6 +42,7 @@ FIXED = {
     "feed_forward": "swiglu",
     "positions": "rotary",
     "rope_interleave": False,
+    "partial_rotary_factor": 1.0,
     "scale_embedding": False,
     "final_logit_softcapping": None,
     "num_experts": None,
@@ -81,6 +82,8 @@ class LlamaAdapter(StateDictAdapter):
     block: ClassVar[Mapping[str, str]] = BLOCK
     required_fields: ClassVar[Mapping[str, Any]] = FIXED
     known_keys: ClassVar[frozenset[str]] = READS
+    partial_rotary: ClassVar[bool] = False
+    """Whether models of this family rotate a part of each head."""
 
     def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a LlamaConfig; biases of attention and feed-forward must be both there or both absent."""
@@ -88,7 +91,7 @@ class LlamaAdapter(StateDictAdapter):
         require_allowed(values, {"hidden_act": ("silu",), "mlp_bias": (bias, None)})
         heads = needed(values, "num_attention_heads")
         key_value_heads = values.get("num_key_value_heads") or heads
-        rope = read_rope(values)
+        rope = read_rope(values, partial=self.partial_rotary)
         return DecoderConfig(
             vocab_size=needed(values, "vocab_size"),
             max_seq_len=needed(values, "max_position_embeddings"),

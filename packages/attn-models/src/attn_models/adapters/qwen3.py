@@ -171,20 +171,22 @@ LAYERS = {"layer_types", "full_attention_interval", "decoder_sparse_step", "mlp_
 ROUTING = {True: "mixtral", False: "switch"}
 
 
+OWN_FIELDS = ("num_experts", "partial_rotary_factor")
+
+
 class Qwen3NextAdapter(LlamaAdapter):
     """Gated DeltaNet in most layers, gated attention with normed queries and keys in every fourth, and a mixture of
     experts one of which all tokens share (Qwen team 2025; arXiv 2412.06464, 2505.06708)."""
 
     model_type = "qwen3_next"
     known_keys = READS | DEFAULTS.keys() | LAYERS
-    required_fields = {key: value for key, value in FIXED.items() if key != "num_experts"} | {"bias": False}
+    partial_rotary = True
+    required_fields = {key: value for key, value in FIXED.items() if key not in OWN_FIELDS} | {"bias": False}
 
     def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a Qwen3NextConfig; raises `UnknownName` with the packages of missing mechanisms."""
         require_allowed(values, {"attention_bias": (False, None), "decoder_sparse_step": (1, None)})
         values = DEFAULTS | {"partial_rotary_factor": ROTATED, "rms_norm_eps": 1e-6} | dict(values)
-        if isinstance(values.get("rope_parameters"), Mapping):
-            values["rope_parameters"] = {"partial_rotary_factor": ROTATED} | dict(values["rope_parameters"])
         plain = super().from_hf_config(values | {"attention_bias": False, "mlp_bias": False})
         period = required_count(values, "full_attention_interval", PERIOD)
         kinds = layer_kinds(values, plain.num_layers, (LINEAR, FULL), period)

@@ -15,6 +15,9 @@ from attn_models.adapters.base import Layout, StoredTensor
 from attn_models.device import require_memory
 from attn_models.weights import CheckpointFolder
 
+EMBEDDING = "embedding.weight"
+"""Our name of the embedding, which is the unembedding too where the config ties them."""
+
 DRAWS = frozenset({"normal_", "uniform_", "trunc_normal_", "xavier_uniform_", "kaiming_uniform_", "_no_grad_normal_"})
 
 
@@ -80,6 +83,7 @@ def read_parameters(
     stored = adapter.tensor_mappings(list(wanted))
     actual = adapter.canonical_names(folder.tensors)
     _require_match(folder, adapter, stored, {name: tuple(tensor.shape) for name, tensor in wanted.items()})
+    _require_tied(folder, adapter, stored)
     _require_memory(folder, wanted, dtype)
     parameters: dict[str, Tensor] = {}
     for item in stored:
@@ -148,6 +152,20 @@ def _require_match(folder: CheckpointFolder, adapter: Layout, stored: list[Store
             problems.append(f"tensor {own!r} has shape {given}; its model needs {needed}")
     if problems:
         raise CheckpointInvalid.of(folder.path, "; ".join(sorted(problems)))
+
+
+def _require_tied(folder: CheckpointFolder, adapter: Layout, stored: list[StoredTensor]) -> None:
+    """An unembedding that is there although the config ties it must be the embedding: else one of them is not meant."""
+    actual = adapter.canonical_names(folder.tensors)
+    if adapter.head not in actual or any(item.name == adapter.head for item in stored):
+        return
+    embedding = next((item.name for item in stored if item.parameters == (EMBEDDING,)), None)
+    if embedding is None or torch.equal(folder.tensors[actual[adapter.head]], folder.tensors[actual[embedding]]):
+        return
+    rule = (
+        f"tie_word_embeddings is true, but {adapter.head!r} differs from {embedding!r}; set it to false or remove one"
+    )
+    raise CheckpointInvalid.of(folder.path, rule)
 
 
 def _shape(item: StoredTensor, shapes: Shapes) -> tuple[int, ...]:

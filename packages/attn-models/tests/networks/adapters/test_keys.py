@@ -14,6 +14,8 @@ from attn_models.decoder.decoder import Decoder
 from attn_models.loading import load_model, save_model
 
 LLAMA = {"norm": "rms", "feed_forward": "swiglu", "positions": "rotary", "mechanism": "gqa", "num_kv_heads": 2}
+HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+UNTIED = LLAMA | {"tie_word_embeddings": False}
 
 
 @pytest.fixture
@@ -21,7 +23,7 @@ def change(tiny, tmp_path):
     """A saved Llama, whose config.json is changed; None takes a key away."""
 
     def to(**values):
-        folder = save_model(tmp_path / "model", Decoder(tiny(**LLAMA)), layout="llama")
+        folder = save_model(tmp_path / "model", Decoder(tiny(**UNTIED)), layout="llama")
         (folder / "manifest.json").unlink()
         config = json.loads((folder / "config.json").read_text()) | values
         (folder / "config.json").write_text(json.dumps(config))
@@ -49,6 +51,9 @@ def test_unknown_keys_are_said_all_together(change, caplog):
         ("layer_types", 5),
         ("kv_lora_rank", 512),
         ("clip_qkv", 8.0),
+        ("is_causal", False),
+        ("rope_scaling", {"rope_type": "linear", "factor": 2.0}),
+        ("original_max_position_embeddings", 16),
     ],
 )
 def test_a_key_of_another_family_that_changes_what_is_computed_is_refused(change, key, value):
@@ -59,6 +64,17 @@ def test_a_key_of_another_family_that_changes_what_is_computed_is_refused(change
 def test_such_a_key_passes_where_it_says_that_nothing_changes(change, caplog):
     load_model(change(sliding_window=None, residual_multiplier=1.0, layer_types=["full_attention"] * 2))
     assert not caplog.records
+
+
+@pytest.mark.parametrize("said", [{"rope_parameters": None, "partial_rotary_factor": 0.5}, {"rope_parameters": HALF}])
+def test_a_part_of_a_head_is_not_rotated_where_the_family_rotates_whole_heads(change, said):
+    with pytest.raises(CheckpointInvalid, match=r"partial_rotary_factor: 0\.5 is not allowed; allowed: 1 or None"):
+        load_model(change(**said))
+
+
+def test_an_unembedding_that_is_said_to_be_tied_and_is_not_the_embedding_is_refused(change):
+    with pytest.raises(CheckpointInvalid, match=r"tie_word_embeddings is true, but 'lm_head.weight' differs"):
+        load_model(change(tie_word_embeddings=True))
 
 
 @pytest.mark.parametrize(

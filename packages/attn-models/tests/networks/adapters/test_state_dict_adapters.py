@@ -99,8 +99,8 @@ def test_an_unknown_model_type_is_answered_with_the_nearest():
 @pytest.mark.parametrize("layout", PLAIN)
 def test_a_config_survives_its_own_layout(layout):
     adapter = ADAPTERS[layout]
-    shared = 4 if layout.startswith("deepseek") else 2
-    written = {"num_key_value_heads": shared, "head_dim": 8, "sliding_window": 7, "n_shared_experts": 1}
+    shared, size = (4, 4) if layout.startswith("deepseek") else (2, 8)
+    written = {"num_key_value_heads": shared, "head_dim": size, "sliding_window": 7, "n_shared_experts": 1}
     config = adapter.from_hf_config(PLAIN[layout] | written)
     assert adapter.from_hf_config(adapter.to_hf_config(config)) == config
 

@@ -37,7 +37,8 @@ def modified(spec: AttentionSpec, modifier: Modifier, energies: Tensor, operands
     if isinstance(modifier, ScoreFunction):
         query, key = places(operands)
         head = torch.arange(heads, device=energies.device)[:, None, None]
-        changed: Tensor = modifier.function(energies, head, query[:, None, :, None], key[:, None, None, :])
+        learned = weights_of(operands, "modifiers.function")
+        changed: Tensor = modifier.function(energies, head, query[:, None, :, None], key[:, None, None, :], **learned)
         return changed.to(energies.dtype)
     if isinstance(modifier, (T5Bias, RelativeBias)):
         table = weights_of(operands, f"modifiers.{modifier.kind}")["table"]

@@ -27,7 +27,7 @@ def modified(pairs: Pairs, modifier: Modifier, scores: Tensor) -> Tensor:
         return modifier.cap * torch.tanh(scores / modifier.cap)
     if isinstance(modifier, ScoreFunction):
         head = torch.arange(pairs.spec.heads.query, device=scores.device)[None, :, None, None]
-        changed: Tensor = modifier.function(scores, head, *pairs.places)
+        changed: Tensor = modifier.function(scores, head, *pairs.places, **pairs.weights("modifiers.function"))
         return changed
     return scores + bias(pairs, modifier, scores.dtype)
 

@@ -1,0 +1,28 @@
+"""An engine on a GPU that is pretended, whose kernels of Triton are counted and not computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from attn_testing.pretend_cuda import PretendCuda, tensors_in
+
+
+@pytest.fixture
+def gpu(monkeypatch) -> Iterator[PretendCuda]:
+    """Counts what a GPU would be asked; kernels are chosen as on an H200."""
+    counter = PretendCuda()
+
+    def run(launch, _):
+        if launch.programs:
+            pointers = tuple(tensor.data_ptr() for tensor in tensors_in(tuple(launch.call)))
+            counter.launched(launch.program.__name__, launch.programs, pointers)
+
+    monkeypatch.setattr("attn_core.kernels.devices.has_gpu", lambda: True)
+    monkeypatch.setattr("attn_kernels_triton.launch.Launch.run", run)
+    monkeypatch.setattr("attn_kernels_triton.paged.bucket.processors", lambda _: 132)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "pretended")
+    with counter, torch.inference_mode():
+        yield counter

@@ -1,0 +1,99 @@
+"""What a decode step asks of a GPU, counted on one that is pretended: waits of the host, copies to it, kernels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attn_engine import EngineConfig, Request, SamplingParams
+from attn_engine.build import build_engine
+from attn_engine.decode_graphs import DecodeGraphs, Rerun
+from attn_models.decoder.config import DecoderConfig
+from attn_models.decoder.decoder import Decoder
+from attn_models.quantization.quantize import join_projections
+from attn_testing.pretend_cuda import PretendCuda, to_pretended
+from pretended import gpu
+
+__all__ = ["gpu"]
+
+BATCH = 4
+GREEDY = SamplingParams(max_new_tokens=40, temperature=0, ignore_eos=True)
+SAMPLED = SamplingParams(max_new_tokens=40, temperature=0.8, top_p=0.9, top_k=20, ignore_eos=True)
+
+
+def model_of(layers: int, mechanism: str = "gqa") -> Decoder:
+    """A model as those of Llama's family, small, on the pretended GPU."""
+    torch.manual_seed(0)
+    config = DecoderConfig(
+        vocab_size=128,
+        max_seq_len=256,
+        hidden_size=64,
+        num_layers=layers,
+        num_heads=4,
+        num_kv_heads=2 if mechanism == "gqa" else None,
+        norm="rms",
+        feed_forward="swiglu",
+        positions="rotary",
+        bias=False,
+        mechanism=mechanism,
+    )
+    model = Decoder(config).to(torch.bfloat16).eval()
+    to_pretended(model)
+    return model
+
+
+def decoding(model: Decoder, gpu: PretendCuda, params: SamplingParams, recorded: bool = True):
+    """An engine whose sequences all decode, and whose counts begin anew."""
+    engine = build_engine(model, None, EngineConfig(max_num_seqs=BATCH, enforce_eager=True), kv_cache_tokens=1024)
+    if recorded:
+        engine._runner.graphs = DecodeGraphs(model, engine._store, Rerun(), BATCH)
+    for number in range(BATCH):
+        prompt = tuple(range(3, 12 + number))
+        engine.submit(Request(id=str(number), token_ids=prompt, params=params))
+    for _ in range(2):
+        engine.step()
+    gpu.reset()
+    return engine
+
+
+def step(engine) -> None:
+    """One step, in which every sequence gets a token."""
+    outputs = engine.step()
+    assert [output.error for output in outputs] == [None] * BATCH
+
+
+@pytest.mark.parametrize(("params", "copies"), [(GREEDY, 1), (SAMPLED, 2)], ids=["greedy", "sampled"])
+def test_the_host_waits_once_a_step_and_copies_what_each_step_brings(gpu, params, copies):
+    engine = decoding(model_of(2), gpu, params)
+    for _ in range(3):
+        gpu.reset()
+        step(engine)
+        assert gpu.syncs.total() == 1
+        assert gpu.copies == copies
+
+
+def test_a_layer_takes_ten_kernels(gpu):
+    counts = []
+    for layers in (1, 3):
+        model = model_of(layers)
+        join_projections(model)
+        engine = decoding(model, gpu, GREEDY)
+        step(engine)
+        counts.append(gpu.total)
+    assert (counts[1] - counts[0]) / 2 <= 10, gpu.launches + gpu.programs
+
+
+def test_a_step_that_repeats_starts_the_same_programs_over_the_same_inputs(gpu):
+    engine = decoding(model_of(2), gpu, GREEDY)
+    seen = []
+    for _ in range(3):
+        gpu.reset()
+        step(engine)
+        seen.append([(name, grid) for name, grid, _ in gpu.grids])
+    assert seen[0] == seen[1] == seen[2]
+    assert gpu.programs["lay_out"] == 1
+
+
+def test_a_mechanism_that_cannot_be_recorded_says_so_and_runs(gpu):
+    engine = decoding(model_of(1, "retnet"), gpu, GREEDY)
+    step(engine)
+    assert "fixed size" in engine.eager_reason

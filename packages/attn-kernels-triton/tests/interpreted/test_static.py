@@ -1,0 +1,134 @@
+"""Decode steps whose inputs stay where they are compute what steps planned on the host do, and ask for the same each
+time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attn_core import MechanismConfig, RaggedBatch, configure, installed
+from attn_core.errors import NotGraphSafe
+from attn_core.stores import StoreSize
+from attn_kernels_triton.launch import Launch
+
+PROMPTS, STEPS, PADDED, WIDTH = (14, 1, 70), 4, 4, 64
+OPTIONS = {
+    "gqa": {},
+    "mha": {},
+    "mqa": {},
+    "sliding_window": {"window": 9},
+    "t5_bias": {"buckets": 8, "max_distance": 20},
+    "mla": {"latent": 32, "rotary_size": 16, "nope_size": 16, "value_size": 16},
+}
+
+
+def config_of(name: str) -> MechanismConfig:
+    mechanism = installed().mechanisms.get(name)
+    groups = {"gqa": 2, "mqa": 1}.get(name)
+    heads = 32 if name == "mqa" else 4
+    return configure(
+        mechanism, OPTIONS[name], hidden_size=WIDTH, num_heads=heads, num_kv_heads=groups, causal=True, head_dim=32
+    )
+
+
+def prepared(name: str, cache: str, numbers: tuple[int, ...] = (0, 1, 2)):
+    """A layer, and a store in which each request's prompt has been computed."""
+    torch.manual_seed(0)
+    mechanism, config = installed().mechanisms.get(name), config_of(name)
+    layer = mechanism.build(config)
+    specs = {"layer": mechanism.state(config)}
+    store = installed().caches.get(cache).create(specs, StoreSize(tokens=1024, requests=PADDED))
+    for number in numbers:
+        assert store.admit(number)
+        assert store.reserve(number, PROMPTS[number] + STEPS)
+    rows = torch.randn(sum(PROMPTS), WIDTH, generator=torch.Generator().manual_seed(1))
+    batch = RaggedBatch.of(PROMPTS, [0] * len(PROMPTS), torch.tensor)
+    with torch.inference_mode():
+        layer.step(rows, batch, store.view(batch, [0, 1, 2])["layer"])
+    return layer, store
+
+
+def inputs(step: int) -> torch.Tensor:
+    """The rows of three requests at a step."""
+    return torch.randn(len(PROMPTS), WIDTH, generator=torch.Generator().manual_seed(100 + step))
+
+
+def static_step(layer, static, step: int) -> torch.Tensor:
+    """What a padded step of inputs in place computes for its real requests."""
+    static.load([0, 0, 0], [prompt + step for prompt in PROMPTS], [0, 1, 2], PADDED)
+    rows = torch.cat([inputs(step), torch.zeros(PADDED - len(PROMPTS), WIDTH)])
+    with torch.inference_mode():
+        return layer.step(rows, static.batch(PADDED), static.view(PADDED)["layer"])[: len(PROMPTS)]
+
+
+@pytest.fixture(autouse=True)
+def few_processors(monkeypatch):
+    """An interpreter's time goes by programs, and there are as many as processors are to be kept busy."""
+    monkeypatch.setattr("attn_kernels_triton.paged.bucket.processors", lambda _: 6)
+
+
+@pytest.mark.parametrize(
+    ("name", "cache"),
+    [
+        ("gqa", "paged"),
+        ("gqa", "shared"),
+        ("gqa", "int8"),
+        ("gqa", "int4"),
+        ("mqa", "shared"),
+        ("sliding_window", "paged"),
+        ("t5_bias", "paged"),
+        ("mla", "paged"),
+    ],
+)
+def test_a_static_step_computes_what_a_planned_one_does(name, cache):
+    layer, planned = prepared(name, cache)
+    _, store = prepared(name, cache)
+    static = store.static_decode(PADDED, 1024)
+    for step in range(STEPS):
+        batch = RaggedBatch.of((1, 1, 1), [prompt + step for prompt in PROMPTS], torch.tensor)
+        with torch.inference_mode():
+            expected = layer.step(inputs(step), batch, planned.view(batch, [0, 1, 2])["layer"])
+        torch.testing.assert_close(static_step(layer, static, step), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "cache"), [("gqa", "shared"), ("sliding_window", "paged"), ("mla", "paged")])
+def test_two_static_steps_start_the_same_programs_over_the_same_memory(name, cache, monkeypatch):
+    layer, store = prepared(name, cache)
+    static = store.static_decode(PADDED, 1024)
+    seen: list[tuple] = []
+    run = Launch.run
+
+    def recorded(self, device):
+        tables = {"numbers", "positions", "contexts"}
+        fields = self.call._asdict() if hasattr(self.call, "_asdict") else {}
+        addresses = tuple(fields[name].data_ptr() for name in sorted(tables & fields.keys()))
+        seen.append((self.program.__name__, self.programs, addresses))
+        run(self, device)
+
+    monkeypatch.setattr(Launch, "run", recorded)
+    steps = []
+    for step in range(3):
+        seen.clear()
+        static_step(layer, static, step)
+        steps.append(list(seen))
+    assert any(name == "lay_out" for name, _, _ in steps[0])
+    assert steps[0] == steps[1] == steps[2]
+
+
+def test_who_asks_the_host_for_lengths_is_refused():
+    _, store = prepared("gqa", "paged")
+    static = store.static_decode(PADDED, 1024)
+    static.load([0], [5], [0], PADDED)
+    with pytest.raises(NotGraphSafe, match="how many tokens"):
+        _ = static.batch(PADDED).contexts
+    with pytest.raises(NotGraphSafe, match="gathered"):
+        static.view(PADDED)["layer"]["kv"].rows(range(PADDED))
+
+
+@pytest.mark.parametrize(("name", "cache"), [("linear", "paged"), ("gqa", "contiguous"), ("gqa", "kivi")])
+def test_states_and_caches_without_blocks_say_why_not(name, cache):
+    mechanism = installed().mechanisms.get(name)
+    config = configure(mechanism, {}, hidden_size=WIDTH, num_heads=4, causal=True)
+    specs = {"layer": mechanism.state(config)}
+    store = installed().caches.get(cache).create(specs, StoreSize(tokens=1024, requests=2))
+    with pytest.raises(NotGraphSafe):
+        store.static_decode(2, 1024)

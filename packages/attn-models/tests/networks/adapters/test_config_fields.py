@@ -1,0 +1,117 @@
+"""Whatever a config.json of transformers says, a folder gives transformers' logits or is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+from attn_core.errors import UserError
+from attn_models.loading import load_model
+from attn_testing.config_changes import changes
+
+transformers = pytest.importorskip("transformers")
+pytestmark = [pytest.mark.oracle, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+NARROW = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+WINDOWS = NARROW | {"head_dim": 12, "num_key_value_heads": 1, "num_hidden_layers": 3, "sliding_window": 5}
+LATENT = NARROW | {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 12,
+    "q_lora_rank": 20,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 6,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "first_k_dense_replace": 1,
+}
+FAMILIES = {
+    "llama": NARROW,
+    "mistral": NARROW | {"sliding_window": 5},
+    "mixtral": NARROW | {"num_local_experts": 4, "head_dim": 8},
+    "gpt2": {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
+    "qwen3": NARROW | {"head_dim": 12},
+    "gemma2": WINDOWS,
+    "gemma3_text": WINDOWS,
+    "deepseek_v2": LATENT,
+    "deepseek_v3": LATENT | {"n_group": 4, "topk_group": 2, "num_hidden_layers": 3},
+}
+TOLERANCE = 1e-4
+
+
+def their_logits(folder, ids):
+    """The logits [1, token, vocab] of transformers for the config.json in `folder`, where the weights go; None where
+    it cannot compute them.
+
+    Every weight is far from its initial value, so that each one counts.
+    """
+    torch.manual_seed(0)
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder)
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                weight.normal_(mean=float("norm" in name or "ln_" in name), std=0.2)
+            for name, buffer in model.named_buffers():
+                if name.endswith("e_score_correction_bias"):
+                    buffer.normal_(std=0.3)
+            model.save_pretrained(folder / "written")
+            (folder / "written" / "model.safetensors").rename(folder / "model.safetensors")
+            again = type(model).from_pretrained(folder, attn_implementation="eager", dtype="float32").eval()
+            logits = again(ids).logits
+    except Exception:  # noqa: BLE001  (whatever they raise for a config that means nothing)
+        return None
+    return logits if logits.isfinite().all() else None
+
+
+def outcome(folder, values, ids):
+    """What loading the folder comes to, beside transformers."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(values))
+    theirs = their_logits(folder, ids)
+    if theirs is None:
+        return "not computed by transformers"
+    try:
+        with torch.no_grad():
+            ours = load_model(folder).model(ids)
+    except UserError:
+        return "refused"
+    apart = (ours - theirs).abs().max().item()
+    return "equal" if apart < TOLERANCE else f"differs by {apart:.2g}"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_change_of_a_config_gives_the_logits_of_transformers_or_is_refused(family, tmp_path, record_property):
+    transformers.logging.disable_progress_bar()
+    config = transformers.AutoConfig.for_model(family, **FAMILIES[family])
+    ids = torch.randint(1, 30, (1, 20), generator=torch.Generator().manual_seed(1))
+    found = {
+        words: outcome(tmp_path / str(number), values, ids if values.get("vocab_size") != 1 else 0 * ids)
+        for number, (words, values) in enumerate(changes(config.to_dict()))
+    }
+    record_property("outcomes", dict(Counter(what.split(" by ")[0] for what in found.values())))
+    wrong = {words: what for words, what in found.items() if what.startswith("differs")}
+    assert not wrong
+    assert sum(what == "equal" for what in found.values()) > 50
+
+
+def test_a_folder_as_it_is_gives_the_logits_of_transformers(tmp_path):
+    ids = torch.randint(1, 30, (1, 20), generator=torch.Generator().manual_seed(1))
+    for family, sizes in FAMILIES.items():
+        config = transformers.AutoConfig.for_model(family, **sizes)
+        assert outcome(tmp_path / family, config.to_dict(), ids) == "equal", family
