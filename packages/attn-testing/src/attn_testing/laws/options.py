@@ -130,7 +130,8 @@ def said(case: Case) -> list[Any]:
 
 
 def seen(case: Case) -> list[torch.Tensor]:
-    """Outputs before training, in its last of some passes and after it, and gradients of that pass."""
+    """Outputs before training, in its last of some passes and after it, gradients of that pass, and a loss of the
+    layer's own, which `take_auxiliary_loss` gives, where it has one."""
     rows, source, layer = case.rows(2, case.tokens), case.source(2, case.tokens), case.build()
     with torch.no_grad():
         before = case.attend(rows, source, None, layer)
@@ -143,5 +144,8 @@ def seen(case: Case) -> list[torch.Tensor]:
     learned = list(layer.parameters())
     probe = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
     gradients = torch.autograd.grad((out * probe).sum(), learned, materialize_grads=True) if out.requires_grad else ()
+    take = getattr(layer, "take_auxiliary_loss", lambda: None)
+    loss = take()
     with torch.no_grad():
-        return [before, out.detach(), case.attend(rows, source, None, layer.eval()), *gradients]
+        own = torch.zeros(()) if loss is None else loss.detach()
+        return [before, own, out.detach(), case.attend(rows, source, None, layer.eval()), *gradients]
