@@ -178,7 +178,7 @@ class WeightsOfOutput(MechanismLaw):
 
     Outputs of attention without more are linear in such sums, head by head, so a least-squares fit leaves nothing of
     them. Where a gate, a norm or a convolution follows, the fit leaves a rest, and less of it than the equal weights of
-    all allowed keys and than those of another sequence. A query's own row is known to all three.
+    all allowed keys do and, where weights are shares, than those of another sequence. A query's own row is known to all.
     """
 
     needs: ClassVar[tuple[Capability, ...]] = (Capability.WEIGHTS,)
@@ -197,12 +197,15 @@ class WeightsOfOutput(MechanismLaw):
         own = None if case.cross else rows
         equal = (allowed / allowed.sum(-1, keepdim=True).clamp(min=1)).expand_as(weights)
         rest = unexplained(out, weights, rows, own)
-        others = unexplained(out, equal, rows, own), unexplained(out, weights.roll(1, 0), rows, own)
-        require(
-            rest <= EXPLAINED or rest <= BETTER * min(others),
-            f"sums of rows by the weights leave {rest:.3f} of the outputs unexplained, those by equal weights"
-            f" {others[0]:.3f}, those by weights of another sequence {others[1]:.3f}",
-        )
+        others = {"equal weights": equal}
+        if case.mechanism.can(Capability.NORMALISED):
+            others["weights of another sequence"] = weights.roll(1, 0)
+        for name, given in others.items():
+            left = unexplained(out, given, rows, own)
+            require(
+                rest <= EXPLAINED or rest <= BETTER * left,
+                f"sums of rows by the weights leave {rest:.3f} of the outputs unexplained, those by {name} {left:.3f}",
+            )
 
 
 def unexplained(out: Tensor, weights: Tensor, rows: Tensor, own: Tensor | None) -> float:

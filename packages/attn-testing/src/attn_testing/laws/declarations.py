@@ -92,9 +92,9 @@ class Settings(MechanismLaw):
         asked |= {"num_kv_heads": 1} if subject.mechanism.can(Capability.GROUPED) and heads > 1 else {}
         asked |= {"rotary": Rotary(base=50.0)} if rotary else {}
         for field, value in asked.items():
-            # Multi-query attention has one key/value head, said or not.
-            plain = {"num_kv_heads": heads} if field == "num_kv_heads" else {}
-            without, given = subject.attempt({**usual, **plain}), subject.attempt({**usual, field: value})
+            # Said, as multi-query attention has one key/value head where nothing is.
+            absent = {"num_kv_heads": heads, "bias": False}.get(field)
+            without, given = (subject.attempt({**usual, field: said}) for said in (absent, value))
             if isinstance(without, Case) and isinstance(given, Case):
                 require(differ(given, without), f"{field}={value!r} is taken, and the layer computes as without it")
 

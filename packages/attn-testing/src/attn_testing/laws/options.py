@@ -82,7 +82,7 @@ def other_values(subject: Subject, name: str, present: Any) -> Iterator[Any]:
     refusal = subject.attempt({**subject.settings[0], **subject.modes[0]}, **{name: "no such word"})
     words = re.findall(r"[a-z][a-z0-9_]+", str(refusal.error)) if isinstance(refusal, Refusal) else []
     for value in (*known, *words, *(2, 3, 1, 0, 4, 0.5, 0.25, True, False), *((1, 0), (0, 1, 0, 1), (0,))):
-        if type(value) is not type(present) or value != present:
+        if value != present or isinstance(value, bool) != isinstance(present, bool):
             yield value
 
 
