@@ -178,7 +178,7 @@ class WeightsOfOutput(MechanismLaw):
 
     Outputs of attention without more are linear in such sums, head by head, so a least-squares fit leaves nothing of
     them. Where a gate, a norm or a convolution follows, the fit leaves a rest, and less of it than the equal weights of
-    all allowed keys do and, where weights are shares, than those of another sequence. A query's own row is known to all.
+    all allowed keys do and, where weights are shares, than those of another sequence. All know a query's own row.
     """
 
     needs: ClassVar[tuple[Capability, ...]] = (Capability.WEIGHTS,)
