@@ -21,10 +21,9 @@ from attn_core import (
     Window,
 )
 from attn_core.checks import require_whole
-from attn_core.errors import Incompatible
 from attn_core.masks import GlobalTokens
 
-from attn_variants.mechanisms.common import ENCODER, never_causal, whole_numbers
+from attn_variants.mechanisms.common import ENCODER, whole_numbers
 
 
 class LongformerAttention(DeclaredMechanism):
@@ -63,11 +62,7 @@ class LongformerAttention(DeclaredMechanism):
     drops_weights = True
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """The attention with common projections. Raises `Incompatible` where it should be causal or rotary."""
-        never_causal(self.name, config)
-        if config.rotary is not None:
-            message = "mechanism 'longformer' takes no rotary positions: its global projections have none"
-            raise Incompatible(message, mechanism=self.name)
+        """The attention with common projections."""
         options = self.Config.of(config)
         near = Window(left=options.window // 2, right=options.window // 2)
         mask = near | GlobalTokens(options.global_positions) if options.global_positions else near
