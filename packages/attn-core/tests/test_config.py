@@ -212,5 +212,5 @@ def test_a_mechanism_that_only_looks_back_refuses_to_look_ahead():
     class Past(Windowed):
         capabilities = frozenset({Capability.CAUSAL})
 
-    with pytest.raises(Undeclared, match="causal: False is not allowed; allowed: True: .* only looks"):
+    with pytest.raises(Undeclared, match=r"causal: False is not allowed; allowed: True: .* only looks"):
         configure(Past(), {"window": 4}, hidden_size=16, causal=False)
