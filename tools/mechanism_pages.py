@@ -8,6 +8,7 @@ Prices are of one layer at one size, the same for all, so that pages can be comp
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Mapping
 from dataclasses import MISSING
@@ -21,6 +22,7 @@ from attn_cli.facts import verdicts, weights_statement
 from attn_cli.pictures import as_text, view_of
 from attn_core import Capability, Mechanism, MechanismConfig, Shape, configure, installed, state_bytes
 from attn_core.computation import WholeCall
+from attn_core.errors import AttnError
 from attn_core.options import option_fields
 
 FOLDER = workspace.ROOT / "docs" / "mechanisms"
@@ -57,13 +59,15 @@ def page(mechanism: Mechanism) -> str:
         f"# {mechanism.name}",
         f"{summary} {paper.authors}, {paper.year}: {title}. In `{owner}`.",
         f"$$\n{mechanism.equation}\n$$",
+        *explained(mechanism),
+        "## Run it\n\n" + example_code(mechanism),
+        "## Picture\n\n" + picture(mechanism),
         "## Options\n\n" + options(mechanism),
         "## What it can do\n\n" + capabilities(mechanism),
         "## Price\n\n" + price(mechanism, config),
         "## Weights\n\n" + f"{weights_statement(mechanism)[:1].upper()}{weights_statement(mechanism)[1:]}.",
     ]
     parts.append("## Kernels\n\n" + kernels(mechanism, config))
-    parts.append("## Picture\n\n" + picture(mechanism))
     parts.append("## Proof\n\n" + proof_page.section(mechanism.name, proof_records.load()))
     return NOTE + "\n\n".join(parts) + "\n"
 
@@ -79,8 +83,74 @@ def options(mechanism: Mechanism) -> str:
     fields = option_fields(mechanism)
     if not fields:
         return "None of its own."
-    rows = [f"| `{name}` | {'required' if value is MISSING else f'`{value!r}`'} |" for name, value in fields.items()]
-    return "\n".join(["| option | default |", "|---|---|", *rows])
+    rows = [
+        f"| `{name}` | {'required' if value is MISSING else f'`{value!r}`'} | {allowed(mechanism, name)} |"
+        for name, value in fields.items()
+    ]
+    table = "\n".join(["| option | default | allowed |", "|---|---|---|", *rows])
+    return f"{table}\n\n{meanings(mechanism)}"
+
+
+def explained(mechanism: Mechanism) -> list[str]:
+    """What the idea is, and when to use it, where the mechanism says so."""
+    if not mechanism.idea:
+        return []
+    *idea, use = mechanism.idea
+    return ["## The idea", *idea, "## When to use it", use]
+
+
+def example_code(mechanism: Mechanism) -> str:
+    """A program that builds a small layer and runs it, and what else the command line shows."""
+    given = dict(mechanism.sketch)
+    shared = "hidden_size=64, num_heads=4" + (", num_kv_heads=2" if mechanism.name in GROUPS else "")
+    cross = mechanism.can(Capability.CROSS)
+    arguments = "rows, source" if cross else "rows"
+    lines = [
+        "import torch",
+        "from attn_core import configure, installed",
+        "",
+        f'mechanism = installed().mechanisms.get("{mechanism.name}")',
+        f"layer = mechanism.build(configure(mechanism, {given}, {shared}))",
+        "rows = torch.randn(2, 12, 64)  # [batch, tokens, hidden_size]",
+        *(["source = torch.randn(2, 9, 64)  # what an encoder read"] if cross else []),
+        f"out = layer({arguments})",
+        "assert out.shape == rows.shape",
+    ]
+    if mechanism.can(Capability.WEIGHTS):
+        lines += [f"print(layer.weights({arguments})[0, 0])  # of the first head: a row per query, a column per key"]
+    commands = [f"attn show {mechanism.name}", f"attn explain {mechanism.name}", f"attn check {mechanism.name}"]
+    if mechanism.can(Capability.CAUSAL):
+        commands.append(f"attn train --mechanism {mechanism.name} --dataset shakespeare")
+    code, shell = "\n".join(lines), "\n".join(commands)
+    return f"```python\n{code}\n```\n\n```bash\n{shell}\n```"
+
+
+GENERIC = ("of 64 bits", "text", "a finite number", "a list", "an object")
+"""What an error says of a value of another type; what it says of a wrong value of the right type tells more."""
+WRONG = (-(10**9), -0.5, 2.5, "no such word", (-1,), object())
+
+
+def allowed(mechanism: Mechanism, option: str) -> str:
+    """The values of an option that are allowed, as the error says that refuses others."""
+    said = []
+    for value in WRONG:
+        try:
+            configure(mechanism, {option: value}, hidden_size=WIDTH, num_heads=HEADS)
+        except AttnError as error:
+            if error.metadata.get("field") == option and "allowed" in error.metadata:
+                said.append(str(error.metadata["allowed"]))
+    told = [text for text in said if not any(word in text for word in GENERIC)] or said
+    return told[0].replace("|", "/") if told else ""
+
+
+def meanings(mechanism: Mechanism) -> str:
+    """What the options mean: the docstring of the config that declares them, and of those that it extends."""
+    texts = [
+        inspect.cleandoc(kind.__doc__ or "")
+        for kind in mechanism.Config.__mro__
+        if issubclass(kind, MechanismConfig) and kind is not MechanismConfig and "__doc__" in vars(kind)
+    ]
+    return "\n\n".join(dict.fromkeys(text for text in texts if text))
 
 
 def capabilities(mechanism: Mechanism) -> str:

@@ -41,7 +41,7 @@ LAYERS = (
 )
 
 
-MAIN = {"attend_forward", "attend_dense", "attend_specialised", "recall"}
+MAIN = {"attend_forward", "attend_dense", "attend_paired", "recall"}
 """Programs of which a layer that takes our kernels starts one."""
 
 

@@ -1,37 +1,40 @@
-"""docs/claims.md names tests that exist, and every test that carries the number of a claim."""
+"""The registry of claims is whole, its experiments exist, and docs/claims.md is written from it."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
+import claims_page
 import pytest
-import sources
+from attn_experiments.claims import Claim, claims
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "claims.md"
-ROW = re.compile(r"^\| CL-(\d+) \|.*\|$", re.MULTILINE)
-NUMBERED = re.compile(r"test_cl_(\d+)_\w+")
-LINK = re.compile(r"\[([^\]]+)\]\(\.\./([\w./-]+\.py)#(test_\w+)\)")
+TESTS = claims_page.numbered_tests()
 
 
-def named() -> list[tuple[str, str, str, str]]:
-    """Claim, words, file and test of every link in the table."""
-    rows = [(row[1], row[0]) for row in ROW.finditer(PAGE.read_text("utf-8"))]
-    return [(claim, *link.groups()) for claim, row in rows for link in LINK.finditer(row)]
+def test_the_page_is_what_the_registry_says() -> None:
+    assert claims_page.PAGE.read_text("utf-8") == claims_page.page(), "run python tools/claims_page.py"
 
 
-@pytest.mark.parametrize(("claim", "words", "path", "test"), named())
-def test_every_test_of_the_table_exists_under_the_words_it_is_linked_by(
-    claim: str, words: str, path: str, test: str
-) -> None:
-    assert re.search(rf"^(async )?def {test}\(", (ROOT / path).read_text("utf-8"), re.MULTILINE), f"CL-{claim}"
-    assert test.endswith(words.replace(" ", "_"))
+def test_every_test_that_carries_the_number_of_a_claim_has_one() -> None:
+    assert len(TESTS) > 40
+    assert TESTS.keys() <= claims().keys()
 
 
-def test_every_test_that_carries_the_number_of_a_claim_is_in_the_table() -> None:
-    listed = {(claim, test) for claim, _, _, test in named()}
-    functions = [name for source in sources.of_tests() for name, _ in source.functions()]
-    carried = {(found[1], found[0]) for found in map(NUMBERED.fullmatch, functions) if found}
-    assert len(carried) > 50
-    assert carried <= listed, sorted(carried - listed)
+@pytest.mark.parametrize("claim", claims().values(), ids=lambda claim: claim.name)
+def test_a_claim_is_shown_by_a_test_or_an_experiment_or_said_not_to_be_measured(claim: Claim) -> None:
+    shown = bool(TESTS.get(claim.number) or claim.tests or claim.experiment or "benchmarks/" in claim.holds)
+    assert shown != (claim.verdict == "not measured")
+    for path, _, name in (test.partition("#") for test in claim.tests):
+        assert re.search(rf"^def {name}\(", (ROOT / path).read_text("utf-8"), re.MULTILINE), name
+
+
+@pytest.mark.parametrize("claim", [claim for claim in claims().values() if claim.experiment], ids=lambda c: c.name)
+def test_an_experiment_is_a_function_that_says_which_claim_it_measures(claim: Claim) -> None:
+    assert claim.experiment is not None
+    function: Callable[..., object] = claim.experiment.load()
+    documented = f"{function.__doc__} {__import__(function.__module__, fromlist=['x']).__doc__}"
+    assert re.search(rf"\b(CL-)?{claim.number}\b", documented), f"{function.__qualname__} does not name {claim.name}"
+    assert 0 < claim.experiment.minutes <= 15

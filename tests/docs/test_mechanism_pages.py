@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import mechanism_pages
+import pytest
 import workspace
 from attn_core import installed
+from attn_core.options import option_fields
+
+LOCAL = [name for name in installed().mechanisms.names() if installed().mechanisms.owner(name) in workspace.packages()]
 
 
 def test_the_pages_are_those_that_the_mechanisms_declare() -> None:
@@ -20,3 +26,27 @@ def test_every_mechanism_of_this_tree_has_a_page_with_its_equation() -> None:
     assert len(names) >= 12
     for name in names:
         assert mechanisms.get(name).equation in (mechanism_pages.FOLDER / f"{name}.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_a_page_explains_the_idea_in_three_paragraphs_and_says_when_to_use_it(name: str) -> None:
+    idea = installed().mechanisms.get(name).idea
+    assert len(idea) == 4
+    assert idea[-1].startswith("Use it")
+    assert all(len(part.split()) >= 8 for part in idea)
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_the_program_on_a_page_runs(name: str) -> None:
+    code = re.search(r"```python\n(.*?)```", mechanism_pages.example_code(installed().mechanisms.get(name)), re.DOTALL)
+    assert code
+    exec(compile(code[1].replace("print(", "str("), name, "exec"), {})  # noqa: S102 -- a program of our own page
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_a_page_says_what_every_option_means_and_allows(name: str) -> None:
+    mechanism = installed().mechanisms.get(name)
+    meaning = mechanism_pages.meanings(mechanism) if option_fields(mechanism) else ""
+    for option in option_fields(mechanism):
+        assert f"`{option}`" in meaning, option
+        assert mechanism_pages.allowed(mechanism, option), option

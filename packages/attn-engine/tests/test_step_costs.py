@@ -9,6 +9,7 @@ from attn_engine.build import build_engine
 from attn_engine.decode_graphs import DecodeGraphs, Rerun
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
+from attn_models.quantization.quantize import join_projections
 from attn_testing.pretend_cuda import PretendCuda, to_pretended
 from pretended import gpu
 
@@ -60,14 +61,25 @@ def step(engine) -> None:
     assert [output.error for output in outputs] == [None] * BATCH
 
 
-@pytest.mark.parametrize("params", [GREEDY], ids=["greedy"])
-def test_the_host_waits_once_a_step_and_copies_once(gpu, params):
+@pytest.mark.parametrize(("params", "copies"), [(GREEDY, 1), (SAMPLED, 2)], ids=["greedy", "sampled"])
+def test_the_host_waits_once_a_step_and_copies_what_each_step_brings(gpu, params, copies):
     engine = decoding(model_of(2), gpu, params)
     for _ in range(3):
         gpu.reset()
         step(engine)
         assert gpu.syncs.total() == 1
-        assert gpu.copies == 1
+        assert gpu.copies == copies
+
+
+def test_a_layer_takes_ten_kernels(gpu):
+    counts = []
+    for layers in (1, 3):
+        model = model_of(layers)
+        join_projections(model)
+        engine = decoding(model, gpu, GREEDY)
+        step(engine)
+        counts.append(gpu.total)
+    assert (counts[1] - counts[0]) / 2 <= 10, gpu.launches + gpu.programs
 
 
 def test_a_step_that_repeats_starts_the_same_programs_over_the_same_inputs(gpu):

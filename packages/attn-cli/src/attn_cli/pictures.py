@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from attn_core import Capability, Mask, Mechanism, MechanismConfig
 from attn_core.errors import Incompatible, InvalidValue, MissingPackage
+from attn_schema.device import AUTO, require_device
 
 Grid = list[list[float]]
 """A row per query, a column per key, each from 0."""
@@ -65,6 +66,20 @@ def drawn(
     layer = mechanism.build(sized).eval().double()
     rows = torch.randn(1, positions, config.hidden_size, dtype=torch.float64)
     return layer, rows, (rows.clone(),) if mechanism.can(Capability.CROSS) else ()
+
+
+def device_type(device: str) -> str:
+    """The type of the device called so, such as "cuda": what a kernel looks at. `auto` is a GPU if there is one.
+
+    Raises `InvalidValue` for a name that no device has, `MissingPackage` for `auto` without torch.
+    """
+    require_device("device", device)
+    if device != AUTO:
+        return device.partition(":")[0]
+    torch = tensors()
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def tensors() -> Any:

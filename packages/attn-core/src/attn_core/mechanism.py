@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from attn_core.batch import Fields, LayerState, RaggedBatch
@@ -129,6 +132,20 @@ class Mechanism(ABC):
             cls.build = checked(cls.build)  # type: ignore[method-assign,assignment]
         if "cost" in vars(cls):
             cls.cost = priced(cls.cost)  # type: ignore[method-assign,assignment]
+
+    @property
+    def idea(self) -> tuple[str, ...]:
+        """What the idea is, in paragraphs of Markdown, the last of which says when to use it.
+
+        They stand under a heading `## NAME` in the Markdown file beside the module that declares the mechanism, which
+        is called as the module or, beside an `__init__.py`, mechanism.md. Empty where there is none.
+        """
+        module = sys.modules[type(self).__module__]
+        path = Path(module.__file__ or "")
+        text = path.with_name("mechanism.md" if path.stem == "__init__" else f"{path.stem}.md")
+        sections = re.split(r"^## ", text.read_text("utf-8"), flags=re.MULTILINE) if text.is_file() else []
+        found = [section.partition("\n")[2] for section in sections if section.partition("\n")[0].strip() == self.name]
+        return tuple(part.strip() for part in found[0].split("\n\n") if part.strip()) if found else ()
 
     @property
     def drops_weights(self) -> bool:

@@ -104,7 +104,7 @@ class Engine:
         self._runner = ModelRunner(model, store)
         recorder = None if config.enforce_eager else recorder_for(self._runner.device)
         if recorder is not None:
-            self._runner.graphs = DecodeGraphs(model, store, recorder, config.max_num_seqs)
+            self._runner.graphs = DecodeGraphs(model, store, recorder, config.batch_sizes[0])
         self._store = store
         self._tokenizer = tokenizer
         self._token_text = token_text(tokenizer)

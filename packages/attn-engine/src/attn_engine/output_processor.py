@@ -11,6 +11,7 @@ from attn_schema import FinishReason, Token
 from torch import Tensor
 
 from attn_engine import sequence as sequences
+from attn_engine.batch_sampler import choose_together
 from attn_engine.beam_search import BeamHypothesis
 from attn_engine.model_runner import LazyLogits, ModelRunner
 from attn_engine.sampler import SamplingRow, choose_tokens, greedy_tokens, log_probabilities
@@ -123,7 +124,8 @@ def _choose(growing: Sequence[sequences.Sequence], logits: Tensor, end_ids: Coll
     if all(sequence.greedy for sequence in growing):
         tokens = greedy_tokens(logits)
     else:
-        tokens = choose_tokens(logits, [_sampling_row(sequence, logits, end_ids) for sequence in growing])
+        choose = choose_tokens if logits.device.type == "cpu" else choose_together
+        tokens = choose(logits, [_sampling_row(sequence, logits, end_ids) for sequence in growing])
     return _with_logprobs(growing, logits, tokens)
 
 

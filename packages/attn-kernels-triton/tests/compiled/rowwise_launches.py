@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import torch
+from attn_core.batch import RowsInPlace
 from attn_core.kernels.rowwise import Targets
 from attn_kernels_triton.launch import Launch
+from attn_kernels_triton.rowwise.append import append_launch
 from attn_kernels_triton.rowwise.cross_entropy import loss_launch
 from attn_kernels_triton.rowwise.gate import gate_launch, ungate_launch
 from attn_kernels_triton.rowwise.norm import Normed, Unnormed, norm_launch, programs_of, unnorm_launch
@@ -40,6 +42,15 @@ def rotary_launches(
     """The program, forward and turning back."""
     given, turn = torch.empty(2, 2048, heads, size, dtype=dtype), torch.empty(1, 2048, turned, dtype=torch.float32)
     return [rotary_launch(given, given, Turning(turn, turn, interleaved, back)) for back in (False, True)]
+
+
+def append_launches(size: int, turned: int, *, interleaved: bool) -> list[Launch]:
+    """The program that turns the heads of some tokens and writes keys and values to a cache."""
+    query, key = (torch.empty(8, heads, size, dtype=torch.bfloat16) for heads in (32, 8))
+    turn, memory = torch.empty(8, 1, turned), torch.empty(512, 8, size, dtype=torch.bfloat16)
+    slots = torch.zeros(8, dtype=torch.int64)
+    kept = RowsInPlace({"key": memory, "value": memory}, slots, slots[:, None], (0,) * 8)
+    return [append_launch((query, key, key), (turn, turn), kept, query, interleaved=interleaved)]
 
 
 def loss_launches(vocabulary: int, dtype: torch.dtype = torch.bfloat16, **judged) -> list[Launch]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from artefacts import OTHERS, SHARED_MEMORY, artefact, compiled
-from rowwise_launches import gate_launches, loss_launches, norm_launches, rotary_launches
+from rowwise_launches import append_launches, gate_launches, loss_launches, norm_launches, rotary_launches
 
 REGISTERS = 255
 
@@ -12,6 +12,8 @@ SHIPPED = {
     "SwiGLU of 14336": lambda: gate_launches("silu"),
     "halves of 128": lambda: rotary_launches(128, 128, interleaved=False),
     "neighbours of 128": lambda: rotary_launches(128, 128, interleaved=True),
+    "halves of 128, appended": lambda: append_launches(128, 128, interleaved=False),
+    "a quarter of 256, neighbours, appended": lambda: append_launches(256, 64, interleaved=True),
     "losses of 128256 ids": lambda: loss_launches(128256),
 }
 OTHER_SHIPPED = {

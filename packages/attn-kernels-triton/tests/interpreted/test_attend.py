@@ -66,7 +66,6 @@ def test_outputs_and_gradients_are_as_close_to_float64_as_the_plain_computation(
     require_right(attend, CALLS[name])
 
 
-@pytest.mark.parametrize("schedule", ["descriptors", "specialised"])
 @pytest.mark.parametrize(
     "call",
     [
@@ -76,9 +75,9 @@ def test_outputs_and_gradients_are_as_close_to_float64_as_the_plain_computation(
     ],
     ids=lambda call: call.mask.kind,
 )
-def test_bands_whose_tiles_the_chip_copies_are_as_right(monkeypatch, call, schedule):
+def test_bands_whose_tiles_the_chip_copies_are_as_right(monkeypatch, call):
     for width in tiles.DENSE_CHOICES:
-        monkeypatch.setitem(tiles.DENSE_CHOICES, width, tiles.Choice(32, 32, 4, 1, schedule))
+        monkeypatch.setitem(tiles.DENSE_CHOICES, width, tiles.Choice(32, 32, 4, 1, "descriptors"))
     monkeypatch.delitem(forward.PROGRAMS, "pointers")
     require_right(attend, call)
 

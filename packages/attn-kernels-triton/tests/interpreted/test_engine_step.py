@@ -13,6 +13,7 @@ from attn_engine.decode_graphs import DecodeGraphs, Rerun
 from attn_kernels_triton.launch import Launch
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
+from attn_models.quantization.quantize import join_projections
 
 PROMPTS = ((3, 1, 4, 1, 5), tuple(range(2, 19)))
 NEW, VOCABULARY, TOP = 3, 40, 5
@@ -105,8 +106,20 @@ def test_recorded_decode_steps_say_what_the_definition_says(name, programs):
     found, graphs = generated(model, "shared")
     assert (graphs.reason, graphs.replayed) == (None, NEW - 1)
     assert "lay_out" in programs
+    assert ("rotate_append" in programs) == (model.config.positions == "rotary")
     assert rowwise.row_kernel(rowwise.NormKernel, "plain", torch.zeros(2, 64)) is not None
     require_defined(model, found)
+
+
+@pytest.mark.parametrize("name", ["gqa", "qk_norm"])
+def test_projections_that_were_joined_say_the_same(name):
+    model = model_of(name)
+    before, _ = generated(model, "shared")
+    joined = copy.deepcopy(model)
+    join_projections(joined)
+    after, graphs = generated(joined, "shared")
+    assert graphs.reason is None
+    assert [[token.id for token in tokens] for tokens in after] == [[token.id for token in tokens] for tokens in before]
 
 
 @pytest.mark.parametrize("name", EAGER)

@@ -36,7 +36,7 @@ def small_calls(monkeypatch) -> None:
 
 def test_every_candidate_of_a_forward_pass_runs_and_one_is_the_fastest(monkeypatch):
     small_calls(monkeypatch)
-    candidates = tile("descriptors"), tile("specialised")
+    candidates = tile("descriptors"), tile("descriptors")._replace(keys=32)
     monkeypatch.setattr(trials, "CANDIDATES", {64: candidates})
     require_measured(monkeypatch, trials.forward_trials, {"64 causal short": candidates})
 

@@ -77,25 +77,32 @@ torch's bit for bit."""
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, ids: Tensor, targets: Targets) -> Tensor:
     """The mean loss, in nats, of `ids` [...], int64, after hidden rows [..., width] under a matrix [vocabulary, width].
 
-    Where there are many logits, they are made, judged and turned into gradients a part at a time. Raises
-    `InvalidValue` for ids outside the vocabulary that are not ignored.
+    Where there are many logits, they are made, judged and turned into gradients a part at a time. On a CPU, raises
+    `InvalidValue` for ids outside the vocabulary that are not ignored; elsewhere, where looking would hold up the
+    device, the loss is NaN.
     """
     rows = hidden.reshape(-1, hidden.shape[-1])
     if torch.compiler.is_compiling():
         return mean_loss(nn.functional.linear(rows, weight), ids, targets)
     vocabulary = weight.shape[0]
     counts = ids != targets.ignored
-    wrong = ids[counts & ((ids < 0) | (ids >= vocabulary))]
-    if wrong.numel():
+    wrong = counts & ((ids < 0) | (ids >= vocabulary))
+    if ids.device.type == "cpu" and wrong.any():
         allowed = f"0 to {vocabulary - 1}, or {targets.ignored}, which is ignored"
-        raise InvalidValue.of("ids", int(wrong[0]), allowed)
+        raise InvalidValue.of("ids", int(ids[wrong][0]), allowed)
     if rows.device.type == "cpu" and rows.shape[0] * vocabulary <= LOGITS["cpu"]:
         return mean_loss(nn.functional.linear(rows, weight), ids, targets)
     gradients = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     total: Tensor = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        *of_one_type(rows, weight), ids.flatten(), targets, gradients
+        *of_one_type(rows, weight), known_ids(ids, wrong, targets).flatten(), targets, gradients
     )
-    return total / counts.sum()
+    mean = total / counts.sum()
+    return mean if ids.device.type == "cpu" else torch.where(wrong.any(), torch.nan, mean)
+
+
+def known_ids(ids: Tensor, wrong: Tensor, targets: Targets) -> Tensor:
+    """The ids, on other devices than a CPU without those that are wrong: a GPU that meets one there stops for good."""
+    return ids if ids.device.type == "cpu" else ids.masked_fill(wrong, targets.ignored)
 
 
 def of_one_type(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -227,8 +227,17 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
     checkpoint: Annotated[CheckpointConfig, Meta(description="Checkpoints.")] = CheckpointConfig()
     evaluation: Annotated[EvaluationConfig, Meta(description="Metrics.")] = EvaluationConfig()
     precision: Annotated[
-        Literal["float32", "bfloat16"], _optimizer("Element type of the products of linear layers in updates.")
+        Literal["float32", "bfloat16"],
+        _optimizer(
+            "Element type of products in updates, on a GPU of attention too; weights and moments are float32 in both."
+        ),
     ] = "float32"
+    torch_compile: Annotated[bool, _optimizer("Compile each block with torch.compile: slow to start, then faster.")] = (
+        False
+    )
+    gradient_checkpointing: Annotated[
+        bool, _optimizer("Keep no activations of blocks, and compute them again for gradients: less memory, more time.")
+    ] = False
     device: Annotated[Device, Meta(extra={"panel": OPTIMIZER_PANEL})] = AUTO
     seed: Annotated[int, _run("Seed of initial weights, data order and dropout.", ge=0, le=MAX_SEED)] = 0
     max_failures: Annotated[int, _run("Lost workers that are replaced before the job fails.", ge=0)] = 3

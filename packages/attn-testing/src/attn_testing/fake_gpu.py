@@ -48,8 +48,9 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def fake_gpu(gpu: devices.Gpu = H200) -> Iterator[list[str]]:
     """Within it, tensors of the device "cuda" can be made and computed with; gradients can be asked for, not computed.
 
-    Kernels believe that the machine has this GPU. Tensors have no numbers: what reads one raises. Gives the list of the
-    names of Triton programs, to which each that is started is added; none runs.
+    `Tensor.to` needs the device's number too: "cuda:0". Kernels believe that the machine has this GPU. Tensors have no
+    numbers: what reads one raises. Gives the list of the names of Triton programs, to which each that is started is
+    added; none runs.
     """
     started: list[str] = []
     with ExitStack() as stack:

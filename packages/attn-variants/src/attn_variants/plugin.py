@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from attn_core import AttentionSpec, InnerAttention, Kernel, Mechanism, MechanismConfig, hookimpl
+from attn_core.plugins.hooks import Command
 
 
 @hookimpl
@@ -27,6 +28,13 @@ def attn_kernels() -> list[Kernel[Any]]:
     attention = [Plain(), TorchSdpa(), BlockSparse(), Banded()]
     on_gpu = [TorchCudnn(), TorchFlash(), TorchEfficient()]
     return [*attention, *on_gpu, SelectedBlocksTiled(), SelectedBlocksWhole(), PlainChunked(), PlainRecurrent()]
+
+
+@hookimpl
+def attn_commands() -> list[Command]:
+    """`attn tune`."""
+    summary = "Measure the kernels of attention on this machine's GPU."
+    return [Command(name="tune", summary=summary, target="attn_variants.commands:tune")]
 
 
 @hookimpl

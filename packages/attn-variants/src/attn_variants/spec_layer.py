@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from attn_variants.compute.norm import normed
 from attn_variants.compute.plain import attention_weights
-from attn_variants.compute.rotary import CosSin, cos_sin_to, rotate, rotated_size
+from attn_variants.compute.rotary import CosSin, cos_sin_to, rotate, rotate_appended, rotated_size
 from attn_variants.initialization import named_weights, part_weights
 from attn_variants.layer_utils import JointProjection, by_heads, with_dropout
 from attn_variants.paged_plan import PagedPlan, Reached
@@ -272,11 +272,19 @@ class SpecLayer(nn.Module):
         """Queries, keys and values [..., heads, size] of rows [..., tokens, hidden_size], turned to their positions."""
         if self.joint is None:
             return self.project_rotated(rows, cos_sin), *self.project_memory(rows, cos_sin)
-        heads = self.spec.heads
-        query, key, value = self.joint(rows)
-        query = self._normed(by_heads(query, heads.query), "query_gain")
-        key = self._normed(by_heads(key, heads.key_value), "key_gain")
-        return self._turned(query, cos_sin), self._turned(key, cos_sin), by_heads(value, heads.key_value)
+        query, key, value = self._projected(rows)
+        return self._turned(query, cos_sin), self._turned(key, cos_sin), value
+
+    def project_appended(self, rows: Tensor, cos_sin: CosSin | None, view: Any) -> Tensor | None:
+        """Turned queries [tokens, heads, key_size] of rows [tokens, hidden_size], whose keys, turned, and values are
+        written to where a view keeps them, all at once; None where no kernel does that."""
+        rotary, kept = self.spec.rotary, view.in_place() if hasattr(view, "in_place") else None
+        if rotary is None or cos_sin is None or kept is None or kept.form != "plain":
+            return None
+        if self.inner is not None or kept.fields.keys() != {"key", "value"}:
+            return None
+        query, key, value = self._projected(rows)
+        return rotate_appended((query, key, value), cos_sin, kept, interleaved=rotary.interleaved)
 
     def project_rotated(self, rows: Tensor, cos_sin: CosSin | None) -> Tensor:
         """Queries [..., tokens, heads, size] of rows [..., tokens, hidden_size], turned to their positions."""
@@ -321,6 +329,15 @@ class SpecLayer(nn.Module):
         if self.score is None or not self.spec.score.projects_keys:
             return key
         return projected_keys(self.spec.heads, key, cast("Tensor", self.score.key_weight))
+
+    def _projected(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [..., heads, size], normed if the spec says so, without rotary positions."""
+        if self.joint is None:
+            return self.project_query(rows), *self._memory(rows)
+        heads = self.spec.heads
+        query, key, value = self.joint(rows)
+        query = self._normed(by_heads(query, heads.query), "query_gain")
+        return query, self._normed(by_heads(key, heads.key_value), "key_gain"), by_heads(value, heads.key_value)
 
     def _normed(self, rows: Tensor, gain: str) -> Tensor:
         if self.norm is None or self.spec.norm is None:

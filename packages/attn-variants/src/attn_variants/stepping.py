@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from attn_core import AttentionInputs, AttentionSpec, Fields, LayerState, RaggedBatch, Rotary
-from attn_core.batch import PagedView, Rows, Span
+from attn_core.batch import PagedView, Rows, Span, StaticBatch
 from torch import Tensor
 
 from attn_variants.compute.rotary import CosSin, cos_sin_to
@@ -33,6 +33,11 @@ class StepLayer(Protocol):
 
     def project(self, rows: Tensor, cos_sin: CosSin | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [tokens, heads, size] of rows [tokens, hidden_size]."""
+        ...
+
+    def project_appended(self, rows: Tensor, cos_sin: CosSin | None, view: Any) -> Tensor | None:
+        """As `project_rotated`, with keys and values written to where a view keeps them; None where no kernel does
+        that."""
         ...
 
     def remembered(self, rows: Tensor, key: Tensor, value: Tensor) -> Fields:
@@ -114,13 +119,18 @@ def remember(
     layer: StepLayer, rows: Tensor, batch: RaggedBatch, state: LayerState
 ) -> tuple[Tensor, PagedView, Fields | None]:
     """Queries [tokens, heads, key_size] of the new rows, the view of the cache that they attend to, and the fields
-    appended to it; None for the last where keys and values are those of another layer or of the encoder.
+    appended to it; None for the last where keys and values are those of another layer or of the encoder, and where a
+    kernel has written them without giving them out.
     """
     if layer.spec.cross:
         return layer.project_query(rows), state["source"], None
     cos_sin, view = cos_sin_of_batch(layer, rows, batch), state["kv"]
     if layer.shares_kv:
         return layer.project_rotated(rows, cos_sin), view, None
+    if isinstance(batch, StaticBatch):
+        appended = layer.project_appended(rows, cos_sin, view)
+        if appended is not None:
+            return appended, view, None
     query, key, value = layer.project(rows, cos_sin)
     return query, view, view.append(layer.remembered(rows, key, value))
 

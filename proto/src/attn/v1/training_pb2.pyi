@@ -85,8 +85,10 @@ class TrainingConfig(_message.Message):
     MAX_FAILURES_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
+    TORCH_COMPILE_FIELD_NUMBER: _builtins.int
+    GRADIENT_CHECKPOINTING_FIELD_NUMBER: _builtins.int
     precision: _builtins.str
-    """Element type of the products of linear layers in updates."""
+    """Element type of products in updates, on a GPU of attention too; weights and moments are float32 in both."""
     seed: _builtins.int
     """Seed of initial weights, data order and dropout."""
     max_failures: _builtins.int
@@ -95,6 +97,10 @@ class TrainingConfig(_message.Message):
     """Workers that share each batch."""
     device: _builtins.str
     """Device to train on: "auto", "cpu", "cuda", "cuda:0" or "mps"."""
+    torch_compile: _builtins.bool
+    """Compile each block with torch.compile: slow to start, then faster."""
+    gradient_checkpointing: _builtins.bool
+    """Keep no activations of blocks, and compute them again for gradients: less memory, more time."""
     @_builtins.property
     def model(self) -> Global___ModelConfig:
         """The model."""
@@ -128,10 +134,12 @@ class TrainingConfig(_message.Message):
         max_failures: _builtins.int | None = ...,
         workers: _builtins.int | None = ...,
         device: _builtins.str | None = ...,
+        torch_compile: _builtins.bool = ...,
+        gradient_checkpointing: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_max_failures", b"_max_failures", "_precision", b"_precision", "_workers", b"_workers", "checkpoint", b"checkpoint", "data", b"data", "device", b"device", "evaluation", b"evaluation", "max_failures", b"max_failures", "model", b"model", "optimizer", b"optimizer", "precision", b"precision", "workers", b"workers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_max_failures", b"_max_failures", "_precision", b"_precision", "_workers", b"_workers", "checkpoint", b"checkpoint", "data", b"data", "device", b"device", "evaluation", b"evaluation", "max_failures", b"max_failures", "model", b"model", "optimizer", b"optimizer", "precision", b"precision", "seed", b"seed", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_max_failures", b"_max_failures", "_precision", b"_precision", "_workers", b"_workers", "checkpoint", b"checkpoint", "data", b"data", "device", b"device", "evaluation", b"evaluation", "gradient_checkpointing", b"gradient_checkpointing", "max_failures", b"max_failures", "model", b"model", "optimizer", b"optimizer", "precision", b"precision", "seed", b"seed", "torch_compile", b"torch_compile", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__device: _TypeAlias = _typing.Literal["device"]  # noqa: Y015
     _WhichOneofArgType__device: _TypeAlias = _typing.Literal["_device", b"_device"]  # noqa: Y015

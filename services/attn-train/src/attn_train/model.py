@@ -16,10 +16,11 @@ from attn_core.models import ModelFamily
 from attn_core.reinforce import samples_keys
 from attn_models.device import resolve_device, total_memory
 from attn_schema.training import DECODER, DataConfig, ModelConfig, TrainingConfig
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from attn_train.data.load import IMAGES, PAIRS, TAGS, TEXT, data_kind_of, family_named
+from attn_train.precision import check_blocks
 from attn_train.tasks.seq2seq import VOCABULARY
 
 DRAWS = frozenset({Tensor.normal_, Tensor.uniform_})
@@ -104,13 +105,24 @@ def check_model(config: TrainingConfig, home: Path) -> None:
         if not mechanism.can(Capability.CAUSAL):
             raise _not_causal(mechanism)
     device = _device(config.device)
-    parameters = count_parameters(config.model, config.data)
+    built = model_of_shapes(config.model, config.data)
+    check_blocks(built, config)
+    parameters = _count(built)
     _require_memory(parameters, device)
     _require_disk(parameters, config.checkpoint.save_total_limit, home)
 
 
 def count_parameters(model: ModelConfig, data: DataConfig) -> int:
-    """Number of parameters, without allocating them; a sample vocabulary stands in for the one of the data.
+    """Number of parameters, without allocating them; see `model_of_shapes`."""
+    return _count(model_of_shapes(model, data))
+
+
+def _count(built: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in built.parameters())
+
+
+def model_of_shapes(model: ModelConfig, data: DataConfig) -> Any:
+    """The model without numbers; a sample vocabulary stands in for the one of the data.
 
     Images are read, as their size decides on the model. Raises as `configured`.
     """
@@ -122,7 +134,7 @@ def count_parameters(model: ModelConfig, data: DataConfig) -> int:
         raise Incompatible(message, field="config.model.model_options.num_nextn_predict_layers")
     if data_kind_of(model) in WRITES and not hasattr(built, "step"):
         raise InvalidValue.of("config.model.family", model.family, "a family of models that generate tokens")
-    return sum(parameter.numel() for parameter in built.parameters())
+    return built
 
 
 def _sample_fields(model: ModelConfig, data: DataConfig) -> Mapping[str, int]:

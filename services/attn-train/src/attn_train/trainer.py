@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from attn_train.checkpoint import CheckpointFolder, Progress, random_states, read_checkpoint, restore_random_states
 from attn_train.optimizer import (
-    PRECISIONS,
     learning_rate,
     optimizer_of,
     optimizer_state,
     restore_optimizer_state,
 )
+from attn_train.precision import forward_precision, set_up_blocks, validation_precision
 from attn_train.records import Stop, StopFlag
 from attn_train.tasks.base import Dataset, derived
 
@@ -98,6 +98,7 @@ class Trainer:
         self.step = 0
         self.elapsed = 0.0
         self._checkpoints = checkpoints
+        set_up_blocks(model, config)
         self._optimizer = optimizer_of(model, config.optimizer)
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._device = self._trained[0].device
@@ -165,7 +166,8 @@ class Trainer:
 
         `on_batch` is called after each batch.
         """
-        return self._task.validation_loss(self.model, batches, on_batch)
+        with validation_precision(self.config.precision, self._device):
+            return self._task.validation_loss(self.model, batches, on_batch)
 
     def _one_step(self, report: Reporter) -> None:
         began = time.perf_counter()
@@ -195,14 +197,15 @@ class Trainer:
     def _final_metrics(self, report: Reporter) -> Mapping[str, float]:
         """What the task measures at the end; nothing, with a line of the log, where that fails: the model stays."""
         try:
-            return self._task.final_metrics(self.model, report.heartbeat)
+            with validation_precision(self.config.precision, self._device):
+                return self._task.final_metrics(self.model, report.heartbeat)
         except Exception as error:  # noqa: BLE001 -- whatever a measurement raises, the model is trained
             report.log(f"the last measurement failed: {type(error).__name__}: {error}; the model is kept")
             return {}
 
     def _update(self, rate: float) -> tuple[Tensor, Tensor]:
-        batch = tuple(part.to(self._device, non_blocking=True) for part in self._task.next_batch())
-        with PRECISIONS[self.config.precision]():
+        batch = tuple(moved(part, self._device) for part in self._task.next_batch())
+        with forward_precision(self.config.precision, self._device):
             loss = self._task.loss(self.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         limit = self.config.optimizer.max_grad_norm or math.inf
@@ -232,6 +235,13 @@ class Trainer:
             self.save(report)
         except CheckpointWriteFailed as error:
             report.log(f"{error.reason}: {error.message}; training goes on")
+
+
+def moved(part: Tensor, device: torch.device) -> Tensor:
+    """A part of a batch on a device; a GPU fetches it by itself, while the next is made."""
+    if device.type != "cuda":
+        return part.to(device)
+    return part.pin_memory().to(device, non_blocking=True)
 
 
 def _saved_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from attn_core.errors import Incompatible, InvalidValue, MissingPackage
 from attn_core.kernels.rowwise import ROW_FORMS
 from attn_core.options import parse_options
 from attn_core.states import dtype_name
+from attn_schema.device import DEVICES
 from attn_schema.output import print_table
 
 from attn_cli.facts import describe, paged_verdicts, price, rowwise_verdicts, verdicts, weights_statement
@@ -27,7 +28,7 @@ from attn_cli.options import (
     fitting,
 )
 from attn_cli.output import Json, human_bytes, human_count, print_facts, print_json
-from attn_cli.pictures import as_text, draw_grid, view_of
+from attn_cli.pictures import as_text, device_type, draw_grid, view_of
 
 PICTURE = 12
 """Positions on a side of the picture in text."""
@@ -107,7 +108,10 @@ def explain_command(
     bidirectional: Bidirectional = False,
     seq: Annotated[int, typer.Option(min=1, help="Tokens of a sequence.")] = 1024,
     dtype: Dtype = "float32",
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Annotated[
+        str,
+        typer.Option(metavar=DEVICES.replace(", ", "|").replace(" or ", "|"), help="auto is a GPU if there is one."),
+    ] = "cpu",
     training: Annotated[bool, typer.Option("--training", help="Gradients are needed.")] = False,
     padded: Annotated[bool, typer.Option("--padded", help="Sequences of different lengths.")] = False,
     varlen: Annotated[bool, typer.Option("--varlen", help="Documents concatenated without padding.")] = False,
@@ -125,6 +129,7 @@ def explain_command(
     The accepting kernel of least predicted cost runs; cost is a share of the plain computation's time. What the
     mechanism's own module computes, wholly or in part, asks no kernel and says so.
     """
+    device = device_type(device)
     if name in ROW_FORMS:
         known = {"dtype": dtype_name(dtype), "device": device, "gradients": training}
         show(rowwise_verdicts(name, hidden_size, form=form, **known), json=json)

@@ -19,6 +19,8 @@ from attn_core.plugins.catalog import installed
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from attn_core.batch import RowsInPlace
+
 RMS_NORM, ROTARY, GATE, CROSS_ENTROPY = "rms_norm", "rotary", "gate", "cross_entropy"
 
 ROW_FORMS = {
@@ -118,6 +120,23 @@ class RotaryKernel(RowKernel[RotaryProblem]):
         `cosines` and `sines` [tokens or ..., tokens, 1, turned], float32, are the same for both elements of a pair, but
         that the sine of the first is negative. Pairs are neighbours where `interleaved`, else of both halves.
         """
+
+    def rotate_appended(
+        self,
+        projected: tuple[Tensor, Tensor, Tensor],
+        turns: tuple[Tensor, Tensor],
+        kept: RowsInPlace,
+        *,
+        interleaved: bool,
+    ) -> Tensor | None:
+        """Queries turned, and keys, turned, and values written to where rows are kept, by one kernel; None where it is
+        none.
+
+        `projected` are queries, keys and values [tokens, heads, size], `turns` cosines and sines as of `rotate`; `kept`
+        has the fields "key" and "value", in the type of the queries, and says where the rows of these tokens go.
+        """
+        del projected, turns, kept, interleaved
+        return None
 
 
 class GateKernel(RowKernel[GateProblem]):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+import triton.language as tl
 from attn_core import AttentionInputs
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from attn_kernels_triton.attention.plan import Plan
-from attn_kernels_triton.attention.tiles import Choice, choice_of, dense_choice, tile_of
+from attn_kernels_triton.attention.tiles import NEWER, Choice, choice_of, dense_choice, tile_of
 from attn_kernels_triton.attention.varlen import Listed
 from attn_kernels_triton.kernels.arguments import Forward, Places
-from attn_kernels_triton.kernels.attention_forward import attend_dense, attend_forward, attend_specialised
+from attn_kernels_triton.kernels.attention_forward import attend_dense, attend_forward
 from attn_kernels_triton.launch import Launch, power_of_two, rows
 from attn_kernels_triton.machine import interpreted
 from attn_kernels_triton.tuning.candidates import kind_of
@@ -55,15 +56,36 @@ def described(tensor: Tensor, rows: int) -> TensorDescriptor:
     return TensorDescriptor(turned, list(turned.shape), [*steps, 1], [1, 1, rows, power_of_two(tensor.shape[3])])
 
 
-def descriptors_of(choice: Choice, query: Tensor, key: Tensor, value: Tensor) -> tuple[TensorDescriptor, ...]:
+def descriptors_of(choice: Choice, query: Tensor, key: Tensor, value: Tensor) -> tuple[Any, ...]:
     """The descriptors that a program of this choice is given."""
-    if choice.schedule != "descriptors":
+    if choice.schedule == "pointers":
         return ()
-    return described(query, choice.queries), described(key, choice.keys), described(value, choice.keys)
+    queries = choice.queries // 2 if choice.schedule == "paired" else choice.queries
+    found = described(query, queries), described(key, choice.keys), described(value, choice.keys)
+    if choice.schedule != "paired":
+        return found
+    from attn_kernels_triton.kernels.attention_forward_paired import laid_out
+
+    return tuple(map(laid_out, found))
 
 
-PROGRAMS = {"pointers": attend_forward, "descriptors": attend_dense, "specialised": attend_specialised}
-"""By how they read keys and values."""
+def program_of(choice: Choice) -> Any:
+    """The forward program of a choice; Gluon is loaded where a choice asks for it alone, for it may be another one in
+    another Triton."""
+    if choice.schedule != "paired":
+        return PROGRAMS[choice.schedule]
+    from attn_kernels_triton.kernels.attention_forward_paired import attend_paired
+
+    return attend_paired
+
+
+def pairs(device: torch.device) -> bool:
+    """Whether a device and Triton run paired programs: Hopper alone has their matrix unit."""
+    return not NEWER and device.type == "cuda" and torch.cuda.get_device_capability(device) == HOPPER
+
+
+PROGRAMS = {"pointers": attend_forward, "descriptors": attend_dense}
+"""By how they read keys and values; `program_of` knows those of Gluon too."""
 
 
 class Inputs(NamedTuple):
@@ -103,7 +125,8 @@ def forward_launch(plan: Plan, inputs: Inputs, result: Attended) -> Launch:
 
 def chosen(plan: Plan, device: torch.device) -> Choice:
     """The choice for a band whose tiles the chip copies."""
-    return dense_choice(plan.sizes, known(Choice, kind_of(plan.sizes, plan.rule).name, device))
+    measured = known(Choice, kind_of(plan.sizes, plan.rule).name, device)
+    return dense_choice(plan.sizes, measured, pairs=pairs(device))
 
 
 def launch_of(plan: Plan, inputs: Inputs, result: Attended, choice: Choice) -> Launch:
@@ -122,13 +145,13 @@ def launch_of(plan: Plan, inputs: Inputs, result: Attended, choice: Choice) -> L
         tile=tile_of(choice, plan.sizes),
         texts=texts,
         dropout=plan.dropped,
+        stages=tl.constexpr(choice.stages) if choice.schedule == "paired" else None,
     )
     return Launch(
-        program=PROGRAMS[choice.schedule],
+        program=program_of(choice),
         programs=tiles * plan.shape.heads,
         call=call,
         warps=choice.warps,
         stages=choice.stages,
         tiles=descriptors_of(choice, *inputs),
-        scratch=choice.schedule == "specialised",
     )

@@ -11,9 +11,9 @@ import triton.language as tl
 from attn_kernels_triton.kernels.arguments import Tile
 from attn_kernels_triton.launch import power_of_two
 
-Schedule = Literal["pointers", "descriptors", "specialised", "joined"]
-"""How a program reads: each thread its own; tiles fetched by the chip's copier; the same, by warps that do nothing
-else, of the forward program; the same, by one backward program that computes all gradients."""
+Schedule = Literal["pointers", "descriptors", "paired", "joined"]
+"""How a program reads: each thread its own; tiles fetched by the chip's copier; the same, by a warp that does nothing
+else, for two groups of warps of the forward program; the same, by one backward program that computes all gradients."""
 
 
 NEWER = tuple(map(int, triton.__version__.split(".")[:2])) > (3, 6)
@@ -91,6 +91,9 @@ DENSE_CHOICES: dict[int, Choice] = {
 }
 """For forward programs of bands over elements of 16 bits, by width, where the chip copies tiles by itself."""
 
+PAIRED_QUERIES = 128
+"""Queries of the two groups of warps of a paired program."""
+
 DENSE_BACKWARD: dict[int, tuple[Choice, ...]] = {
     64: (Choice(64, 128, 8, 2, "joined"),),
     128: (Choice(64, 128, 8, 2, "joined"),),
@@ -155,14 +158,16 @@ def choice_of(program: str, sizes: Sizes) -> Choice:
     return chosen._replace(queries=min(chosen.queries, queries), keys=min(chosen.keys, keys))
 
 
-def dense_choice(sizes: Sizes, measured: Choice | None = None) -> Choice:
-    """What was measured, else what is shipped, where the chip copies tiles; never larger than the operands."""
-    chosen = measured or DENSE_CHOICES[max(NARROWEST, sizes.width)]
-    fitting = no_larger(chosen, sizes)
-    if chosen.schedule == "specialised" and fitting.queries < chosen.queries:
-        # Two groups of warps compute, which must have rows of their own for the matrix unit.
-        fitting = fitting._replace(schedule="descriptors")
-    return fitting
+def dense_choice(sizes: Sizes, measured: Choice | None = None, *, pairs: bool = False) -> Choice:
+    """What was measured, else what is shipped, where the chip copies tiles; never larger than the operands.
+
+    Only where it `pairs` is a program that does so taken, and only for whole tiles.
+    """
+    shipped = DENSE_CHOICES[max(NARROWEST, sizes.width)]
+    fitting = no_larger(measured or shipped, sizes)
+    if fitting.schedule != "paired" or (pairs and fitting == measured):
+        return fitting
+    return no_larger(shipped, sizes)
 
 
 def no_larger(choice: Choice, sizes: Sizes) -> Choice:

@@ -26,6 +26,7 @@ from attn_kernels_triton.backends.conditions import MAX_NORM_ROW, OnGpu
 from attn_kernels_triton.machine import absence
 
 if TYPE_CHECKING:
+    from attn_core.batch import RowsInPlace
     from torch import Tensor
 
 
@@ -86,6 +87,20 @@ class TritonRotary(InOnePass, RotaryKernel):
         from attn_kernels_triton.rowwise.rotary import rotate
 
         out: Tensor = rotate(rows, cosines, sines, interleaved=interleaved)
+        return out
+
+    def rotate_appended(
+        self,
+        projected: tuple[Tensor, Tensor, Tensor],
+        turns: tuple[Tensor, Tensor],
+        kept: RowsInPlace,
+        *,
+        interleaved: bool,
+    ) -> Tensor | None:
+        """See `rowwise.append.rotate_appended`."""
+        from attn_kernels_triton.rowwise.append import rotate_appended
+
+        out: Tensor = rotate_appended(projected, turns, kept, interleaved=interleaved)
         return out
 
 

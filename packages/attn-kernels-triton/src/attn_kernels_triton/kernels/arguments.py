@@ -122,7 +122,7 @@ class Forward(NamedTuple):
 
     `texts` [tile, 7], int32, lists the tiles of packed texts, which are counted from each text's first row on: batch,
     number of the tile, first query of the text, its queries, first key, its keys, its number. None where nothing is
-    packed.
+    packed. `stages` is how many tiles of keys are held at once by a program that is not told so by the compiler.
     """
 
     query: Rows
@@ -137,6 +137,7 @@ class Forward(NamedTuple):
     tile: Tile
     texts: Any = None
     dropout: Dropped = NOTHING_DROPPED
+    stages: Any = None
 
 
 class Diagonals(NamedTuple):

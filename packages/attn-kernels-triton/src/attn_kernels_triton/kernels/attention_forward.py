@@ -1,7 +1,7 @@
 """The forward kernels of attention: one tile of queries against the keys that it sees; scores are never stored.
 
 Online softmax to the base 2 (Milakov & Gimelshein 2018; Dao 2023, arXiv 2307.08691, algorithm 1). `attend_forward`
-reads tiles by pointers and takes every mask, `attend_dense` and `attend_specialised` read them by TMA and take bands.
+reads tiles by pointers and takes every mask, `attend_dense` reads them by TMA and takes bands.
 """
 
 from __future__ import annotations
@@ -188,44 +188,6 @@ def fetched(call, keys, values, place):
     key = tl.reshape(keys.load([batch, owner, row, 0]), (call.tile.keys, call.tile.key_width))
     value = tl.reshape(values.load([batch, owner, row, 0]), (call.tile.keys, call.tile.value_width))
     return key, value
-
-
-@triton.jit
-def attend_specialised(call):
-    """As `attend_dense`, with warps that only fetch and warps that only compute (Shah et al. 2024, arXiv 2407.08608,
-    section 3.1). Triton 3.6 to 3.9 part warps only where there is one loop, without branches, over descriptors that the
-    program itself has made."""
-    shape = call.shape
-    batch, head, block, text = owned_queries(call)
-    owner = head // shape.group
-    queries = tl.make_tensor_descriptor(
-        start_of(call.query, batch, head),
-        [shape.queries, call.tile.key_size],
-        [call.query.row, 1],
-        [call.tile.queries, call.tile.key_width],
-    )
-    keys = tl.make_tensor_descriptor(
-        start_of(call.key, batch, owner),
-        [shape.keys, call.tile.key_size],
-        [call.key.row, 1],
-        [call.tile.keys, call.tile.key_width],
-    )
-    values = tl.make_tensor_descriptor(
-        start_of(call.value, batch, owner),
-        [shape.keys, call.tile.value_size],
-        [call.value.row, 1],
-        [call.tile.keys, call.tile.value_width],
-    )
-    query = queries.load([block * call.tile.queries, 0])
-    first = block * call.tile.queries + shape.keys - shape.queries
-    span = spans(
-        call, first, first + call.tile.queries - 1, (call.rule.left, call.rule.right), shape.keys, call.tile.keys
-    )
-    running = begun(call, head)
-    for step in tl.range(span[0], span[3], warp_specialize=True):
-        key, value = keys.load([step * call.tile.keys, 0]), values.load([step * call.tile.keys, 0])
-        running = meet_dense(call, (query, block), (key, value, step), running, ask=True)
-    finish(call, (batch, head, block, text), running)
 
 
 @triton.jit

@@ -99,6 +99,8 @@ class Merge(NamedTuple):
 
 GROUP = tl.constexpr(32)
 """Numbers that share a step and a least value where codes have four bits."""
+BITS_OF_1, FRACTION = tl.constexpr(0x3F800000), tl.constexpr(0xF << 19)
+"""The float32 number 1, and the upper four bits of its fraction."""
 AT_ONCE = tl.constexpr(8)
 """Stretches of which partial results are merged at once."""
 
@@ -143,12 +145,15 @@ def read_fours(memory, number, head, inside, size: tl.constexpr, width: tl.const
     across = tl.arange(0, half)
     at = memory.data + (number * memory.row + tl.cast(head, tl.int64) * memory.head)[:, None] + across[None, :]
     pairs = tl.load(at, mask=inside[:, None] & (across[None, :] < size // 2), other=0)
-    codes = tl.interleave(pairs & 15, pairs >> 4).to(tl.float32)
+    # A code in the upper four bits of the fraction of 1 is the number 1 + code / 16: no integer need be converted.
+    wide = pairs.to(tl.int32)
+    low_half, high_half = (wide << 19) & FRACTION | BITS_OF_1, (wide << 15) & FRACTION | BITS_OF_1
+    codes = tl.interleave(low_half, high_half).to(tl.float32, bitcast=True)
     across = tl.arange(0, groups)
     place = (times(number, memory.step_row) + times(head, memory.step_head))[:, None] + across[None, :]
     known = inside[:, None] & (across[None, :] < size // GROUP)
-    step = tl.load(memory.step + place, mask=known, other=0.0).to(tl.float32)
-    low = tl.load(memory.low + place, mask=known, other=0.0).to(tl.float32)
+    step = tl.load(memory.step + place, mask=known, other=0.0).to(tl.float32) * 16.0
+    low = tl.load(memory.low + place, mask=known, other=0.0).to(tl.float32) - step
     step = tl.reshape(tl.broadcast_to(step[:, :, None], (rows, groups, GROUP)), (rows, width))
     low = tl.reshape(tl.broadcast_to(low[:, :, None], (rows, groups, GROUP)), (rows, width))
     return (low + step * codes).to(into)
@@ -177,8 +182,17 @@ def attend_paged(call):
     total = tl.zeros([call.tile.rows], tl.float32)
     top = tl.full([call.tile.rows], float("-inf"), tl.float32)
     running = (summed, total, top)
-    for step in range(tl.cdiv(stop - start, call.tile.keys)):
-        running = meet(call, here, running, start + step * call.tile.keys)
+    tiles = tl.cdiv(stop - start, call.tile.keys)
+    if call.seen is None:
+        for step in range(tiles):
+            running = meet(call, here, running, start + step * call.tile.keys, in_tree=False)
+    else:
+        # Keys before the tree are seen by all its tokens, and nothing is asked of bits.
+        before = tl.maximum(tl.minimum(tl.load(call.bases + request), stop) - start, 0) // call.tile.keys
+        for step in range(before):
+            running = meet(call, here, running, start + step * call.tile.keys, in_tree=False)
+        for step in range(before, tiles):
+            running = meet(call, here, running, start + step * call.tile.keys, in_tree=True)
     summed, total, top = running
     if slot < 0:
         finish(call, (token, head, real), summed, total, top)
@@ -211,8 +225,8 @@ def read_query(call, token, head, real, first, size: tl.constexpr, width: tl.con
 
 
 @triton.jit
-def meet(call, here, running, start):
-    """Meet one tile of keys, from position `start` on."""
+def meet(call, here, running, start, in_tree: tl.constexpr):
+    """Meet one tile of keys, from position `start` on; some are of a tree if `in_tree`."""
     query, rest, head, at, owner, numbers, stop, own = here
     summed, total, top = running
     keys = start + tl.arange(0, call.tile.keys)
@@ -226,13 +240,13 @@ def meet(call, here, running, start):
     if call.key.step is not None and call.key.low is None:
         products *= read_scale(call.key, number, owner, inside)[None, :]
     key_at = keys
-    if call.seen is not None:
+    if in_tree:
         key_at = places_in_tree(call, own, keys, inside)
     powers, _ = logits(call, products, head[:, None], at[:, None], key_at[None, :])
     seen = inside[None, :] & (key_at[None, :] <= at[:, None])
     if call.rule.left is not None:
         seen = seen & (at[:, None] - key_at[None, :] <= call.rule.left)
-    if call.seen is not None:
+    if in_tree:
         seen = seen & seen_in_tree(call, own, keys, inside)
     powers = tl.where(seen, powers, float("-inf"))
     highest = tl.maximum(top, tl.max(powers, 1))
@@ -246,8 +260,8 @@ def meet(call, here, running, start):
     else:
         value = read_memory(call.value, number, owner, inside, call.tile.value_size, call.tile.value_width, query.dtype)
         if call.value.step is not None and call.value.low is None:
-            scale = read_scale(call.value, number, owner, inside)
-            value = (value.to(tl.float32) * scale[:, None]).to(query.dtype)
+            # A share for each key is less to multiply than a row for each.
+            shares *= read_scale(call.value, number, owner, inside)[None, :]
     summed = tl.dot(shares.to(value.dtype), value, summed * faded[:, None], input_precision="ieee")
     return summed, total, highest
 

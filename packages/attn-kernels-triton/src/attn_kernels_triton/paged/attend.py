@@ -151,7 +151,8 @@ def launches(
     kept = Kept(rows.fields, rows.form, query.dtype, query.device)
     asked = asked_for(spec, (query, operands.batch.positions, out), kept, operands.parameters, few)
     owners, sizes = spec.heads.key_value, (asked.met.first, spec.heads.value_size)
-    group, most = spec.heads.query // owners, many(query.dtype, *sizes)
+    group = spec.heads.query // owners
+    most = many(query.dtype, group, *sizes)
     times = (asked.few or choice_of(FEW if group <= FEW else most, query.dtype, *sizes)).times
     heads = Heads(group, owners, most, times)
     work = prepared(operands, heads, band_before(spec).left, asked.met.key.data.shape[0])

@@ -63,7 +63,7 @@ def bucket_of(spec: AttentionSpec, requests: int, dtype: torch.dtype, device: to
     # Latents are as wide as values; else keys may be wider.
     first = spec.heads.value_size if owners == 1 < group else spec.heads.key_size
     sizes = first, spec.heads.value_size
-    tile = FEW if group <= FEW else many(dtype, *sizes)
+    tile = FEW if group <= FEW else many(dtype, group, *sizes)
     programs = choice_of(tile, dtype, *sizes).programs
     wanted = max(1, programs * processors(device) // owners)
     return Bucket(requests, group, owners, tile, wanted, band_before(spec).left)

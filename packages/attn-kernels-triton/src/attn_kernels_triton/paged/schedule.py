@@ -108,7 +108,7 @@ def works(asked: Iterable[Asked], heads: Heads, left: int | None) -> list[Work]:
             oldest = 0 if left is None else max(0, oldest - left)
             # Chunks that fill several tiles keep the chip busy, and would leave much to merge.
             whole = tokens > 1 and rows > heads.many
-            cuts = [(oldest, stop)] if whole else list(stretches(oldest, stop, heads))
+            cuts = [(oldest, stop)] if whole else list(stretches(oldest, stop, heads, tile // FEW))
             slot = work.slots if len(cuts) > 1 else -1
             for place, (start, end) in enumerate(cuts):
                 goes = slot if slot < 0 else slot + place * heads.owners
@@ -119,9 +119,10 @@ def works(asked: Iterable[Asked], heads: Heads, left: int | None) -> list[Work]:
     return [work for work in found.values() if work.items]
 
 
-def stretches(start: int, stop: int, heads: Heads) -> Iterator[tuple[int, int]]:
-    """Positions `start` to `stop` cut at multiples of a length that grows with their number."""
-    length = heads.times * min(LONGEST, max(SHORTEST, 32 * (1 << (heads.owners - 1).bit_length())))
+def stretches(start: int, stop: int, heads: Heads, tiles: int) -> Iterator[tuple[int, int]]:
+    """Positions `start` to `stop` cut at multiples of a length that grows with their number, and with the rows of what
+    is left of each, which are so many `tiles` of few rows."""
+    length = heads.times * tiles * min(LONGEST, max(SHORTEST, 32 * (1 << (heads.owners - 1).bit_length())))
     while stop - start > length * STRETCHES:
         length *= 2
     for cut in range(start // length * length, stop, length):

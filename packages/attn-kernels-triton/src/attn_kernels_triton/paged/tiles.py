@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from attn_kernels_triton.attention.tiles import NEWER
 from attn_kernels_triton.launch import power_of_two
 from attn_kernels_triton.paged.schedule import FEW
 
@@ -31,6 +32,7 @@ PAGED_CHOICES: dict[tuple[int, bool, int], PagedChoice] = {
     (64, True, 128): PagedChoice(64, 4, 2),
     (64, True, 256): PagedChoice(32, 8, 2),
     (32, True, 512): PagedChoice(32, 8, 2, times=8, programs=2),
+    (64, True, 512): PagedChoice(32, 8, 3, times=8, programs=1),
     (16, False, 64): PagedChoice(32, 4, 1),
     (16, False, 128): PagedChoice(32, 4, 1),
     (16, False, 256): PagedChoice(16, 4, 1),
@@ -56,14 +58,18 @@ and where a row is read as two: these take registers."""
 
 NARROWEST = 64
 WIDE = 512
-"""The width of values from which on 64 rows and their sums are too many for registers."""
+"""The width of values from which on 64 rows and their sums take all registers, which fewer heads do not repay, and more
+than all with Triton 3.9."""
+MATRIX = 64
+"""Rows that the matrix unit of Hopper takes at once."""
 
 
-def many(dtype: torch.dtype, *sizes: int) -> int:
-    """Rows of a tile where a request has more than a few, over keys and values of these sizes."""
+def many(dtype: torch.dtype, group: int, *sizes: int) -> int:
+    """Rows of a tile where a request has more than a few, of groups of so many heads over keys and values of these
+    sizes."""
     if dtype.itemsize > 2:
         return FEW
-    return 32 if power_of_two(max(sizes)) >= WIDE else 64
+    return 32 if power_of_two(max(sizes)) >= WIDE and (NEWER or group < MATRIX) else MATRIX
 
 
 def choice_of(rows: int, dtype: torch.dtype, *sizes: int, takes: Collection[str] = ()) -> PagedChoice:

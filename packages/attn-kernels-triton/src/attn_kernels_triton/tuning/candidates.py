@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from attn_kernels_triton.attention.tiles import DENSE_APART, DENSE_BACKWARD, NARROWEST, Choice, Sizes
+from attn_kernels_triton.attention.tiles import DENSE_APART, DENSE_BACKWARD, NARROWEST, NEWER, Choice, Sizes
 from attn_kernels_triton.kernels.arguments import Rule
 from attn_kernels_triton.paged.schedule import FEW
 from attn_kernels_triton.paged.tiles import PAGED_CHOICES, PagedChoice
@@ -14,15 +14,20 @@ from attn_kernels_triton.recurrence.tiles import SCAN_CHOICES, ScanChoice
 Candidate = tuple[object, ...]
 """A choice, or the choices of programs that are measured together."""
 
+PAIRED: dict[int, tuple[Choice, ...]] = {
+    64: (Choice(128, 64, 4, 4, "paired"),),
+    128: (Choice(128, 128, 4, 2, "paired"), Choice(128, 64, 4, 4, "paired")),
+    256: (),
+}
+"""Those of Gluon, which is there with one version of Triton."""
+
 CANDIDATES: dict[int, tuple[Choice, ...]] = {
-    64: (Choice(128, 128, 8, 2, "descriptors"), Choice(128, 128, 4, 2, "specialised")),
-    128: (
-        Choice(128, 128, 8, 2, "descriptors"),
-        Choice(128, 64, 8, 3, "descriptors"),
-        Choice(128, 128, 4, 2, "specialised"),
-        Choice(128, 64, 4, 3, "specialised"),
-    ),
-    256: (Choice(128, 64, 8, 2, "descriptors"), Choice(128, 64, 4, 2, "specialised")),
+    width: (*found, *(() if NEWER else PAIRED[width]))
+    for width, found in {
+        64: (Choice(128, 128, 8, 2, "descriptors"), Choice(128, 64, 8, 3, "descriptors")),
+        128: (Choice(128, 128, 8, 2, "descriptors"), Choice(128, 64, 8, 3, "descriptors")),
+        256: (Choice(128, 64, 8, 2, "descriptors"), Choice(128, 32, 8, 3, "descriptors")),
+    }.items()
 }
 """Of the forward pass of a band, by width. The first of each is what is shipped: so far on the word of the compiler
 alone, for no H200 measured it; here and below."""

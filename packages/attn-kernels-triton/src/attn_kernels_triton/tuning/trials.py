@@ -66,7 +66,7 @@ def forward_trials(device: torch.device) -> Iterator[Trial]:
     for plan, inputs in calls(CANDIDATES, device):
         kind = kind_of(plan.sizes, plan.rule)
         for candidate in CANDIDATES[kind.width]:
-            launch = launch_of(plan, inputs, empty(plan, inputs), dense_choice(plan.sizes, candidate))
+            launch = launch_of(plan, inputs, empty(plan, inputs), dense_choice(plan.sizes, candidate, pairs=True))
             yield Trial(kind.name, candidate, (launch,))
 
 

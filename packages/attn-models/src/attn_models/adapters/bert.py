@@ -252,6 +252,8 @@ class LongformerAdapter(BertAdapter):
             if attention.full_name != LONGFORMER:
                 self.refuse(attention.mechanism.name)
             chosen: Any = attention.config
+            if set(chosen.dilations) != {1}:
+                raise Incompatible(f"dilations {chosen.dilations} cannot be expressed in a longformer config.json")
             windows.append(chosen.window)
             places.add(chosen.global_positions)
         if len(places) > 1 or any(window % 2 or not window for window in windows):

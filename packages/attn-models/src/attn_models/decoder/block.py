@@ -98,12 +98,32 @@ class Block(nn.Module):
             done = self.joined.step(hidden, batch, state)
             if done is not None:
                 return done
-        entering = self.entering(hidden)
+        if not self.pre_norm:
+            return self._around(hidden, self._attended(hidden, hidden, batch, state))
+        after, added = self.step_apart(hidden, None, batch, state)
+        return after + added
+
+    def step_apart(
+        self, hidden: Tensor, added: Tensor | None, batch: RaggedBatch, state: LayerState
+    ) -> tuple[Tensor, Tensor]:
+        """As `step` of `hidden` + `added`, of a pre-norm block: two parts, the sum of which is the result.
+
+        Left apart, they are added where the next norm reads them.
+        """
+        if added is None:
+            entering = self.entering(hidden)
+        else:
+            hidden, entering = normed_sum(self.attention_norm, hidden, added)
+        attended = self._attended(hidden, entering, batch, state)
+        after, fed = normed_sum(self.feed_forward_norm, hidden, self.dropout(self.attended_norm(attended)))
+        return after, self.dropout(self.fed_norm(self.feed_forward(fed)))
+
+    def _attended(self, hidden: Tensor, entering: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         if self.incremental:
             attended = self.attention.step(entering, batch, state)
         else:
             attended = replay_step(self.attention, entering, batch, state)
-        return self._around(hidden, require_same_shape(attended, hidden))
+        return require_same_shape(attended, hidden)
 
     def parts(self) -> BlockParts | None:
         """The parts of a prepacked block for a kernel of whole blocks; None if no kernel supports its architecture."""

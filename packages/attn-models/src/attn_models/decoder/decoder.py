@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from attn_models.attention import LayerAttention, layer_attentions
 from attn_models.decoder.block import Block, SharedKeyValues
 from attn_models.decoder.config import DecoderConfig
-from attn_models.decoder.layers import build_norm, initialise
+from attn_models.decoder.layers import build_norm, initialise, normed_sum
 from attn_models.losses import capped, linear_cross_entropy, mean_loss
 
 
@@ -125,11 +125,17 @@ class Decoder(nn.Module):
         hidden = self._embed(tokens, batch.positions)
         states = (state[source_layer] for source_layer in self._source_layer_names)
         done = None if self.stack is None else self.stack.step(hidden, batch, states)
-        if done is None:
-            for source_layer, block in zip(self._source_layer_names, self._blocks(), strict=True):
-                hidden = block.step(hidden, batch, state[source_layer])
-        normed: Tensor = self.norm(hidden if done is None else done)
-        return normed
+        if done is not None:
+            return cast("Tensor", self.norm(done))
+        blocks, apart = self._blocks(), self.config.norm_place != "post"
+        if apart and all(block.joined is None for block in blocks):
+            added = None
+            for source_layer, block in zip(self._source_layer_names, blocks, strict=True):
+                hidden, added = block.step_apart(hidden, added, batch, state[source_layer])
+            return normed_sum(self.norm, hidden, cast("Tensor", added))[1]
+        for source_layer, block in zip(self._source_layer_names, blocks, strict=True):
+            hidden = block.step(hidden, batch, state[source_layer])
+        return cast("Tensor", self.norm(hidden))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., vocabulary] of hidden rows [..., width]."""

@@ -116,7 +116,8 @@ def load_masked(
     Raises as `build_encoder`, also for its head, and as `resolve_device`.
     """
     checkpoint, encoder, tokenizer = _loaded(folder, verify, device)
-    model = MaskedLanguageModel(encoder).to(checkpoint.tensors.device)
+    with init_empty_weights():
+        model = MaskedLanguageModel(encoder)
     _read_head(checkpoint, model, GUESS)
     return model.eval(), tokenizer
 
@@ -130,9 +131,9 @@ def load_tagger(
         labels = labels_of(checkpoint.config)
     except InvalidValue as error:
         raise CheckpointInvalid.of(checkpoint.path / "config.json", error.message) from error
-    model = Tagger(TaggerConfig(encoder=encoder.config, classes=len(labels)))
+    with init_empty_weights():
+        model = Tagger(TaggerConfig(encoder=encoder.config, classes=len(labels)))
     model.encoder = encoder
-    model = model.to(checkpoint.tensors.device)
     _read_head(checkpoint, model, TAG)
     return model.eval(), labels, tokenizer
 
@@ -174,7 +175,7 @@ def _read_head(checkpoint: CheckpointFolder, model: nn.Module, head: Mapping[str
             found[ours] = checkpoint.tensors[theirs].to(torch.float32)
     if problems:
         raise CheckpointInvalid.of(checkpoint.path, "; ".join(problems))
-    model.load_state_dict(found, strict=False)
+    model.load_state_dict(found, strict=False, assign=True)
 
 
 class ImageClassifier:

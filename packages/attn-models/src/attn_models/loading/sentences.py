@@ -11,11 +11,12 @@ from attn_core.errors import CheckpointInvalid, InvalidValue
 from attn_core.kernels.linear import QUANTIZATIONS
 from attn_core.states import dtype_name
 from attn_schema.device import AUTO
-from torch import Tensor, nn
+from torch import Tensor
 
 from attn_models.adapters.state_dict import stored_type
 from attn_models.device import resolve_device, resolve_dtype
 from attn_models.loading.encoders import build_encoder
+from attn_models.loading.pooling import SentencePooling, read_pooling
 from attn_models.quantization.quantize import quantize_model
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import Verify, read_folder
@@ -24,16 +25,19 @@ BATCH = 32
 
 
 class SentenceEncoder:
-    """An encoder with its tokenizer: the mean of a text's rows, of length 1 (Reimers and Gurevych 2019,
-    arXiv 1908.10084). `size` is the number of elements of a vector, `parameters` that of learned numbers, packed or
-    not."""
+    """An encoder with its tokenizer: a text's rows, pooled to a vector of length 1 (Reimers and Gurevych 2019,
+    arXiv 1908.10084); their mean if `pooling` is not given.
 
-    def __init__(self, model: Any, tokenizer: Tokenizer) -> None:
+    `size` is the number of elements of a vector, `parameters` that of learned numbers, packed or not.
+    """
+
+    def __init__(self, model: Any, tokenizer: Tokenizer, pooling: SentencePooling | None = None) -> None:
         self.model = model
+        self.pooling = pooling or SentencePooling()
         self.device = next(model.parameters()).device
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.tokenizer = tokenizer
-        self.size: int = model.size
+        self.size = self.pooling.size(model.size)
 
     def embed(self, texts: Sequence[str]) -> Tensor:
         """Vectors [texts, size] of length 1, in the weights' type or float32, the wider.
@@ -73,9 +77,9 @@ class SentenceEncoder:
         lengths = torch.tensor([[len(row)] for row in ids], device=self.device)
         key_padding_mask = torch.arange(longest, device=self.device) < lengths
         hidden = self.model(tokens, key_padding_mask)
-        wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32)) * key_padding_mask[..., None]
-        mean = wide.sum(1) / key_padding_mask.sum(1, keepdim=True)
-        return nn.functional.normalize(mean, dim=-1)
+        wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+        vectors: Tensor = self.pooling(wide, key_padding_mask)
+        return vectors
 
 
 def load_sentence_encoder(
@@ -90,9 +94,11 @@ def load_sentence_encoder(
     `auto` packs nothing: texts come in batches of many rows, which torch multiplies as fast in float32 as any kernel
     that loses nothing.
 
-    Raises what `build_encoder` does; `CheckpointInvalid` for a folder that is damaged, has no tokenizer or one with
-    more tokens than the embedding has rows; for a device or an element type as `load_model`; with `quantization`, what
-    `quantize_model` raises.
+    Texts are pooled as the folder's modules.json says.
+
+    Raises what `build_encoder` and `read_pooling` do; `CheckpointInvalid` for a folder that is damaged, has no
+    tokenizer or one with more tokens than the embedding has rows; for a device or an element type as `load_model`;
+    with `quantization`, what `quantize_model` raises.
     """
     place = resolve_device(device)
     dtype = dtype_name(resolve_dtype(dtype, place))
@@ -108,7 +114,9 @@ def load_sentence_encoder(
     if tokenizer.vocab_size > vocabulary:
         rule = f"{tokenizer.vocab_size} tokens in the vocabulary, {vocabulary} rows in the embedding"
         raise CheckpointInvalid.of(checkpoint.path, rule)
-    encoder = SentenceEncoder(model.eval(), tokenizer)
+    pooling = read_pooling(checkpoint.path, model.size)
+    wide = torch.promote_types(getattr(torch, dtype), torch.float32)
+    encoder = SentenceEncoder(model.eval(), tokenizer, pooling.to(place, wide))
     if form is not None:
         quantize_model(model, form, getattr(torch, dtype))
     return encoder

@@ -76,6 +76,29 @@ def quantize_model(
     model.quantization = quantization
 
 
+def join_projections(model: Any) -> None:
+    """Let linear layers of one input be one matrix, in the type that they have: queries, keys and values, and both
+    inputs of a gate. Nothing else changes; afterwards the model can be run, but neither trained nor saved.
+
+    Raises `WrongState` for a model that is packed already.
+    """
+    require_not_quantized(model, "the model's weights are packed already, as {}")
+
+    def pack(layers: Sequence[nn.Linear], form: str = "joined") -> nn.Module:
+        del form
+        if len(layers) == 1:
+            return layers[0]
+        biased = cast("Tensor | None", layers[0].bias) is not None
+        weight = torch.cat([layer.weight.detach() for layer in layers])
+        return linear_of(weight, torch.cat([layer.bias.detach() for layer in layers]) if biased else None)
+
+    with torch.no_grad():
+        for part in _parts(model):
+            if part is not model:
+                part.pack(pack)
+    model.quantization = "joined"
+
+
 def require_not_quantized(model: Any, said: str) -> None:
     """Raises `WrongState`, saying how the model is packed where `said` has a pair of braces."""
     packed = getattr(model, "quantization", None)

@@ -8,6 +8,7 @@ from typing import Any
 
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
 
+from attn_models.loading.pooling import MODULES, read_pooling
 from attn_models.sources.progress import Report, Step, silent
 from attn_models.tokenizers import Tokenizer, tokenizer_from_gguf
 from attn_models.weights import WeightDtype, gguf_config, import_gguf_weights, read_folder, read_gguf_header
@@ -94,6 +95,9 @@ def _convert_folder(path: Path, target: Path, dtype: WeightDtype, origin: Mappin
     folder = read_folder(path)
     if "quantization_config" in folder.config:
         raise Incompatible(f"{path}: its weights are quantised; only plain weights and GGUF are converted", path=path)
+    if (path / MODULES).is_file() and not read_pooling(path, folder.config.get("hidden_size", 0)).is_mean:
+        rule = f"the pooling of its {MODULES} would be lost; load the folder as it is"
+        raise Incompatible(f"{path}: {rule}", path=path)
     tokenizer = Tokenizer.from_folder(path) if folder.tokenizer is not None else None
     wanted = torch.float32 if dtype == "float32" else torch.bfloat16
     tensors = {name: t.to(wanted) if t.is_floating_point() else t for name, t in folder.tensors.items()}

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from attn_core import Rotary
+from attn_core.batch import RowsInPlace
 from attn_core.errors import InvalidValue
 from attn_core.kernels.rowwise import RotaryKernel, row_kernel
 from torch import Tensor
@@ -79,6 +80,21 @@ def rotate(rows: Tensor, cos_sin: CosSin, *, interleaved: bool) -> Tensor:
     partner = pair_swapped(turned) if interleaved else half_swapped(turned)
     out = torch.addcmul(turned * cos_sin.cosines, partner, cos_sin.sines).to(rows.dtype)
     return out if rotated == rows.shape[-1] else torch.cat([out, rows[..., rotated:]], dim=-1)
+
+
+def rotate_appended(
+    projected: tuple[Tensor, Tensor, Tensor], cos_sin: CosSin, kept: RowsInPlace, *, interleaved: bool
+) -> Tensor | None:
+    """Turned queries, with keys, turned, and values written to where rows are kept; None where no kernel does that.
+
+    `projected` are queries, keys and values [tokens, heads, size], not turned; `kept` has the fields "key" and "value",
+    of their type.
+    """
+    query = projected[0]
+    if any(kept.fields[name].dtype != query.dtype for name in ("key", "value")):
+        return None
+    kernel = rotary_kernel(query, cos_sin, interleaved=interleaved)
+    return None if kernel is None else kernel.rotate_appended(projected, cos_sin, kept, interleaved=interleaved)
 
 
 def rotary_kernel(rows: Tensor, cos_sin: CosSin, *, interleaved: bool) -> RotaryKernel | None:

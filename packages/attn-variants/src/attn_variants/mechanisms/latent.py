@@ -53,8 +53,10 @@ class MultiHeadLatentAttention(ComputedMechanism):
     class Config(MechanismConfig):
         """DeepSeek-V2's sizes by default; `nope_size` and `value_size` are the `head_dim` where they are None.
 
-        `query_latent` compresses the queries too (1536 in DeepSeek-V2, None in its Lite); `norm_eps` is of both
-        RMSNorms. Scores are multiplied by `score_factor`: with YaRN's stretching s, DeepSeek's is (0.1 ln s + 1)².
+        `latent` is the size of what is remembered of a token, `rotary_size` that of the rotary key beside it, which
+        `base` turns; `query_latent` compresses the queries too (1536 in DeepSeek-V2, None in its Lite). Both RMSNorms
+        have `norm_eps`. Scores are multiplied by `score_factor`: with YaRN's stretching s, DeepSeek's is
+        (0.1 ln s + 1)².
         """
 
         latent: int = 512

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from attn_core import (
     AttentionSpec,
@@ -14,6 +14,7 @@ from attn_core import (
     DeclaredMechanism,
     Full,
     InnerAttention,
+    Mask,
     MechanismConfig,
     Paper,
     Shape,
@@ -21,7 +22,12 @@ from attn_core import (
     Window,
 )
 from attn_core.checks import require_whole
+<<<<<<< HEAD
 from attn_core.masks import GlobalTokens
+=======
+from attn_core.errors import Incompatible, InvalidValue
+from attn_core.masks import GlobalTokens, PerHead
+>>>>>>> main
 
 from attn_variants.mechanisms.common import ENCODER, whole_numbers
 
@@ -30,7 +36,8 @@ class LongformerAttention(DeclaredMechanism):
     """A window for every token, and global tokens that all see and that see all, these by projections of their own.
 
     A token that is not global has one softmax over its window and the global keys, with the common projections. If all
-    tokens are global this is full attention with the global projections.
+    tokens are global this is full attention with the global projections. Beside the positions of the config, a call may
+    name global tokens of each sequence: `layer(rows, global_tokens=...)`, bool [batch, token].
     """
 
     name = "longformer"
@@ -40,7 +47,7 @@ class LongformerAttention(DeclaredMechanism):
     )
     equation = (
         r"o_i = \mathrm{softmax}\left(\frac{q_i K_{A_i}^\top}{\sqrt{d_k}}\right) V_{A_i},\quad"
-        r" A_i = \{j : |i - j| \le \tfrac{w}{2}\} \cup G \text{ for } i \notin G,\quad"
+        r" A_i = \{j : |i - j| \le \tfrac{w}{2} d_h,\ d_h \mid i - j\} \cup G \text{ for } i \notin G,\quad"
         r" o_i = \mathrm{softmax}\left(\frac{q^g_i (K^g)^\top}{\sqrt{d_k}}\right) V^g \text{ for } i \in G"
     )
     sketch: ClassVar = {"window": 4}
@@ -48,25 +55,46 @@ class LongformerAttention(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`window` w, half of it on either side; `global_positions` G, of which a sequence may have fewer."""
+        """`window` w, half of it on either side; `global_positions` G, of which a sequence may have fewer; `dilations`
+        d of the heads in turn, 1 for none: head h sees every d-th position of a window d times as wide."""
 
         window: int = 512
         global_positions: tuple[int, ...] = (0,)
+        dilations: tuple[int, ...] = (1,)
 
         def __post_init__(self) -> None:
             super().__post_init__()
             require_whole("window", self.window, ge=0)
             positions = whole_numbers("global_positions", self.global_positions, 0)
             object.__setattr__(self, "global_positions", tuple(sorted(set(positions))))
+            object.__setattr__(self, "dilations", whole_numbers("dilations", self.dilations, 1))
+            if not self.dilations:
+                raise InvalidValue.of("dilations", self.dilations, "at least one")
 
     drops_weights = True
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention with common projections."""
         options = self.Config.of(config)
-        near = Window(left=options.window // 2, right=options.window // 2)
-        mask = near | GlobalTokens(options.global_positions) if options.global_positions else near
+        half = options.window // 2
+        near: list[Mask] = [Window(left=half, right=half, dilation=step) for step in options.dilations]
+        if options.global_positions:
+            near = [window | GlobalTokens(options.global_positions) for window in near]
+        heads = tuple(near[head % len(near)] for head in range(config.num_heads))
+        mask = heads[0] if len(set(heads)) == 1 else PerHead(heads)
         return AttentionSpec(heads=config.head_layout, mask=mask)
+
+    def build(self, config: MechanismConfig) -> Any:
+        """A fresh `LongformerLayer`."""
+        from attn_variants.mechanisms.longformer_layer import LongformerLayer
+
+        return LongformerLayer(
+            self.spec(config),
+            hidden_size=config.hidden_size,
+            bias=config.bias,
+            inner=self.inner(config),
+            dropout=config.dropout,
+        )
 
     def inner(self, config: MechanismConfig) -> InnerAttention:
         """The global projections and rows."""

@@ -3,17 +3,84 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 from attn_core import AttentionInputs, AttentionSpec, Full, InnerAttention
+from attn_core.errors import InvalidValue
 from attn_core.mechanism import Attend
 from torch import Tensor, nn
 
+from attn_variants.compute import plain
 from attn_variants.compute.plain import attention_weights
+from attn_variants.layer_utils import with_dropout
 from attn_variants.plan import KernelPlan
+from attn_variants.spec_layer import SpecLayer
+from attn_variants.tensor_masks import TensorMask
 
 GLOBAL_OFFSET = 1
 """Offset of the random numbers for dropout of the global rows, so that they differ from those of local rows."""
+
+
+class LongformerLayer(SpecLayer):
+    """A `SpecLayer` around `GlobalAttention` that also takes global tokens that differ from sequence to sequence."""
+
+    def forward(
+        self,
+        query: Tensor,
+        source: Tensor | None = None,
+        *,
+        global_tokens: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        **others: Any,
+    ) -> Tensor:
+        """Attend over whole sequences [batch, token, hidden_size] -> [batch, token, hidden_size].
+
+        `global_tokens` [batch, token], bool, True where a token is global beside the positions of the config; the pairs
+        are then masked one by one, which takes time and memory quadratic in the length. `key_padding_mask` [batch,
+        token], bool, True where a token is real. Raises `InvalidValue` for global tokens of another shape or type.
+        """
+        if global_tokens is None:
+            return super().forward(query, source, key_padding_mask=key_padding_mask, **others)
+        operands, near = self._of_each(query, source, key_padding_mask, global_tokens)
+        local = plain.attend(near, with_dropout(operands, self))
+        out = self.inner.replaced(local, query, with_dropout(operands, self), self._all_global(global_tokens))
+        return self.output(out.flatten(-2))  # type: ignore[no-any-return]
+
+    def weights(
+        self,
+        query: Tensor,
+        source: Tensor | None = None,
+        *,
+        global_tokens: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        **others: Any,
+    ) -> Tensor:
+        """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
+        if global_tokens is None:
+            return super().weights(query, source, key_padding_mask=key_padding_mask, **others)
+        operands, near = self._of_each(query, source, key_padding_mask, global_tokens)
+        rows = self._all_global(global_tokens)[:, None, :, None]
+        whole = attention_weights(self.inner.spec, self.inner.global_operands(query, operands, slice(None)))
+        return torch.where(rows, whole, attention_weights(near, operands))
+
+    def _of_each(
+        self, rows: Tensor, source: Tensor | None, key_padding_mask: Tensor | None, global_tokens: Tensor
+    ) -> tuple[AttentionInputs, AttentionSpec]:
+        """What local rows meet, and the spec with the pairs that they may see."""
+        if global_tokens.shape != rows.shape[:2] or global_tokens.dtype != torch.bool:
+            given = f"{global_tokens.dtype} {tuple(global_tokens.shape)}"
+            raise InvalidValue.of("global_tokens", given, f"torch.bool {tuple(rows.shape[:2])}, [batch, token]")
+        places = torch.arange(rows.shape[1], device=rows.device)
+        masks = [self.spec.mask.of_head(head) for head in range(self.spec.mask.heads or 1)]
+        near = torch.stack([mask.allows(places[:, None], places) for mask in masks])
+        allowed = near | self._all_global(global_tokens)[:, None, None, :]
+        spec = dataclasses.replace(self.spec, mask=TensorMask(tensor=allowed, base=Full()))
+        return self._operands(rows, source, key_padding_mask), spec
+
+    def _all_global(self, global_tokens: Tensor) -> Tensor:
+        places = torch.tensor(self.inner.global_positions(global_tokens), dtype=torch.int64)
+        return global_tokens.index_fill(1, places.to(global_tokens.device), value=True)
 
 
 class GlobalAttention(nn.Module, InnerAttention):
@@ -55,11 +122,27 @@ class GlobalAttention(nn.Module, InnerAttention):
         seen = attention_weights(self.spec, self.global_operands(rows, operands, at))
         return local.index_copy(2, torch.tensor(at, device=rows.device), seen)
 
+    def replaced(self, local: Tensor, rows: Tensor, operands: AttentionInputs, global_tokens: Tensor) -> Tensor:
+        """Outputs of local rows with those of global ones, of which each sequence has its own.
+
+        `global_tokens` [batch, token], bool; they are gathered to as many rows as the sequence with most of them has.
+        """
+        count = int(global_tokens.sum(1).max()) if global_tokens.numel() else 0
+        if not count:
+            return local
+        first, index = global_tokens.to(torch.int8).topk(count, dim=1)
+        some = rows.gather(1, index[..., None].expand(-1, -1, rows.shape[-1]))
+        inputs = self.global_operands(rows, operands, slice(0))
+        query = self.query(some).unflatten(-1, (self.spec.heads.query, self.spec.heads.key_size))
+        seen = self._plan.run(dataclasses.replace(inputs, query=query)).to(local.dtype)
+        at = index[..., None, None].expand(seen.shape)
+        return local.scatter(1, at, torch.where(first.bool()[..., None, None], seen, local.gather(1, at)))
+
     def global_positions(self, rows: Tensor) -> list[int]:
         """The global positions within the sequence."""
         return [position for position in self.positions if position < rows.shape[1]]
 
-    def global_operands(self, rows: Tensor, operands: AttentionInputs, at: list[int]) -> AttentionInputs:
+    def global_operands(self, rows: Tensor, operands: AttentionInputs, at: list[int] | slice) -> AttentionInputs:
         """Global queries [batch, global, heads, size] over global keys and values of all rows."""
         heads = self.spec.heads
         return AttentionInputs(

@@ -1,0 +1,25 @@
+"""Claims about attention reproduced on a laptop, and explanations of models beside their attention.
+
+Imported to list its commands: no torch is loaded before one runs.
+"""
+
+from __future__ import annotations
+
+from attn_core.plugins.hooks import Command, hookimpl
+
+COMMANDS = {
+    "reproduce": ("Measure a claim of the literature on this machine.", "reproduce:reproduce_command"),
+    "attribute": ("Show which tokens an output depends on.", "attribution.command:attribute_command"),
+    "roofline": ("Bounds of attention on a known GPU, calculated.", "machine:roofline_command"),
+    "energy": ("GPU hours and energy of training, calculated.", "machine:energy_command"),
+}
+"""Summary and function of each subcommand."""
+
+
+@hookimpl
+def attn_commands() -> list[Command]:
+    """The commands of this package."""
+    return [
+        Command(name=name, summary=summary, target=f"attn_experiments.{target}")
+        for name, (summary, target) in COMMANDS.items()
+    ]

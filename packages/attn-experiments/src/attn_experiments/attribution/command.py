@@ -1,0 +1,116 @@
+"""`attn attribute`: the words that an output depends on, by several methods side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from attn_core.errors import Incompatible, InvalidValue, UnknownName
+from attn_models.loading import load_model
+from attn_models.sources.store import ModelStore
+from attn_schema.output import print_json, print_table
+from rich.console import Console
+from torch import Tensor, nn
+
+from attn_experiments.attribution.comparison import kendall_tau
+from attn_experiments.attribution.methods import (
+    attention_maps,
+    embedding_of,
+    integrated_gradients,
+    next_token_score,
+    rollout,
+    shapley_values,
+)
+from attn_experiments.attribution.text_map import as_html, coloured, visible
+
+METHODS = ("attention", "rollout", "integrated_gradients", "shapley")
+Methods = Annotated[list[str] | None, typer.Option(help=f"{', '.join(METHODS)}; may be repeated. All by default.")]
+
+
+def attribute_command(
+    *,
+    model: Annotated[str, typer.Argument(help="A decoder: its name, or its folder.")],
+    text: Annotated[str, typer.Argument(help="What the model reads.")],
+    next_token: Annotated[str | None, typer.Option(help="The token after it; by default the most likely one.")] = None,
+    method: Methods = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page with the coloured text.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """Show which tokens the next one depends on: attention, rollout, integrated gradients, Shapley values.
+
+    Red tokens speak for it, blue ones against it. The first two are weights of the last token's query, from the last
+    layer and through all; the others are shares of the log-probability beside empty (zero) embeddings.
+
+    Example: `attn attribute smollm2-135m-instruct "The capital of France is" --html why.html`
+    """
+    chosen = tuple(dict.fromkeys(method or METHODS))
+    for name in chosen:
+        if name not in METHODS:
+            raise UnknownName.of("method", name, METHODS)
+    loaded = load_model(ModelStore().find(model))
+    if loaded.tokenizer is None or loaded.max_encoder_len is not None or not hasattr(loaded.model, "embedding"):
+        raise Incompatible(f"{model} is not a decoder with a tokenizer", model=model)
+    ids = loaded.tokenizer.encode(text)
+    if not ids:
+        raise InvalidValue.of("text", text, "at least one token")
+    target = wanted(loaded, next_token, ids)
+    found = attributed(loaded.model, torch.tensor(ids), target, chosen)
+    tokens = [visible(loaded.tokenizer.decode([token], skip_special=False)) for token in ids]
+    show(found, tokens, f"{text}{loaded.tokenizer.decode([target])}", html, json)
+
+
+def wanted(loaded: Any, given: str | None, ids: list[int]) -> int:
+    """The id of the next token: the one given, which must be one token, or the most likely."""
+    if given is None:
+        with torch.inference_mode():
+            return int(loaded.model(torch.tensor([ids]))[0, -1].argmax())
+    found = loaded.tokenizer.encode(given, add_special=False)
+    if len(found) != 1:
+        raise InvalidValue.of("--next-token", given, f"one token; this is {len(found)}")
+    return int(found[0])
+
+
+def attributed(model: nn.Module, tokens: Tensor, target: int, chosen: tuple[str, ...]) -> dict[str, Tensor]:
+    """A share of each token [tokens] by method."""
+    model.requires_grad_(requires_grad=False)
+    embedding = embedding_of(model)
+    rows = embedding(tokens).detach()
+    score, nothing = next_token_score(model, tokens, target), torch.zeros_like(rows)
+    methods: dict[str, Callable[[], Tensor]] = {
+        "attention": lambda: attention_maps(model, tokens)[-1].mean(0)[-1],
+        "rollout": lambda: rollout(attention_maps(model, tokens))[-1],
+        "integrated_gradients": lambda: integrated_gradients(score, rows, nothing).shares,
+        "shapley": lambda: shapley_values(score, rows, nothing).shares,
+    }
+    return {name: methods[name]().float() for name in chosen}
+
+
+def show(found: dict[str, Tensor], tokens: list[str], title: str, page: Path | None, json: bool) -> None:  # noqa: FBT001
+    """Coloured text, the methods' agreement, and the page."""
+    shares = {name: values.tolist() for name, values in found.items()}
+    agreements = [
+        {"methods": f"{one} and {other}", "Kendall's τ": f"{kendall_tau(found[one].abs(), found[other].abs()):.2f}"}
+        for place, one in enumerate(found)
+        for other in list(found)[place + 1 :]
+    ]
+    if page is not None:
+        caption = "Red tokens speak for the next one, blue ones against it; numbers on pointing."
+        try:
+            page.write_text(as_html(tokens, shares, title, caption), "utf-8")
+        except OSError as error:
+            raise InvalidValue.of("--html", str(page), f"a file that can be written ({error})") from error
+    if json:
+        print_json({"tokens": tokens, "shares": shares, "agreements": agreements})
+        return
+    console = Console()
+    console.print(f"Next token: {title}", markup=False, highlight=False)
+    for name, values in shares.items():
+        console.print(f"\n{name}", highlight=False)
+        console.print(coloured(tokens, values))
+    typer.echo("")
+    print_table(agreements, "one method alone is compared with nothing")
+    if page is not None:
+        typer.echo(str(page))

@@ -1,0 +1,191 @@
+"""How much each input token contributes to an output: integrated gradients, Shapley values, attention, rollout.
+
+captum computes the first two where it has them; attention and rollout are read from the model's own layers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from attn_core.errors import Incompatible, InvalidValue
+from torch import Tensor, nn
+
+Score = Callable[[Tensor], Tensor]
+"""A number [batch] from embedded tokens [batch, tokens, width]; every row is one input."""
+EXACT = 10
+"""Tokens up to which Shapley values are summed over all subsets."""
+
+
+@contextmanager
+def replaced_embeddings(embedding: nn.Embedding, rows: Tensor) -> Iterator[None]:
+    """Let the embedding layer answer with these rows [batch, tokens, width], whatever tokens it is asked for."""
+    handle = embedding.register_forward_hook(lambda _module, _args, _out: rows)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def embedding_of(model: nn.Module) -> nn.Embedding:
+    """The token embedding of a model; raises `Incompatible` for one without."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and name.rpartition(".")[2] == "embedding":
+            return module
+    raise Incompatible(f"{type(model).__name__} has no token embedding to attribute to")
+
+
+def next_token_score(model: nn.Module, tokens: Tensor, target: int) -> Score:
+    """The log-probability of the token `target` after tokens [tokens], as a function of their embeddings."""
+    embedding = embedding_of(model)
+
+    def score(rows: Tensor) -> Tensor:
+        with replaced_embeddings(embedding, rows):
+            logits = model(tokens[None].expand(len(rows), -1))
+        return torch.log_softmax(logits[:, -1].float(), -1)[:, target]
+
+    return score
+
+
+class Attribution(NamedTuple):
+    """A share of each token [tokens], and by how much their sum misses the difference of the output, |Σ - ΔF|."""
+
+    shares: Tensor
+    missing: float
+
+
+def integrated_gradients(score: Score, rows: Tensor, baseline: Tensor, steps: int = 64) -> Attribution:
+    """(x - x') ∫ ∂F/∂x along the line from the baseline (Sundararajan et al. 2017, arXiv 1703.01365), by captum.
+
+    `rows` and `baseline` are embedded tokens [tokens, width]; a token's share is the sum over its width. The integral
+    is a Gauss-Legendre sum of `steps` gradients.
+    """
+    from captum.attr import IntegratedGradients
+
+    method = IntegratedGradients(score)
+    found, delta = method.attribute(
+        rows[None].detach(),
+        baselines=baseline[None].detach(),
+        n_steps=steps,
+        internal_batch_size=16,
+        return_convergence_delta=True,
+    )
+    return Attribution(found[0].sum(-1).detach(), abs(float(delta[0])))
+
+
+def shapley_values(score: Score, rows: Tensor, baseline: Tensor, *, samples: int = 512, seed: int = 0) -> Attribution:
+    """Each token's mean contribution over the orders in which tokens can join (Lundberg and Lee 2017, 1705.07874).
+
+    A token that has not joined stands as its row of the baseline. Exact up to `EXACT` tokens, over all subsets; beyond
+    by captum over random orders, with about `samples` subsets.
+    """
+
+    def of_subsets(present: Tensor) -> Tensor:
+        joined = present[..., None].to(rows.dtype)
+        found = [score(joined[part] * rows + (1 - joined[part]) * baseline) for part in batches(len(present))]
+        return torch.cat(found).detach()
+
+    tokens = len(rows)
+    with torch.no_grad():
+        ends = of_subsets(torch.tensor([[False] * tokens, [True] * tokens]))
+        if tokens <= EXACT:
+            shares = exact_shapley(of_subsets, tokens).to(rows.dtype)
+        else:
+            shares = sampled_shapley(of_subsets, tokens, samples, seed)
+    return Attribution(shares, abs(float(shares.sum() - (ends[1] - ends[0]))))
+
+
+def batches(count: int, size: int = 64) -> Iterator[slice]:
+    """Slices of at most `size` that cover `count`."""
+    return (slice(start, start + size) for start in range(0, count, size))
+
+
+def exact_shapley(value: Callable[[Tensor], Tensor], players: int) -> Tensor:
+    """Σ over subsets S without i of |S|! (n - |S| - 1)! / n! times v(S + i) - v(S), float64 [players].
+
+    `value` takes subsets [subsets, players], bool, and gives a number for each. There are 2^players of them.
+    """
+    subsets = torch.tensor(list(itertools.product([False, True], repeat=players)))
+    worth, sizes = value(subsets).double(), subsets.sum(1)
+    places = 2 ** torch.arange(players - 1, -1, -1)
+    shares = []
+    for player in range(players):
+        without = (~subsets[:, player]).nonzero()[:, 0]
+        weight = torch.tensor(
+            [math.factorial(s) * math.factorial(players - s - 1) for s in sizes[without].tolist()], dtype=torch.float64
+        ) / math.factorial(players)
+        shares.append((weight * (worth[without + places[player]] - worth[without])).sum())
+    return torch.stack(shares)
+
+
+def sampled_shapley(value: Callable[[Tensor], Tensor], players: int, samples: int, seed: int) -> Tensor:
+    """An unbiased estimate of the Shapley values over random orders of the players, by captum.
+
+    About `samples` subsets are tried, at least one whole order. The shares add up whatever the orders are.
+    """
+    from captum.attr import ShapleyValueSampling
+
+    def of_masks(mask: Tensor) -> Tensor:
+        return value(mask > 0.5)
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        found: Tensor = ShapleyValueSampling(of_masks).attribute(
+            torch.ones(1, players),
+            baselines=torch.zeros(1, players),
+            n_samples=max(1, samples // players),
+            perturbations_per_eval=64,
+        )
+    return found[0]
+
+
+@contextmanager
+def recorded_attention(model: nn.Module) -> Iterator[list[Tensor]]:
+    """The weights [batch, heads, query, key] of every attention layer, in the order in which they are computed.
+
+    A layer is what a model keeps under the name `attention`. Raises `Incompatible`, when the model runs, where a
+    mechanism has no weights.
+    """
+    maps: list[Tensor] = []
+
+    def keep(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not hasattr(layer, "weights"):
+            raise Incompatible(f"{type(layer).__name__} has no attention weights")
+        maps.append(layer.weights(*args, **kwargs).detach())
+
+    layers = [module for name, module in model.named_modules() if name.rpartition(".")[2] == "attention"]
+    handles = [layer.register_forward_pre_hook(keep, with_kwargs=True) for layer in layers]
+    try:
+        yield maps
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def attention_maps(model: nn.Module, tokens: Tensor) -> list[Tensor]:
+    """The weights [heads, query, key] of every layer for tokens [tokens]."""
+    with torch.no_grad(), recorded_attention(model) as maps:
+        model(tokens[None])
+    if not maps:
+        raise Incompatible(f"{type(model).__name__} has no attention layers")
+    return [found[0] for found in maps]
+
+
+def rollout(maps: list[Tensor]) -> Tensor:
+    """Attention through all layers, [query, key]: the product of (A + I) / 2, A the mean over heads, rows summing to 1.
+
+    Abnar and Zuidema 2020 (arXiv 2005.00928), section 3; the identity stands for the residual. Raises `InvalidValue`
+    for layers whose queries are not their keys.
+    """
+    if not maps or any(found.shape[-1] != found.shape[-2] or found.shape[1:] != maps[0].shape[1:] for found in maps):
+        shapes = [list(found.shape) for found in maps]
+        raise InvalidValue.of("maps", shapes, "one or more layers [heads, tokens, tokens] of as many tokens")
+    flow = torch.eye(maps[0].shape[-1], dtype=maps[0].dtype)
+    for found in maps:
+        mixed = (found.mean(0) + torch.eye(len(flow), dtype=flow.dtype)) / 2
+        flow = mixed / mixed.sum(-1, keepdim=True) @ flow
+    return flow

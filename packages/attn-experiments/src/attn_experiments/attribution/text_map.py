@@ -1,0 +1,60 @@
+"""A heat map over the words of a text: coloured in the terminal, and as a page of HTML."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+
+from attn_core.errors import InvalidValue
+from rich.text import Text
+
+PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>{title}</title>
+<style>body{{font:16px/1.9 sans-serif;margin:2em}}span{{padding:.15em .1em;white-space:pre-wrap}}
+th{{text-align:left;font-weight:normal;color:#555;padding-right:1em;vertical-align:top;white-space:nowrap}}</style>
+<h1 style="font-size:1.1em">{title}</h1><p>{caption}</p><table>
+{rows}
+</table></html>
+"""
+
+
+def intensities(shares: Sequence[float]) -> list[float]:
+    """Shares divided by the largest absolute one, from -1 to 1; raises `InvalidValue` for one that is not finite."""
+    if not all(map(math.isfinite, shares)):
+        raise InvalidValue.of("shares", list(shares), "finite numbers")
+    most = max(map(abs, shares), default=0.0)
+    return [share / most if most else 0.0 for share in shares]
+
+
+def colour(intensity: float) -> tuple[int, int, int]:
+    """White for 0, red towards 1, blue towards -1."""
+    fade = round(255 * (1 - min(abs(intensity), 1.0)))
+    return (255, fade, fade) if intensity >= 0 else (fade, fade, 255)
+
+
+def coloured(tokens: Sequence[str], shares: Sequence[float]) -> Text:
+    """The text with each token on its colour, for a terminal; `str` of it is the plain text."""
+    found = Text()
+    for token, intensity in zip(tokens, intensities(shares), strict=True):
+        red, green, blue = colour(intensity)
+        found.append(visible(token), style=f"black on rgb({red},{green},{blue})")
+    return found
+
+
+def visible(token: str) -> str:
+    """A token in which a line break can be seen."""
+    return token.replace("\n", "⏎")
+
+
+def as_html(tokens: Sequence[str], methods: Mapping[str, Sequence[float]], title: str, caption: str) -> str:
+    """A page with the text once for each method; the number stands in a tooltip. Texts are escaped."""
+    rows = []
+    for name, shares in methods.items():
+        words = []
+        for token, share, intensity in zip(tokens, shares, intensities(shares), strict=True):
+            red, green, blue = colour(intensity)
+            style, tip = f"background:rgb({red},{green},{blue})", f"{share:.4g}"
+            words.append(f'<span style="{style}" title="{tip}">{html.escape(visible(token))}</span>')
+        rows.append(f"<tr><th>{html.escape(name)}</th><td>{''.join(words)}</td></tr>")
+    return PAGE.format(title=html.escape(title), caption=html.escape(caption), rows="\n".join(rows))

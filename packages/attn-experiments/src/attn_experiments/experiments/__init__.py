@@ -1,0 +1,1 @@
+"""One function for each claim that is measured by an experiment; `claims.toml` names them."""

@@ -1,0 +1,251 @@
+"""Time, memory traffic and energy of attention on a known GPU, calculated from its data sheet, and nothing measured.
+
+A kernel takes at least as long as its products at the peak rate, and as its traffic at the peak bandwidth; the longer
+of the two bounds it (Williams et al. 2009, the roofline model). Energy is the power limit times that time: an upper
+bound for that time, and the usual estimate (Patterson et al. 2021, arXiv 2104.10350, with the mean power).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from attn_core.errors import InvalidValue, UnknownName
+from attn_schema.output import print_json, print_table
+
+TEN = {"k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18, "Z": 21}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A data sheet: dense FLOP/s in 16 bits, bytes of memory and bytes/s, SRAM bytes of each multiprocessor, watts."""
+
+    name: str
+    flops: float
+    memory: float
+    bandwidth: float
+    processors: int
+    sram: int
+    watts: float
+
+    @property
+    def ridge(self) -> float:
+        """FLOPs a byte from which products, not traffic, bound a kernel."""
+        return self.flops / self.bandwidth
+
+    @property
+    def all_sram(self) -> int:
+        """Bytes of SRAM of all multiprocessors."""
+        return self.processors * self.sram
+
+
+GPUS: Mapping[str, Gpu] = {
+    gpu.name: gpu
+    for gpu in (
+        # NVIDIA A100 Tensor Core GPU, data sheet (2022) and architecture whitepaper (192 KB of L1 and shared memory).
+        Gpu(
+            name="a100-40gb", flops=312e12, memory=40e9, bandwidth=1.555e12, processors=108, sram=192 * 1024, watts=400
+        ),
+        Gpu(
+            name="a100-80gb", flops=312e12, memory=80e9, bandwidth=2.039e12, processors=108, sram=192 * 1024, watts=400
+        ),
+        # NVIDIA H100 SXM and H200, data sheets (2023); 256 KB of L1 and shared memory.
+        Gpu(name="h100", flops=989e12, memory=80e9, bandwidth=3.35e12, processors=132, sram=256 * 1024, watts=700),
+        Gpu(name="h200", flops=989e12, memory=141e9, bandwidth=4.8e12, processors=132, sram=256 * 1024, watts=700),
+    )
+}
+
+
+def gpu(name: str) -> Gpu:
+    """The GPU of this name; raises `UnknownName`."""
+    if name not in GPUS:
+        raise UnknownName.of("GPU", name, GPUS)
+    return GPUS[name]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A forward pass of attention: `batch` sequences of `tokens`, `heads` of `size` elements of `bytes_each`."""
+
+    batch: int = 1
+    tokens: int
+    heads: int
+    size: int
+    bytes_each: int = 2
+
+    def __post_init__(self) -> None:
+        for field in ("batch", "tokens", "heads", "size", "bytes_each"):
+            if getattr(self, field) < 1:
+                raise InvalidValue.of(field, getattr(self, field), "a whole number from 1")
+
+    @property
+    def rows(self) -> int:
+        """Queries of all heads."""
+        return self.batch * self.heads * self.tokens
+
+    @property
+    def flops(self) -> int:
+        """4 n² d of each head: two products, two operations each; the softmax is not counted."""
+        return 4 * self.rows * self.tokens * self.size
+
+    @property
+    def standard_bytes(self) -> int:
+        """Traffic of algorithm 0: queries, keys, values, outputs once; scores and weights written and read."""
+        return self.bytes_each * (4 * self.rows * self.size + 4 * self.rows * self.tokens)
+
+    def flash_bytes(self, fast: int) -> int:
+        """Traffic of algorithm 1 with `fast` bytes of SRAM; its sums and largest scores are float32."""
+        columns = max(1, fast // self.bytes_each // (4 * self.size))
+        passes = math.ceil(self.tokens / columns)
+        rows = 2 * self.rows * self.size + passes * 3 * self.rows * self.size
+        return self.bytes_each * rows + passes * 4 * self.rows * 4
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The least seconds for products and for traffic, and the joules at the power limit over the longer one."""
+
+    flops: float
+    bytes: float
+    gpu: Gpu
+
+    @property
+    def compute(self) -> float:
+        """Seconds of products at the peak rate."""
+        return self.flops / self.gpu.flops
+
+    @property
+    def traffic(self) -> float:
+        """Seconds of traffic at the peak bandwidth."""
+        return self.bytes / self.gpu.bandwidth
+
+    @property
+    def seconds(self) -> float:
+        """The longer of the two."""
+        return max(self.compute, self.traffic)
+
+    @property
+    def joules(self) -> float:
+        """Energy at the power limit."""
+        return self.seconds * self.gpu.watts
+
+
+def bounds(call: Call, on: Gpu) -> dict[str, Bound]:
+    """The bound of each algorithm; tiles have the SRAM of one multiprocessor, as each works on its own."""
+    return {
+        "algorithm 0: matrices": Bound(call.flops, call.standard_bytes, on),
+        "algorithm 1: tiles": Bound(call.flops, call.flash_bytes(on.sram), on),
+        "every number once": Bound(call.flops, call.bytes_each * 4 * call.rows * call.size, on),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """6 FLOPs a parameter and token (Kaplan et al. 2020), at a share of the peak, on so many GPUs."""
+
+    parameters: float
+    tokens: float
+    gpus: int
+    on: Gpu
+    utilisation: float = 0.4
+
+    def __post_init__(self) -> None:
+        if not 0 < self.utilisation <= 1:
+            raise InvalidValue.of("utilisation", self.utilisation, "a share above 0, at most 1")
+        if self.parameters <= 0 or self.tokens <= 0 or self.gpus < 1:
+            raise InvalidValue.of("training", (self.parameters, self.tokens, self.gpus), "numbers above 0")
+
+    @property
+    def gpu_hours(self) -> float:
+        """Hours of one GPU."""
+        return 6 * self.parameters * self.tokens / (self.utilisation * self.on.flops) / 3600
+
+    @property
+    def days(self) -> float:
+        """Days with all of them."""
+        return self.gpu_hours / self.gpus / 24
+
+    def kilowatt_hours(self, overhead: float = 1.1) -> float:
+        """Energy at the power limit times the data centre's overhead (PUE)."""
+        return self.gpu_hours * self.on.watts / 1000 * overhead
+
+
+def roofline_command(
+    *,
+    name: Annotated[str, typer.Argument(help="a100-40gb, a100-80gb, h100 or h200.")] = "a100-40gb",
+    batch: Annotated[int, typer.Option(min=1, help="Sequences.")] = 8,
+    seq: Annotated[int, typer.Option(min=1, help="Tokens of a sequence.")] = 1024,
+    num_heads: Annotated[int, typer.Option(min=1, help="Heads.")] = 12,
+    head_dim: Annotated[int, typer.Option(min=1, help="Elements of a head.")] = 64,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """Bound the time and energy of attention on a GPU from its data sheet; nothing is measured.
+
+    Example: `attn roofline a100-40gb --seq 4096`
+    """
+    on, call = gpu(name), Call(batch=batch, tokens=seq, heads=num_heads, size=head_dim)
+    found = [bound_row(kind, bound) for kind, bound in bounds(call, on).items()]
+    if json:
+        print_json({"gpu": on.name, "ridge": on.ridge, "attention": found})
+        return
+    rates = f"{prefixed(on.flops)}FLOP/s in 16 bits, {prefixed(on.bandwidth)}B/s"
+    sram = f"{on.processors} x {on.sram // 1024} KiB of SRAM"
+    typer.echo(
+        f"{on.name}: {rates}, {sram}, {on.watts:g} W; products bound a kernel from {on.ridge:.0f} FLOPs a byte.\n"
+    )
+    print_table(found, "nothing to price")
+
+
+def energy_command(
+    *,
+    name: Annotated[str, typer.Argument(help="a100-40gb, a100-80gb, h100 or h200.")] = "a100-40gb",
+    parameters: Annotated[float, typer.Option(help="Parameters of the model, those that a token uses.")] = 124e6,
+    train_tokens: Annotated[float, typer.Option(help="Tokens that it is trained on.")] = 9e9,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs that train it.")] = 8,
+    utilisation: Annotated[float, typer.Option(help="Share of the peak rate that training reaches.")] = 0.4,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """Calculate the GPU hours and the energy of training a model; nothing is measured.
+
+    Example: `attn energy a100-40gb --parameters 1.5e9 --train-tokens 30e9 --utilisation 0.5`
+    """
+    trained = Training(parameters=parameters, tokens=train_tokens, gpus=gpus, on=gpu(name), utilisation=utilisation)
+    if json:
+        print_json({"gpu": name, "hours": trained.gpu_hours, "kilowatt hours": trained.kilowatt_hours()})
+    else:
+        print_table([training_facts(trained)], "nothing to train")
+
+
+def bound_row(kind: str, bound: Bound) -> dict[str, Any]:
+    """One algorithm in the table."""
+    return {
+        "forward": kind,
+        "FLOPs": prefixed(bound.flops),
+        "bytes": prefixed(bound.bytes),
+        "FLOPs a byte": f"{bound.flops / bound.bytes:.0f}",
+        "products": f"{1e6 * bound.compute:.1f} µs",
+        "traffic": f"{1e6 * bound.traffic:.1f} µs",
+        "bound by": "products" if bound.compute >= bound.traffic else "traffic",
+        "energy": f"{1e3 * bound.joules:.2f} mJ",
+    }
+
+
+def training_facts(trained: Training) -> dict[str, Any]:
+    """What training costs."""
+    return {
+        "training FLOPs": prefixed(6 * trained.parameters * trained.tokens),
+        "GPU hours": f"{trained.gpu_hours:.1f}",
+        f"days on {trained.gpus}": f"{trained.days:.2f}",
+        "energy": f"{trained.kilowatt_hours():.0f} kWh",
+    }
+
+
+def prefixed(number: float) -> str:
+    """A number with a decimal prefix: 312 T."""
+    for letter, power in reversed(TEN.items()):
+        if number >= 10**power:
+            return f"{number / 10**power:.3g} {letter}"
+    return f"{number:.3g} "

@@ -1,0 +1,161 @@
+"""What an experiment answers: a table, curves, and a verdict with the numbers on which it rests."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+from attn_core.errors import InvalidValue
+
+Verdict: TypeAlias = Literal["holds", "holds in part", "does not hold", "not measured"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+Points: TypeAlias = Sequence[tuple[float, float]]
+BARS = " ▁▂▃▄▅▆▇█"
+
+
+def quiet(words: str) -> None:
+    """Say nothing of the progress."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How much is spent on an experiment.
+
+    `seeds` are the runs of each kind; `share` of the usual steps or samples, above 0: less is sooner and less sure.
+    `say` is told about the progress, a line at a time.
+    """
+
+    seeds: int = 3
+    share: float = 1.0
+    say: Callable[[str], None] = quiet
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise InvalidValue.of("seeds", self.seeds, "a whole number from 1")
+        if not 0 < self.share <= 10:
+            raise InvalidValue.of("share", self.share, "a number above 0, at most 10")
+
+    def steps(self, usual: int) -> int:
+        """The share of so many steps, at least one."""
+        return max(1, round(self.share * usual))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curves:
+    """Lines by name, each of points (x, y); `logarithmic` axes for powers."""
+
+    title: str
+    x: str
+    y: str
+    lines: Mapping[str, Points]
+    logarithmic: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """The table `rows`, with the same keys in each, the verdict, and `because`: the numbers it rests on.
+
+    `drawings` are further pictures by name: functions that write one to a path.
+    """
+
+    rows: Sequence[Mapping[str, Any]]
+    verdict: Verdict
+    because: str
+    curves: Curves | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    drawings: Mapping[str, Callable[[Path], None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.verdict not in VERDICTS:
+            raise InvalidValue.of("verdict", self.verdict, ", ".join(VERDICTS))
+
+
+def judged(*, all_of: Mapping[str, bool]) -> tuple[Verdict, str]:
+    """`holds` where every statement is true, `does not hold` where none is, else in part; and which are which."""
+    true = [words for words, found in all_of.items() if found]
+    false = [words for words, found in all_of.items() if not found]
+    verdict: Verdict = "holds" if not false else "does not hold" if not true else "holds in part"
+    said = [f"true: {'; '.join(true)}"] if true else []
+    return verdict, ". ".join([*said, f"false: {'; '.join(false)}"] if false else said)
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Median of the values, lowest and highest in brackets; the value alone where there is one."""
+    ordered = sorted(values)
+    middle = ordered[len(ordered) // 2]
+    if len(ordered) == 1:
+        return f"{middle:.{digits}f}"
+    return f"{middle:.{digits}f} ({ordered[0]:.{digits}f} to {ordered[-1]:.{digits}f})"
+
+
+def as_text(curves: Curves) -> str:
+    """The curves in characters, a line each, on one scale from the lowest to the highest value of all."""
+    values = [y for points in curves.lines.values() for _, y in points]
+    low, high = min(values), max(values)
+    width = max(map(len, curves.lines))
+    lines = [f"{curves.title}: {curves.y} ({low:.3g} to {high:.3g}) by {curves.x}"]
+
+    def height(value: float) -> float:
+        if curves.logarithmic and low > 0:
+            return math.log(value / low) / (math.log(high / low) or 1.0)
+        return (value - low) / (high - low or 1.0)
+
+    for name, points in curves.lines.items():
+        bars = "".join(BARS[1 + round((len(BARS) - 2) * height(y))] for _, y in points)
+        lines.append(f"{name:<{width}}  {bars}  {points[0][1]:.3g} → {points[-1][1]:.3g}")
+    return "\n".join(lines)
+
+
+def draw(curves: Curves, path: Path) -> None:
+    """Write the curves as a picture: PNG, SVG or PDF. Raises `InvalidValue` for a path that cannot be written."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.0, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    for name, points in curves.lines.items():
+        axes.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=3, label=name)
+    if curves.logarithmic:
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+    axes.set_xlabel(curves.x)
+    axes.set_ylabel(curves.y)
+    axes.set_title(curves.title, fontsize="small", wrap=True)
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend(fontsize="small")
+    write(figure, path)
+
+
+def write(figure: Any, path: Path) -> None:
+    """Write a figure; raises `InvalidValue` for a path that cannot be written or an unknown format."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise InvalidValue.of("--out", str(path), f"a file that can be written ({error})") from error
+
+
+def plain(result: Result) -> dict[str, Any]:
+    """A result as JSON holds it; drawings are left out."""
+    found = asdict(replace(result, drawings={}))
+    return {name: value for name, value in found.items() if name != "drawings"}
+
+
+def save(result: Result, name: str, folder: Path) -> list[Path]:
+    """Write `name`.json and its pictures into a folder, which is made; the paths written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.json").write_text(json.dumps(plain(result), indent=1) + "\n", "utf-8")
+    except OSError as error:
+        raise InvalidValue.of("--out", str(folder), f"a folder that can be written ({error})") from error
+    written = [folder / f"{name}.json"]
+    if result.curves is not None:
+        draw(result.curves, folder / f"{name}.png")
+        written.append(folder / f"{name}.png")
+    for what, drawing in result.drawings.items():
+        drawing(folder / f"{name}-{what}.png")
+        written.append(folder / f"{name}-{what}.png")
+    return written

@@ -1,0 +1,91 @@
+"""`attn reproduce`: claims listed, and measured on this machine."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from attn_core.errors import Incompatible, InvalidValue
+from attn_schema.output import print_json, print_table
+
+from attn_experiments.claims import Claim, claim, claims
+from attn_experiments.report import Result, Settings, as_text, plain, quiet, save
+
+
+def reproduce_command(
+    *,
+    name: Annotated[str | None, typer.Argument(help="A claim, such as CL-4.")] = None,
+    every: Annotated[bool, typer.Option("--list", help="List all claims with their verdicts.")] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each kind, with different random numbers.")] = 3,
+    share: Annotated[float, typer.Option(help="Share of the usual steps; less is sooner and less sure.")] = 1.0,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Also write JSON and a picture there.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """Measure a claim about attention on this machine: what is claimed, how it is measured, table, picture, verdict.
+
+    Examples: `attn reproduce --list`, `attn reproduce CL-4 --out results`, `attn reproduce CL-58 --seeds 1`
+    """
+    if every or name is None:
+        listed = [row_of(found) for found in claims().values()]
+        if json:
+            print_json(listed)
+        else:
+            print_table(listed, "no claim is known")
+        return
+    asked = claim(name)
+    if asked.experiment is None:
+        shown = f"`pytest -k cl_{asked.number}`" if asked.verdict != "not measured" else "nothing here"
+        raise Incompatible(f"{asked.name} has no experiment: {asked.holds}. It is shown by {shown}", claim=asked.name)
+    if not json:
+        typer.echo(introduction(asked))
+    began = time.perf_counter()
+    say = quiet if json else progress
+    result = asked.experiment.load()(Settings(seeds=seeds, share=share, say=say))
+    seconds = time.perf_counter() - began
+    written = [] if out is None else save(result, asked.name, out)
+    if json:
+        print_json(plain(result) | {"claim": asked.name, "seconds": seconds, "recorded": asked.verdict})
+        return
+    show(asked, result, seconds, written)
+
+
+def progress(words: str) -> None:
+    """Say how far an experiment is, on standard error."""
+    typer.echo(f"  {words}", err=True)
+
+
+def row_of(found: Claim) -> dict[str, Any]:
+    """A claim in the list."""
+    experiment = found.experiment
+    return {
+        "claim": found.name,
+        "what is said": found.said,
+        "verdict": found.verdict,
+        "how it is measured": "by tests" if experiment is None and found.verdict != "not measured" else measured(found),
+        "minutes": "" if experiment is None else f"{experiment.minutes:g}",
+    }
+
+
+def measured(found: Claim) -> str:
+    """How a claim is measured, or that it is not."""
+    return "" if found.experiment is None else found.experiment.measured
+
+
+def introduction(asked: Claim) -> str:
+    """What is known before the experiment begins."""
+    if asked.experiment is None:
+        raise InvalidValue.of("claim", asked.name, "one with an experiment")
+    minutes = f"about {asked.experiment.minutes:g} minutes of one core"
+    return f"{asked.name}: {asked.said}\nMeasured: {asked.experiment.measured} ({minutes}).\n"
+
+
+def show(asked: Claim, result: Result, seconds: float, written: list[Path]) -> None:
+    """The table, the picture in characters, and the verdict."""
+    print_table(result.rows, "nothing was measured")
+    if result.curves is not None:
+        typer.echo("\n" + as_text(result.curves))
+    typer.echo(f"\nVerdict: {result.verdict}. {result.because}.")
+    typer.echo(f"On record: {asked.verdict}. {asked.holds}.")
+    typer.echo(f"{seconds:.0f} s" + "".join(f"\n{path}" for path in written))

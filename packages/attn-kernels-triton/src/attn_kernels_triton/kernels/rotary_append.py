@@ -1,0 +1,74 @@
+"""Rotary positions of new rows, whose keys and values are written to a cache in the same pass."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from attn_kernels_triton.kernels.arguments import Rows
+from attn_kernels_triton.kernels.rowwise import Turn, TurnTile, cos_sin_of_batch, turn_halves, turn_neighbours
+
+
+class Append(NamedTuple):
+    """Everything for the program: `query`, `key`, `value` and `out` [1, token, head, size]; `key_memory` and
+    `value_memory` [1, row, head, size], of which `slots` [token] are the rows of tokens. `tile` is of one token,
+    `value_width` a power of two that is not smaller than the size of values."""
+
+    query: Rows
+    key: Rows
+    value: Rows
+    out: Rows
+    key_memory: Rows
+    value_memory: Rows
+    slots: Any
+    turn: Turn
+    tokens: Any
+    heads: Any
+    owners: Any
+    tile: TurnTile
+    value_size: Any
+    value_width: Any
+
+
+@triton.jit
+def rotate_append(call):
+    """Grid: tokens, for each of them query heads, heads of keys, and heads of values."""
+    every = call.heads + 2 * call.owners
+    token, head = tl.program_id(0) // every, tl.program_id(0) % every
+    at = tl.cast(token, tl.int64)
+    if head < call.heads:
+        source = call.query.data + at * call.query.row + head * call.query.head
+        turn(call, token, source, call.out.data + at * call.out.row + head * call.out.head)
+    else:
+        slot = tl.load(call.slots + token).to(tl.int64)
+        owner = (head - call.heads) % call.owners
+        if head < call.heads + call.owners:
+            source = call.key.data + at * call.key.row + owner * call.key.head
+            turn(call, token, source, call.key_memory.data + slot * call.key_memory.row + owner * call.key_memory.head)
+        else:
+            across = tl.arange(0, call.value_width)
+            inside = across < call.value_size
+            source = call.value.data + at * call.value.row + owner * call.value.head
+            target = call.value_memory.data + slot * call.value_memory.row + owner * call.value_memory.head
+            tl.store(target + across, tl.load(source + across, mask=inside), mask=inside)
+
+
+@triton.jit
+def turn(call, token, source, target):
+    """Turn one head of a token."""
+    tokens = token + tl.arange(0, 1)
+    pairs = tl.arange(0, call.tile.width)
+    cosines, sines = cos_sin_of_batch(call, 0, tokens, pairs)
+    real = (tokens < call.tokens)[:, None]
+    source = source + tl.zeros([1, 1], tl.int32)
+    target = target + tl.zeros([1, 1], tl.int32)
+    if call.tile.interleaved:
+        turn_neighbours(source, target, cosines, sines, real, call.tile)
+    else:
+        turn_halves(source, target, cosines, sines, real, call.tile)
+    if call.tile.rest > 0:
+        across = 2 * call.tile.pairs + tl.arange(0, call.tile.rest)[None, :]
+        inside = real & (across < call.tile.size)
+        tl.store(target + across, tl.load(source + across, mask=inside), mask=inside)

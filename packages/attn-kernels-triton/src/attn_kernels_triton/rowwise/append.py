@@ -1,0 +1,85 @@
+"""Rotary positions of queries and keys, and keys and values written to a paged cache, in one pass."""
+
+from __future__ import annotations
+
+import triton.language as tl
+from attn_core.batch import RowsInPlace
+from attn_core.errors import InvalidValue
+from torch import Tensor
+
+from attn_kernels_triton.checks import check_like
+from attn_kernels_triton.kernels.arguments import Rows
+from attn_kernels_triton.kernels.rotary_append import Append, rotate_append
+from attn_kernels_triton.kernels.rowwise import Turn
+from attn_kernels_triton.launch import Launch
+from attn_kernels_triton.rowwise.rotary import Turning, by_sequence, turn_tile
+from attn_kernels_triton.rowwise.rows import check_rows, check_turns, power
+
+
+def rotate_appended(
+    projected: tuple[Tensor, Tensor, Tensor], turns: tuple[Tensor, Tensor], kept: RowsInPlace, *, interleaved: bool
+) -> Tensor:
+    """See `attn_core.RotaryKernel.rotate_appended`. Raises `InvalidValue` for rows that the program would misread; that
+    rows of the cache are where tokens may go is for the caller to see to."""
+    query = projected[0]
+    check_appended(projected, turns, kept)
+    out = query.new_empty(query.shape)
+    append_launch(projected, turns, kept, out, interleaved=interleaved).run(query.device)
+    return out
+
+
+def check_appended(projected: tuple[Tensor, Tensor, Tensor], turns: tuple[Tensor, Tensor], kept: RowsInPlace) -> None:
+    """Raise `InvalidValue` for tensors that the program would misread."""
+    query, key, value = projected
+    tokens, _, size = query.shape
+    owners, value_size = key.shape[1], value.shape[2]
+    for name, rows in (("query", query), ("key", key), ("value", value)):
+        check_rows(name, rows)
+    check_turns(query, *turns)
+    check_like("key", key, (tokens, owners, size), query.device)
+    check_like("value", value, (tokens, owners, value_size), query.device)
+    check_like("rows.slot_mapping", kept.slot_mapping, (tokens,), query.device)
+    keys, values = (kept.fields[name] for name in ("key", "value"))
+    for name, memory, given in (("key", keys, key), ("value", values, value)):
+        check_like(f"rows.fields[{name!r}]", memory, (memory.shape[0], *given.shape[1:]), query.device)
+        if memory.dtype != query.dtype or memory.stride(2) != 1:
+            allowed = f"{query.dtype}, heads dense in memory"
+            raise InvalidValue.of(f"rows.fields[{name!r}]", f"{memory.dtype}, strides {memory.stride()}", allowed)
+
+
+def append_launch(
+    projected: tuple[Tensor, Tensor, Tensor],
+    turns: tuple[Tensor, Tensor],
+    kept: RowsInPlace,
+    out: Tensor,
+    *,
+    interleaved: bool,
+) -> Launch:
+    """The program over all heads of queries, keys and values."""
+    query, key, value = projected
+    tokens, heads, _ = query.shape
+    owners, value_size = key.shape[1], value.shape[2]
+    keys, values = (kept.fields[name] for name in ("key", "value"))
+    turning = Turning(by_sequence(turns[0]), by_sequence(turns[1]), interleaved)
+    call = Append(
+        query=located(query),
+        key=located(key),
+        value=located(value),
+        out=located(out),
+        key_memory=located(keys),
+        value_memory=located(values),
+        slots=kept.slot_mapping,
+        turn=Turn(turning.cosines, turning.sines, 0, turning.cosines.stride(1)),
+        tokens=tokens,
+        heads=heads,
+        owners=owners,
+        tile=turn_tile(query[None], turning)._replace(tokens=tl.constexpr(1)),
+        value_size=tl.constexpr(value_size),
+        value_width=tl.constexpr(power(value_size)),
+    )
+    return Launch(program=rotate_append, programs=tokens * (heads + 2 * owners), call=call, warps=1, stages=1)
+
+
+def located(rows: Tensor) -> Rows:
+    """Where rows [row, head, size] lie."""
+    return Rows(rows, 0, rows.stride(0), rows.stride(1))

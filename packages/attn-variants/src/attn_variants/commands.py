@@ -1,0 +1,45 @@
+"""The command `attn tune`. Torch is imported only where there is a GPU to measure."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from attn_core.errors import Incompatible
+from attn_core.kernels import devices
+from attn_core.kernels.measured import path_of, write
+
+
+def tune(
+    minutes: Annotated[
+        float, typer.Option(min=0.1, help="Minutes that measuring may take; most used calls first.")
+    ] = 10,
+    float16: Annotated[bool, typer.Option("--float16", help="Measure float16 too, beside bfloat16.")] = False,  # noqa: FBT002 -- the user gives it as a flag
+) -> None:
+    """Measure what the kernels of attention cost on this machine's GPU, and keep it for choosing among them.
+
+    A table with a row for each kind of call, by element type, size of heads, mask, length, and whether gradients are
+    wanted, goes where `attn explain` and every model find it: $ATTN_TUNING, by default ~/.cache/attn. A kernel that
+    gives a wrong result, or none, is noted and not chosen. Tiles of the Triton kernels are measured by
+    `python -m attn_kernels_triton.tuning`, best before.
+    """
+    gpu = devices.nvidia_gpu()
+    if gpu is None:
+        message = "attn tune measures a GPU of NVIDIA, and this machine has none; costs on a CPU are predicted"
+        raise Incompatible(message)
+    import torch
+
+    from attn_variants.tuning import cases, measure, table_of
+
+    dtypes = (torch.bfloat16, torch.float16) if float16 else (torch.bfloat16,)
+    rows = []
+    for row in measure(cases((64, 128), dtypes), torch.device("cuda"), 60 * minutes):
+        rows.append(row)
+        call, times = row.call, sorted(row.microseconds.items(), key=lambda found: found[1] or float("inf"))
+        said = ", ".join(f"{name} {'failed' if time is None else f'{time:.0f}'}" for name, time in times)
+        passes = "forward and backward" if call.gradients else "forward"
+        typer.echo(
+            f"{call.dtype} {call.head_dim} {call.mask} {call.queries} x {call.keys}, {passes}, microseconds: {said}"
+        )
+        write(path_of(gpu), table_of(rows, gpu))
+    typer.echo(f"kept in {path_of(gpu)}")

@@ -1,0 +1,111 @@
+"""The element types of updates, and how the blocks of a model are run in them: compiled, or computed twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, cast
+
+import torch
+from attn_core.errors import InvalidValue
+from attn_models.decoder.block import Block
+from attn_models.decoder.mixture_of_experts import Router
+from attn_models.encoder.encoder import EncoderBlock
+from attn_models.encoder_decoder.transformer import DecoderBlock as TransformerDecoderBlock
+from attn_models.encoder_decoder.transformer import EncoderBlock as TransformerEncoderBlock
+from attn_schema.training import TrainingConfig
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
+
+Precision = Callable[[], AbstractContextManager[object]]
+"""Makes what forward passes are made in."""
+
+BLOCKS = (Block, EncoderBlock, TransformerEncoderBlock, TransformerDecoderBlock)
+"""Modules that can be compiled, or whose activations can be computed twice."""
+
+
+def forward_precision(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """What the forward pass of an update is made in.
+
+    Weights, their gradients and the optimizer's moments are float32 in both. bfloat16 is `torch.autocast` on a GPU, and
+    `Bfloat16Products` on a CPU.
+    """
+    if precision == "float32":
+        return nullcontext()
+    return Bfloat16Products() if device.type == "cpu" else torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def validation_precision(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """What losses are measured in: float32 on a CPU, else as in updates."""
+    return nullcontext() if device.type == "cpu" else forward_precision(precision, device)
+
+
+class Bfloat16Products(TorchFunctionMode):
+    """Within it, linear layers of float32 multiply in bfloat16, forwards and backwards (arXiv 1905.12322).
+
+    Weights, gradients, attention, norms and losses stay in float32. `torch.autocast` would take attention with it,
+    whose bfloat16 form in torch is many times slower on a CPU.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Any function but that of linear layers is left as it is."""
+        if func is functional.linear:
+            return product(func, *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def product(linear: Callable[..., Tensor], input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002 - torch's names
+    """`linear` in bfloat16, its result in float32; what is not float32 is left alone."""
+    if input.dtype is not torch.float32 or weight.dtype is not torch.float32:
+        return linear(input, weight, bias)
+    half = torch.bfloat16
+    return linear(input.to(half), weight.to(half), None if bias is None else bias.to(half)).float()
+
+
+def set_up_blocks(model: nn.Module, config: TrainingConfig) -> None:
+    """Have the blocks of a model compiled, or computed again for their gradients, where the config says so.
+
+    Names of weights stay. Raises `InvalidValue` where the model cannot be run so; see `check_blocks`.
+    """
+    check_blocks(model, config)
+    for block in blocks_of(model):
+        if config.gradient_checkpointing:
+            # Only in training: what is measured has no gradients.
+            device = next(block.parameters()).device
+            precision = partial(forward_precision, config.precision, device)
+            block.forward = partial(recomputed, block, precision, block.forward)
+        if config.torch_compile:
+            cast("nn.Module", block).compile()
+
+
+def recomputed(block: nn.Module, precision: Precision, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`forward` of a block, whose activations are not kept: its gradients compute it again (arXiv 1604.06174)."""
+    if not torch.is_grad_enabled() or not block.training:
+        return forward(*args, **kwargs)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        # Of the modes around the first time, torch has the second within autocast alone.
+        with precision():
+            return forward(*args, **kwargs)
+
+    return checkpoint(run, *args, use_reentrant=False, **kwargs)
+
+
+def blocks_of(model: nn.Module) -> list[Any]:
+    """The blocks of a model, none of which is inside another."""
+    return [module for module in model.modules() if isinstance(module, BLOCKS)]
+
+
+def check_blocks(model: nn.Module, config: TrainingConfig) -> None:
+    """Raise `InvalidValue` for options of blocks that the model has not, or that it cannot be run with."""
+    for name in ("torch_compile", "gradient_checkpointing"):
+        if getattr(config, name) and not blocks_of(model):
+            raise InvalidValue.of(f"config.{name}", "true", f"false: {type(model).__name__} has no such blocks")
+    if config.gradient_checkpointing and any(isinstance(module, Router) for module in model.modules()):
+        allowed = "false where there are experts, whose routers would count every token twice"
+        raise InvalidValue.of("config.gradient_checkpointing", "true", allowed)
