@@ -22,12 +22,8 @@ from attn_core import (
     Window,
 )
 from attn_core.checks import require_whole
-<<<<<<< HEAD
-from attn_core.masks import GlobalTokens
-=======
-from attn_core.errors import Incompatible, InvalidValue
+from attn_core.errors import InvalidValue
 from attn_core.masks import GlobalTokens, PerHead
->>>>>>> main
 
 from attn_variants.mechanisms.common import ENCODER, whole_numbers
 
