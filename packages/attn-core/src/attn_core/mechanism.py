@@ -370,6 +370,9 @@ def require_supported(mechanism: Mechanism, config: MechanismConfig) -> None:
     So refused are positions that are rotary, key/value heads that are fewer, keys and values of another layer, biases,
     heads of a size of their own, a direction, and dropout of weights. A mechanism need not look for them itself.
     """
+    if config.dropout and not mechanism.drops_weights:
+        what = "computes without attention weights, or in a way of its own"
+        raise _undeclared(mechanism, config, "dropout", "0", f"{what}: its dropout must be 0, not {config.dropout}")
     for field, (asks, capability, allowed) in ASKING.items():
         if asks(config) and not mechanism.can(capability):
             raise _undeclared(mechanism, config, field, allowed, LACKING[capability])
@@ -377,9 +380,6 @@ def require_supported(mechanism: Mechanism, config: MechanismConfig) -> None:
         raise _undeclared(mechanism, config, "causal", "False", "has no causal form")
     if not config.causal and mechanism.can(Capability.CAUSAL) and not mechanism.can(Capability.BIDIRECTIONAL):
         raise _undeclared(mechanism, config, "causal", "True", "only looks back")
-    if config.dropout and not mechanism.drops_weights:
-        what = "computes without attention weights, or in a way of its own"
-        raise _undeclared(mechanism, config, "dropout", "0", f"{what}: its dropout must be 0, not {config.dropout}")
 
 
 def _undeclared(mechanism: Mechanism, config: MechanismConfig, field: str, allowed: str, why: str) -> Undeclared:
