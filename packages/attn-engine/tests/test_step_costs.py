@@ -93,7 +93,17 @@ def test_a_step_that_repeats_starts_the_same_programs_over_the_same_inputs(gpu):
     assert gpu.programs["lay_out"] == 1
 
 
+def test_steps_of_all_sizes_are_recorded_before_the_first_request(gpu):
+    model = model_of(1)
+    engine = build_engine(model, None, EngineConfig(max_num_seqs=6, enforce_eager=True), kv_cache_tokens=1024)
+    graphs = engine._runner.graphs = DecodeGraphs(model, engine._store, Rerun(), 6)
+    engine.warm_up()
+    assert (graphs.reason, sorted(graphs._steps)) == (None, [1, 2, 4, 6])
+    assert engine._store.usage().tokens == 0
+
+
 def test_a_mechanism_that_cannot_be_recorded_says_so_and_runs(gpu):
     engine = decoding(model_of(1, "retnet"), gpu, GREEDY)
     step(engine)
     assert "fixed size" in engine.eager_reason
+    assert engine.eager_reason in engine.note

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import wraps
@@ -78,7 +78,11 @@ class Paper:
 
 
 class AttentionLayer(Protocol):
-    """What `build` returns: a `torch.nn.Module` with these methods."""
+    """What `build` returns: a `torch.nn.Module` with these methods.
+
+    It may also have `take_auxiliary_loss() -> Tensor | None`: a scalar that the last pass of training leaves, to be
+    added once to the loss.
+    """
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Attend over whole sequences.
@@ -158,6 +162,12 @@ class Mechanism(ABC):
         """A fresh `AttentionLayer` (a `torch.nn.Module`) with random weights.
 
         Whatever it is called with is checked first, see `InputCheck`; `forward` need not.
+        """
+
+    def share_weights(self, layers: Sequence[tuple[MechanismConfig, Any]]) -> None:  # noqa: B027 -- most share none
+        """Let layers of one model share the weights that they are to share; the config and module of each, in order.
+
+        A model calls it once all its layers are built. Nothing is shared unless a mechanism says so.
         """
 
     @abstractmethod

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-from attn_core.errors import NotGraphSafe, WrongState
+from attn_core.errors import NotGraphSafe
 from attn_core.models import LanguageModel
 from attn_core.stores import StateStore, StaticDecode, StaticStore
 from torch import Tensor
@@ -107,7 +107,7 @@ class DecodeGraphs:
         if any(chunk.length != 1 or chunk.draft.tokens for chunk in chunks):
             return None
         size = self._sizes[bisect_left(self._sizes, len(chunks))]
-        if size not in self._steps and not self._record(size, chunks):
+        if size not in self._steps and not self._record(size):
             return None
         self._load(size, chunks)
         self.replayed += 1
@@ -119,19 +119,24 @@ class DecodeGraphs:
         names = [chunk.sequence.number for chunk in chunks]
         self._static().load(tokens, positions, names, size)
 
-    def _record(self, size: int, chunks: Sequence[ScheduledChunk]) -> bool:
-        """Record steps of `size` requests with that of these chunks; whether that was possible."""
+    def record_all(self) -> None:
+        """Record steps of all numbers of requests now, so that none waits for that later; the largest first, as all
+        share its memory."""
+        for size in reversed(self._sizes):
+            if self.reason is not None or (size not in self._steps and not self._record(size)):
+                return
+
+    def _record(self, size: int) -> bool:
+        """Record steps of `size` requests with one of padding alone; whether that was possible."""
         try:
             inputs = self._static()
-            self._load(size, chunks)
+            inputs.load((), (), (), size)
             self._steps[size] = self._recorder.record(
                 lambda: self._model.step(inputs.tokens(size), inputs.batch(size), inputs.view(size))
             )
         except NotGraphSafe as error:
             self.reason = str(error)
         except Exception as error:
-            if isinstance(error, WrongState):
-                raise
             log.exception("a decode step of %d requests could not be recorded", size)
             self.reason = f"recording failed: {type(error).__name__}: {error}".split("\n", 1)[0]
         if self.reason is not None:

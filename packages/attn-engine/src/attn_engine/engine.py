@@ -142,8 +142,12 @@ class Engine:
     @property
     def note(self) -> str:
         """What of the config cannot be done, for people; empty otherwise."""
-        reason = self.config.speculative_tree_width > 1 and self.tree_unsupported_reason
-        return f"draft tokens form chains, not trees: {reason}" if reason else ""
+        chains = self.tree_unsupported_reason if self.config.speculative_tree_width > 1 else None
+        graphs = self._runner.graphs
+        said = [f"draft tokens form chains, not trees: {chains}"] if chains else []
+        if graphs is not None and graphs.reason is not None:
+            said.append(f"decode steps run operation by operation, without graphs: {graphs.reason}")
+        return "; ".join(said)
 
     @property
     def eager_reason(self) -> str | None:
@@ -154,6 +158,12 @@ class Engine:
         if self.config.enforce_eager:
             return "enforce_eager is set"
         return f"there are no graphs on {self._runner.device.type}"
+
+    def warm_up(self) -> None:
+        """Record the decode steps of all numbers of requests, where they can be: seconds that no request waits then."""
+        if self._runner.graphs is not None:
+            with torch.inference_mode():
+                self._runner.graphs.record_all()
 
     def check(self, request: Request) -> None:
         """Raise the `UserError` that `submit` would raise for a request that can never run. Thread-safe."""

@@ -78,8 +78,15 @@ class Case:
     def problem(self, device: str) -> AttendProblem:
         """What kernels are asked."""
         dtype = str(self.dtype).removeprefix("torch.")
-        known = {"dtype": dtype, "device": device, "gradients": self.gradients, "padded": False}
-        return attend_problem(self.spec(), **known, queries=self.queries, keys=self.keys)
+        return attend_problem(
+            self.spec(),
+            dtype=dtype,
+            device=device,
+            gradients=self.gradients,
+            padded=False,
+            queries=self.queries,
+            keys=self.keys,
+        )
 
     def inputs(self, device: torch.device, batch: int) -> AttentionInputs:
         """Normal numbers, the same for every kernel."""

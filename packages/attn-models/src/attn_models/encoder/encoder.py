@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -11,6 +11,7 @@ from attn_core.rotary import sinusoidal
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from attn_models.attention import share_weights
 from attn_models.decoder.layers import ACTIVATIONS, STANDARD, build_feed_forward, build_norm, initialise
 from attn_models.encoder.config import (
     EncoderConfig,
@@ -92,6 +93,11 @@ class EncoderBlock(nn.Module):
         self.feed_forward_norm = build_norm(config.block)
 
 
+def share_among(config: EncoderShape, blocks: Iterable[Any]) -> None:
+    """Let the attentions of all blocks share the weights that they are to share."""
+    share_weights((attention_of(config, layer) for layer in range(config.num_layers)), [b.attention for b in blocks])
+
+
 class PostNormBlock(EncoderBlock):
     """norm(x + attention(x)), then norm(x + feed-forward(x)) (Vaswani et al. 2017, section 3.1)."""
 
@@ -140,6 +146,7 @@ class Encoder(nn.Module):
         self.segments = nn.Embedding(config.type_vocab_size, config.hidden_size)
         self.norm = build_norm(config.block)
         self.blocks = nn.ModuleList(PostNormBlock(config, layer) for layer in range(config.num_layers))
+        share_among(config, self.blocks)
         for module in (self.embedding, self.positions, self.segments):
             initialise(module)
 
@@ -239,6 +246,7 @@ class Reformer(nn.Module):
         if config.axial_pos_shape is not None and config.axial_pos_embds_dim is not None:
             self.positions = AxialPositions(config.axial_pos_shape, config.axial_pos_embds_dim)
         self.blocks = nn.ModuleList(ReversibleBlock(config, layer) for layer in range(config.num_layers))
+        share_among(config, self.blocks)
         self.norm = nn.LayerNorm(self.size, eps=config.norm_eps)
         for module in (self.embedding, self.positions):
             initialise(module)
@@ -269,6 +277,7 @@ class VisionTransformer(nn.Module):
         self.begin = nn.Parameter(torch.empty(1, 1, config.hidden_size))
         self.positions = nn.Parameter(torch.empty(1, config.places, config.hidden_size))
         self.blocks = nn.ModuleList(PreNormBlock(config, layer) for layer in range(config.num_layers))
+        share_among(config, self.blocks)
         self.norm = build_norm(config.block)
         self.classifier = nn.Linear(config.hidden_size, config.classes)
         for weight in (self.begin, self.positions):
