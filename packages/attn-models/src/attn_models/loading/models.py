@@ -19,7 +19,7 @@ from torch import nn
 
 from attn_models.adapters.base import StateDictAdapter, needed
 from attn_models.adapters.hf_config import check_unread_keys
-from attn_models.adapters.native import NativeAdapter, require_installed
+from attn_models.adapters.native import LANGUAGE, LAYOUTS, SOURCE, NativeAdapter, require_installed
 from attn_models.adapters.registry import decoder_adapter
 from attn_models.adapters.state_dict import (
     check_config_fits,
@@ -42,10 +42,6 @@ from attn_models.quantization.quantize import (
 )
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import CheckpointFolder, Verify, read_folder, write_folder
-
-SOURCE, LANGUAGE = "attn_source_model", "attn_language_model"
-LAYOUTS = {SOURCE: "AttnSourceModel", LANGUAGE: "AttnLanguageModel"}
-"""The `model_type` of their config.json, of those that read a source and of those that do not, and its architecture."""
 
 PLACES = ("mechanism", "encoder", "decoder", "cross")
 """Fields of a config that name mechanisms."""
