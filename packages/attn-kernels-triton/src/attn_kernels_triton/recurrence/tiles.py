@@ -61,8 +61,8 @@ SCAN_CHOICES: dict[tuple[str, bool, bool, int], ScanChoice] = {
 """By program, whether elements have 16 bits, whether channels fade apart, and the size of keys; what is not told of a
 size is as for 128.
 
-Programs that go from chunk to chunk own 16 columns of values, so that sixteen heads of 128 fill the chip: on an H200 the
-forward pass over 8192 tokens took 0.68 (additive) to 0.92 (delta rule, channels apart) of the time of 64 columns.
+Programs that go from chunk to chunk own 16 columns of values, so that sixteen heads of 128 fill the chip: on an H200
+the forward pass over 8192 tokens took 0.68 (additive) to 0.92 (delta rule, channels apart) of the time of 64 columns.
 
 Only programs that keep all channels care whether they are more, and one whose loop over channels ends after one turn
 is unrolled, which takes registers. None spills on sm_90a, as a test sees to."""
