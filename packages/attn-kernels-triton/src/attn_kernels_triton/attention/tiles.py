@@ -100,7 +100,7 @@ PAIRED_QUERIES = 128
 
 DENSE_BACKWARD: dict[int, tuple[Choice, ...]] = {
     64: (Choice(64, 128, 8, 3, "joined"),),
-    128: (Choice(64, 128, 8, 3, "joined"),),
+    128: (Choice(64, 128, 8, 2, "joined"),),
 }
 """The same for backward programs that join all gradients, where they are taken."""
 

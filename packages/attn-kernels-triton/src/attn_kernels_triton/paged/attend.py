@@ -18,7 +18,7 @@ from attn_kernels_triton.attention.plan import bias_of, rule_of, sink_of, with_l
 from attn_kernels_triton.checks import DTYPES, FARTHEST, check_count, check_like
 from attn_kernels_triton.kernels.arguments import Rows, Rule
 from attn_kernels_triton.kernels.paged import NO_MEMORY, Memory, Merge, Paged, PagedTile, attend_paged, merge_paged
-from attn_kernels_triton.launch import Launch, power_of_two
+from attn_kernels_triton.launch import Launch, power_of_two, processors
 from attn_kernels_triton.machine import interpreted
 from attn_kernels_triton.paged.schedule import FEW, Heads, Portion, prepared
 from attn_kernels_triton.paged.tiles import BIASED, INT4, NARROWEST, TREE, PagedChoice, choice_of, many
@@ -153,8 +153,10 @@ def launches(
     owners, sizes = spec.heads.key_value, (asked.met.first, spec.heads.value_size)
     group = spec.heads.query // owners
     most = many(query.dtype, group, *sizes)
-    times = (asked.few or choice_of(FEW if group <= FEW else most, query.dtype, *sizes)).times
-    heads = Heads(group, owners, most, times)
+    choice = asked.few or choice_of(FEW if group <= FEW else most, query.dtype, *sizes)
+    # What is left of a stretch of latents weighs as much as many of its keys: they are cut for the whole step.
+    wanted = choice.programs * processors(query.device) if "latent" in rows.fields else 0
+    heads = Heads(group, owners, most, choice.times, wanted)
     work = prepared(operands, heads, band_before(spec).left, asked.met.key.data.shape[0])
     return portion_launches(asked, work.portions)
 
