@@ -21,7 +21,7 @@ from attn_kernels_triton.kernels.paged import NO_MEMORY, Memory, Merge, Paged, P
 from attn_kernels_triton.launch import Launch, power_of_two, processors
 from attn_kernels_triton.machine import interpreted
 from attn_kernels_triton.paged.schedule import FEW, Heads, Portion, prepared
-from attn_kernels_triton.paged.tiles import BIASED, INT4, NARROWEST, TREE, PagedChoice, choice_of, many
+from attn_kernels_triton.paged.tiles import BIASED, INT4, INT8, NARROWEST, TREE, PagedChoice, choice_of, many
 from attn_kernels_triton.tuning.candidates import paged_name
 from attn_kernels_triton.tuning.store import known
 
@@ -221,7 +221,12 @@ def attend_launch(asked: Asked, portion: Portion) -> Launch:
     spec, query, form, out, positions, met, rule, few = asked
     value_size = out.shape[2]
     rest = 0 if met.rest.data is None else spec.heads.key_size - met.first
-    present = {BIASED: rule.bias is not None, TREE: portion.tables.seen is not None, INT4: form == INT4}
+    present = {
+        BIASED: rule.bias is not None,
+        TREE: portion.tables.seen is not None,
+        INT4: form == INT4,
+        INT8: form == INT8,
+    }
     takes = [what for what, there in present.items() if there]
     choice = choice_of(portion.tile, query.dtype, met.first, value_size, takes=takes)
     # What was measured without any of these may leave them no registers.

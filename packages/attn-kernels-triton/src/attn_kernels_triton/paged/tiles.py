@@ -44,7 +44,7 @@ in 0.73 of the time of tiles of half as many keys, none spills on sm_90a, as a t
 Stretches over latents are long: what 16 heads leave of one weighs as much as 57 of its keys.
 """
 
-BIASED, TREE, INT4 = "biased", "tree", "int4"
+BIASED, TREE, INT4, INT8 = "biased", "tree", "int4", "int8"
 TIGHTER: dict[str, dict[tuple[int, bool, int], PagedChoice]] = {
     BIASED: {(64, True, 128): PagedChoice(32, 8, 2), (16, False, 64): PagedChoice(32, 4, 2)},
     TREE: {
@@ -53,6 +53,7 @@ TIGHTER: dict[str, dict[tuple[int, bool, int], PagedChoice]] = {
         (64, True, 256): PagedChoice(16, 8, 2),
     },
     INT4: {(64, True, 256): PagedChoice(16, 8, 2)},
+    INT8: {(16, True, 128): PagedChoice(64, 8, 3, times=2)} if NEWER else {},
 }
 """Those that differ where learned biases are read for each pair, where bits say which tokens of a tree see one another,
 and where a row is read as two: these take registers."""
