@@ -51,9 +51,10 @@ TIGHTER: dict[str, dict[tuple[int, bool, int], PagedChoice]] = {
         (64, True, 64): PagedChoice(32, 8, 2),
         (64, True, 128): PagedChoice(32, 8, 2),
         (64, True, 256): PagedChoice(16, 8, 2),
+        **({(16, True, 128): PagedChoice(64, 8, 3, times=2)} if NEWER else {}),
     },
     INT4: {(64, True, 256): PagedChoice(16, 8, 2)},
-    INT8: {(16, True, 128): PagedChoice(64, 8, 3, times=2)} if NEWER else {},
+    INT8: {(16, True, 128): PagedChoice(64, 8, 3, times=2), (16, True, 256): PagedChoice(32, 8, 3)} if NEWER else {},
 }
 """Those that differ where learned biases are read for each pair, where bits say which tokens of a tree see one another,
 and where a row is read as two: these take registers."""
