@@ -54,7 +54,13 @@ TIGHTER: dict[str, dict[tuple[int, bool, int], PagedChoice]] = {
         **({(16, True, 128): PagedChoice(64, 8, 3, times=2)} if NEWER else {}),
     },
     INT4: {(64, True, 256): PagedChoice(16, 8, 2)},
-    INT8: {(16, True, 128): PagedChoice(64, 8, 3, times=2), (16, True, 256): PagedChoice(32, 8, 3)} if NEWER else {},
+    INT8: {
+        (16, True, 128): PagedChoice(64, 8, 3, times=2),
+        (16, True, 256): PagedChoice(16, 4, 2),
+        (64, True, 256): PagedChoice(16, 8, 2),
+    }
+    if NEWER
+    else {},
 }
 """Those that differ where learned biases are read for each pair, where bits say which tokens of a tree see one another,
 and where a row is read as two: these take registers."""
