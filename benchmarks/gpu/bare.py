@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-NEEDED = ("attn-core", "attn-variants", "attn-cache", "attn-kernels-triton")
+NEEDED = (
+    "attn-core",
+    "attn-schema",
+    "attn-variants",
+    "attn-cache",
+    "attn-kernels-triton",
+    "attn-models",
+    "attn-engine",
+    "attn-host",
+)
 
 
 def make_known() -> None:

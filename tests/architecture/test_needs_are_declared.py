@@ -39,14 +39,46 @@ def names(needs: tuple[Requirement, ...]) -> set[str]:
 
 
 def undeclared(package: workspace.Package) -> list[str]:
-    """Imports of a package that none of its declared needs can satisfy; those inside functions may be extras."""
+    """Imports of a package that none of its declared needs can satisfy.
+
+    Those inside functions may be extras, and so may all of a plugin's modules that are imported inside functions only.
+    """
     declared = names(package.needs) | {package.name}
-    found = []
+    found, loaded = [], loaded_with_plugin(package)
     for source in sources.below(package.source):
         late = source.late_imports()
-        found += unmet(source, set(source.imports()) - late, declared)
-        found += unmet(source, late, declared | names(package.extras))
+        extras = names(package.extras)
+        first = set(source.imports()) - late
+        found += unmet(source, first, declared if loaded is None or source.path in loaded else declared | extras)
+        found += unmet(source, late, declared | extras)
     return found
+
+
+def loaded_with_plugin(package: workspace.Package) -> set[str] | None:
+    """The paths of the files that are loaded with the entry points of a package; None where it has none."""
+    project = tomllib.loads((package.folder / "pyproject.toml").read_text("utf-8"))["project"]
+    entries = [target for group in project.get("entry-points", {}).values() for target in group.values()]
+    if not entries:
+        return None
+    files = {module_of(source, package): source for source in sources.below(package.source)}
+    loaded: set[str] = set()
+    waiting = {target.partition(":")[0] for target in entries}
+    while waiting:
+        module = waiting.pop()
+        source = files.get(module)
+        if source is None or source.path in loaded:
+            continue
+        loaded.add(source.path)
+        waiting |= {name for _, name in set(source.imports()) - source.late_imports()}
+        # A package is loaded with each of its modules.
+        waiting.add(module.rpartition(".")[0])
+    return loaded
+
+
+def module_of(source: sources.Source, package: workspace.Package) -> str:
+    """The dotted name of a file of a package."""
+    inner = (workspace.ROOT / source.path).relative_to(package.source).with_suffix("")
+    return ".".join(inner.parts[:-1] if inner.name == "__init__" else inner.parts)
 
 
 def unmet(source: sources.Source, imports: set[tuple[int, str]], declared: set[str]) -> list[str]:
@@ -137,3 +169,13 @@ def test_a_package_has_what_its_users_look_for(name: str) -> None:
     expected += [package.source.joinpath(*module.split("."), "py.typed") for module in package.imports]
     missing = [str(path.relative_to(workspace.ROOT)) for path in expected if not path.exists()]
     assert not missing
+
+
+def test_what_is_loaded_with_a_plugin_is_told_from_what_is_imported_later() -> None:
+    package = TREE["attn-kernels-triton"]
+    loaded = loaded_with_plugin(package)
+    assert loaded is not None
+    names_of = {path.partition("/src/")[2] for path in loaded}
+    assert {"attn_kernels_triton/__init__.py", "attn_kernels_triton/plugin.py"} <= names_of
+    assert "attn_kernels_triton/kernels/attention_forward.py" not in names_of
+    assert loaded_with_plugin(TREE["attn-schema"]) is None

@@ -142,8 +142,12 @@ class Engine:
     @property
     def note(self) -> str:
         """What of the config cannot be done, for people; empty otherwise."""
-        reason = self.config.speculative_tree_width > 1 and self.tree_unsupported_reason
-        return f"draft tokens form chains, not trees: {reason}" if reason else ""
+        chains = self.tree_unsupported_reason if self.config.speculative_tree_width > 1 else None
+        graphs = self._runner.graphs
+        said = [f"draft tokens form chains, not trees: {chains}"] if chains else []
+        if graphs is not None and graphs.reason is not None:
+            said.append(f"decode steps run operation by operation, without graphs: {graphs.reason}")
+        return "; ".join(said)
 
     @property
     def eager_reason(self) -> str | None:
@@ -154,6 +158,12 @@ class Engine:
         if self.config.enforce_eager:
             return "enforce_eager is set"
         return f"there are no graphs on {self._runner.device.type}"
+
+    def warm_up(self) -> None:
+        """Record the decode steps of all numbers of requests, where they can be: seconds that no request waits then."""
+        if self._runner.graphs is not None:
+            with torch.inference_mode():
+                self._runner.graphs.record_all()
 
     def check(self, request: Request) -> None:
         """Raise the `UserError` that `submit` would raise for a request that can never run. Thread-safe."""
@@ -172,7 +182,10 @@ class Engine:
     def _check_beams(self, num_beams: int, tokens: int) -> None:
         if not isinstance(self._store, BranchingStore):
             raise InvalidValue.of("num_beams", num_beams, "1, as the engine's cache cannot fork a sequence")
-        if not self._store.holds(num_beams, tokens) or num_beams > self._limits.vocab_size:
+        if num_beams > self._limits.vocab_size:
+            allowed = f"at most {self._limits.vocab_size}, the tokens of the vocabulary, which a search begins with"
+            raise InvalidValue.of("num_beams", num_beams, allowed)
+        if not self._store.holds(num_beams, tokens):
             given = f"{num_beams} beams of up to {tokens} tokens"
             raise InvalidValue.of("num_beams", given, "what the KV cache can hold together")
 

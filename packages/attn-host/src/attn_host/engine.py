@@ -40,6 +40,7 @@ class EngineHost(ModelHost):
             engine = build_engine(model, tokenizer, config, draft_model=draft)
         except InvalidValue as error:
             raise explain_too_small(error, config, device) from error
+        engine.warm_up()
         self._note = engine.note
         self._loop = EngineLoop(engine, deliver)
 

@@ -12,7 +12,7 @@ from attn_core.kernels import devices
 def absence() -> str | None:
     """Why no Triton kernel can run here, or None if one can."""
     if not has_triton():
-        return "triton is not installed: pip install triton (Linux on x86-64)"
+        return "triton is not installed; a torch for GPUs brings it, or: pip install triton (Linux on x86-64)"
     if interpreted():
         return None
     return None if devices.has_gpu() else devices.NO_GPU

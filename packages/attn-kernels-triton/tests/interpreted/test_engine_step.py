@@ -111,6 +111,14 @@ def test_recorded_decode_steps_say_what_the_definition_says(name, programs):
     require_defined(model, found)
 
 
+def test_prompts_that_begin_together_take_one_program_a_layer(programs):
+    model = model_of("gqa")
+    found, _ = generated(model, "shared")
+    whole = [name for name in programs if name.startswith("attend") and name != "attend_paged"]
+    assert len(whole) == len(model.blocks)
+    require_defined(model, found)
+
+
 @pytest.mark.parametrize("name", ["gqa", "qk_norm"])
 def test_projections_that_were_joined_say_the_same(name):
     model = model_of(name)

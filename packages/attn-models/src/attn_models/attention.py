@@ -37,6 +37,15 @@ class LayerAttention:
         return self.mechanism.state(self.config)
 
 
+def share_weights(chosen: Iterable[LayerAttention], layers: Iterable[Any]) -> None:
+    """Let the built attention layers of a model, in order, share weights where their mechanism says so."""
+    by_name: dict[str, list[tuple[LayerAttention, Any]]] = {}
+    for attention, layer in zip(chosen, layers, strict=True):
+        by_name.setdefault(attention.mechanism.name, []).append((attention, layer))
+    for group in by_name.values():
+        group[0][0].mechanism.share_weights([(attention.config, layer) for attention, layer in group])
+
+
 def layer_attentions(config: DecoderConfig) -> list[LayerAttention]:
     """The attention of every layer, in order.
 

@@ -88,6 +88,11 @@ def test_the_configuration_says_what_the_file_says(tiny_llama) -> None:
     assert (config["bos_token_id"], config["eos_token_id"], config["pad_token_id"]) == (1, 2, None)
 
 
+def test_the_end_of_a_turn_ends_a_generation_too(tiny_llama, tmp_path) -> None:
+    path = rewritten(tiny_llama.path, tmp_path / "turns.gguf", added={"tokenizer.ggml.eot_token_id": 5})
+    assert gguf_config(read_gguf_header(path), "float32")["eos_token_id"] == [2, 5]
+
+
 @pytest.mark.parametrize("value", [1e-5, 1e-6, 10000.0, 500000.0, 0.1, 1 / 3, 3.4e38])
 def test_the_shortest_decimal_is_the_same_float32(value: float) -> None:
     widened = float(np.float32(value))
@@ -128,6 +133,15 @@ def rewritten(source: Path, target: Path, **changes: object) -> Path:
         ({"more": {"extra.weight": np.zeros(32, np.float32)}}, CheckpointInvalid, "extra.weight"),
         ({"more": {"rope_freqs.weight": np.zeros(8, np.float32)}}, Incompatible, "scaling"),
         ({"added": {"llama.expert_count": 8}}, Incompatible, "experts"),
+        ({"added": {"llama.attention.sliding_window": 4}}, Incompatible, r"llama\.attention\.sliding_window = 4"),
+        ({"added": {"llama.rope.scaling.factor": 4}}, Incompatible, "only 0.0 or 1.0 is known"),
+        ({"added": {"llama.rope.scale_linear": 4}}, Incompatible, "scale_linear"),
+        ({"added": {"llama.attention.causal": 0}}, Incompatible, "causal"),
+        ({"added": {"llama.attention.scale": 2}}, Incompatible, "attention.scale = 2 cannot"),
+        ({"added": {"llama.logit_scale": 2}}, Incompatible, "logit_scale"),
+        ({"added": {"llama.attn_logit_softcapping": 30}}, Incompatible, "attn_logit_softcapping"),
+        ({"added": {"llama.attention.clamp_kqv": 8}}, Incompatible, "clamp_kqv"),
+        ({"added": {"llama.unheard_of": 1}}, Incompatible, "unheard_of = 1 cannot be imported; the key is not known"),
         ({"metadata": {"llama.rope.dimension_count": 8}}, Incompatible, "8 of 16"),
         ({"metadata": {"llama.block_count": 4_000_000_000}}, CheckpointInvalid, "layers"),
         ({"metadata": {"llama.attention.head_count_kv": 3}}, CheckpointInvalid, "heads"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from attn_core import AttentionInputs, AttentionSpec, installed
-from attn_core.kernels.attend import AttendKernel, AttendProblem, attend_problem, texts
+from attn_core.kernels.attend import AttendKernel, AttendProblem, attend_problem, named_spec, texts
 from attn_core.kernels.dispatch import KernelTable, say_once
 from torch import Tensor
 
@@ -86,7 +86,7 @@ class KernelPlan:
             from attn_variants.compute.block_sparse.compiled import attend
 
             return attend(spec, names, operands)
-        return kernel.run(spec, operands)
+        return kernel.run_in_graph(spec, self.spec_name() if spec is self.spec else "", operands)
 
     def _caution(self, call: tuple[Any, ...], keys: int) -> None:
         """Say once what is to be said of the kernel of a call over many keys, unless it was asked for by name."""
@@ -103,6 +103,10 @@ class KernelPlan:
         padded, drops = operands.key_padding_mask is not None, operands.dropout is not None
         flags = torch.is_grad_enabled(), padded, False, False, drops
         return self._table.find(query.dtype, query.device.type, flags, (0, 0), VARLEN)
+
+    def spec_name(self) -> str:
+        """The name of the spec in a compiled graph; "" where it has none."""
+        return named_spec(self.spec)
 
     def masks(self) -> str:
         """The names of the masks in a compiled graph."""
@@ -154,4 +158,5 @@ def rounded(length: int) -> int:
 
 
 # torch.compile calls this while tracing and keeps the names, as of `KernelTable.index`.
+KernelPlan.spec_name._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
 KernelPlan.masks._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001

@@ -11,7 +11,7 @@ import torch
 from attn_core import AttentionInputs, AttentionSpec, Fields, Full, Heads, InnerAttention, LayerState, RaggedBatch
 from attn_core.checks import require_no_module
 from attn_core.errors import InvalidValue, WrongState
-from attn_core.kernels.attend import Varlen
+from attn_core.kernels.attend import AttendKernel, Varlen
 from attn_core.kernels.block import AttentionParts
 from attn_core.kernels.linear import Pack
 from torch import Tensor, nn
@@ -217,6 +217,11 @@ class SpecLayer(nn.Module):
     def attend(self, rows: Tensor, operands: AttentionInputs) -> Tensor:
         """Outputs [batch, query, heads, value_size] over operands projected from rows [batch, query, hidden_size]."""
         return self._attend(rows, operands, self._plan)
+
+    def varlen_kernel(self, operands: AttentionInputs) -> AttendKernel | None:
+        """What computes `attend` of several documents end to end in one call; None where nothing does."""
+        own = type(self)._attend is not SpecLayer._attend  # noqa: SLF001
+        return None if own or self.inner is not None else self._plan.varlen_kernel(operands)
 
     def attend_last(self, rows: Tensor, operands: AttentionInputs) -> Tensor:
         """As `attend`, for one query [batch, 1, heads, key_size] that comes after all its keys."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -9,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from attn_core import AttentionInputs, AttentionSpec, Fields, LayerState, RaggedBatch, Rotary
 from attn_core.batch import PagedView, Rows, Span, StaticBatch
+from attn_core.kernels.attend import AttendKernel, Varlen
 from torch import Tensor
 
 from attn_variants.compute.rotary import CosSin, cos_sin_to
@@ -56,6 +58,10 @@ class StepLayer(Protocol):
         """Outputs [batch, query, heads, value_size]; `rows` [batch, query, hidden_size] are the inputs of the layer."""
         ...
 
+    def varlen_kernel(self, operands: AttentionInputs) -> AttendKernel | None:
+        """What computes `attend` of several documents end to end in one call; None where nothing does."""
+        ...
+
     def attend_last(self, rows: Tensor, operands: AttentionInputs) -> Tensor:
         """As `attend`, for one query that comes after all its keys."""
         ...
@@ -95,11 +101,33 @@ def attend_ragged(layer: StepLayer, rows: Tensor, batch: RaggedBatch, state: Lay
         out = reached.attend(query, batch, layer.part_weights(), [span.request for span in others])
     else:
         out = attend_gathered(layer, (rows, query), batch, view, others)
+    attend_starts(layer, (rows, query, fresh or {}), starts, out)
+    return out
+
+
+def attend_starts(layer: StepLayer, new: tuple[Tensor, Tensor, Fields], starts: Sequence[Span], out: Tensor) -> None:
+    """Write the outputs of spans that start a sequence; one call computes all of them where a kernel takes several.
+
+    `new` are the rows, queries and fields of all tokens.
+    """
+    rows, query, fields = new
+    kernel = None
+    if len(starts) > 1:
+        kernel = layer.varlen_kernel(layer.operands(query[None], {n: field[None] for n, field in fields.items()}))
+    if kernel is not None:
+        lengths = [span.stop - span.start for span in starts]
+        first, last = starts[0].start, starts[-1].stop
+        taken: slice | Tensor = slice(first, last)
+        if sum(lengths) < last - first:
+            numbers = [token for span in starts for token in range(span.start, span.stop)]
+            taken = torch.tensor(numbers, device=rows.device)
+        operands = layer.operands(query[None, taken], {name: field[None, taken] for name, field in fields.items()})
+        out[taken] = kernel.run(layer.spec, dataclasses.replace(operands, varlen=Varlen.of(lengths)))[0]
+        return
     for span in starts:
         chunk = slice(span.start, span.stop)
-        start = layer.operands(query[None, chunk], {name: field[None, chunk] for name, field in (fresh or {}).items()})
+        start = layer.operands(query[None, chunk], {name: field[None, chunk] for name, field in fields.items()})
         out[chunk] = layer.attend(rows[None, chunk], start)[0]
-    return out
 
 
 def prefills_and_rest(batch: RaggedBatch) -> tuple[list[Span], list[Span]]:

@@ -1,7 +1,9 @@
+import copy
+
 import pytest
 import torch
-from attn_core import configure, installed
-from attn_core.errors import InvalidValue, UserError
+from attn_core import Shape, configure, installed
+from attn_core.errors import Incompatible, InvalidValue, UserError, WrongState
 
 WIDTH, HEADS, LENGTH = 12, 3, 9
 
@@ -22,7 +24,7 @@ def test_where_the_projections_are_the_identity_it_is_softmax_attention(build, a
     agrees("linformer", identity="projections by the identity are mha").outputs(layer(rows), expected, 1e-13)
 
 
-@pytest.mark.parametrize("sharing", ["none", "heads", "keys_values"])
+@pytest.mark.parametrize("sharing", ["none", "heads", "keys_values", "layers"])
 def test_each_output_equals_the_equation_in_loops(build, agrees, sharing):
     options = {"rank": 4, "length": LENGTH, "sharing": sharing}
     layer = build("linformer", options, hidden_size=WIDTH, num_heads=HEADS, causal=False)
@@ -34,7 +36,7 @@ def test_each_output_equals_the_equation_in_loops(build, agrees, sharing):
         query, key, value = (rows @ linear.weight[part].T.detach() for linear in (layer.query, layer.key, layer.value))
         own = head if sharing == "none" else 0
         into_key = inner.key_weight[own].detach()
-        into_value = into_key if sharing == "keys_values" else inner.value_weight[own].detach()
+        into_value = into_key if sharing in {"keys_values", "layers"} else inner.value_weight[own].detach()
         keys = torch.stack([sum(into_key[n, k] * key[n] for n in range(tokens)) for k in range(4)])
         values = torch.stack([sum(into_value[n, k] * value[n] for n in range(tokens)) for k in range(4)])
         for token in range(tokens):
@@ -54,7 +56,7 @@ def test_a_causal_model_is_told_that_there_is_no_causal_form(build):
         build("linformer", hidden_size=WIDTH, num_heads=HEADS, causal=True)
 
 
-@pytest.mark.parametrize("options", [{"rank": 0}, {"length": 0}, {"sharing": "layers"}])
+@pytest.mark.parametrize("options", [{"rank": 0}, {"length": 0}, {"sharing": "models"}])
 def test_a_bad_option_is_refused(options):
     with pytest.raises(UserError):
         configure(installed().mechanisms.get("linformer"), options, hidden_size=WIDTH, num_heads=HEADS)
@@ -91,3 +93,52 @@ def test_outputs_and_gradients_equal_those_of_the_package_linformer(build, agree
     for attention in (layer, their):
         attention(rows).square().sum().backward()
     oracle.gradients([layer.inner.key_weight.grad[0]], [their.proj_k.grad], 1e-12)
+
+
+def shared_layers(count, options=None, first=0):
+    mechanism = installed().mechanisms.get("linformer")
+    options = {"rank": 4, "length": LENGTH, "sharing": "layers"} | (options or {})
+    sizes = {"hidden_size": WIDTH, "num_heads": HEADS, "causal": False}
+    configs = [configure(mechanism, options, layer=layer, **sizes) for layer in range(first, first + count)]
+    torch.manual_seed(0)
+    return mechanism, configs, [mechanism.build(config).double() for config in configs]
+
+
+def test_layers_that_share_have_one_projection_and_each_its_own_queries():
+    mechanism, configs, layers = shared_layers(3)
+    mechanism.share_weights(list(zip(configs, layers, strict=True)))
+    alone = mechanism.build(configs[0]).double()
+    alone.load_state_dict(layers[2].state_dict() | {"inner.key_weight": layers[0].inner.key_weight})
+    rows = torch.randn(2, 7, WIDTH, dtype=torch.float64)
+    torch.testing.assert_close(layers[2](rows), alone(rows), rtol=0, atol=1e-14)
+    held = [sum(weight.numel() for weight in layer.parameters()) for layer in layers]
+    assert held == [mechanism.cost(config, Shape(query=7, key=7)).parameters for config in configs]
+    assert held[0] - held[1] == 4 * LENGTH == held[0] - held[2]
+    (gradient,) = torch.autograd.grad(layers[1](layers[2](rows)).sum(), layers[0].inner.key_weight)
+    assert gradient.abs().max() > 0
+
+
+def test_a_copy_of_layers_that_share_shares_among_itself():
+    mechanism, configs, layers = shared_layers(2)
+    mechanism.share_weights(list(zip(configs, layers, strict=True)))
+    copied = copy.deepcopy(torch.nn.ModuleList(layers))
+    rows = torch.randn(1, 5, WIDTH, dtype=torch.float64)
+    with torch.no_grad():
+        copied[0].inner.key_weight.zero_()
+    assert not torch.equal(copied[1](rows), layers[1](rows))
+
+
+@pytest.mark.parametrize(("options", "first"), [({}, 1), ({"rank": 5}, 0)])
+def test_a_model_whose_first_layer_has_no_projection_to_share_is_refused(options, first):
+    mechanism, configs, layers = shared_layers(2, first=first)
+    if options:
+        _, others, built = shared_layers(2, options)
+        configs[1], layers[1] = others[1], built[1]
+    with pytest.raises(Incompatible, match="first layer"):
+        mechanism.share_weights(list(zip(configs, layers, strict=True)))
+
+
+def test_a_later_layer_alone_says_what_it_lacks():
+    _, _, layers = shared_layers(2)
+    with pytest.raises(WrongState, match="share_weights"):
+        layers[1](torch.randn(1, 5, WIDTH, dtype=torch.float64))

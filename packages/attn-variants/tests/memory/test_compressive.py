@@ -24,7 +24,8 @@ def by_loops(layer, rows, options):
         memory += segment
         while len(memory) > past.memory:
             oldest, memory = torch.stack(memory[: past.rate]), memory[past.rate :]
-            small = oldest.mean(0) if layer.mix is None else layer.mix.weight @ oldest.flatten()
+            pooled = {"mean": oldest.mean(0), "max": oldest.amax(0)}
+            small = pooled.get(options.get("pooling")) if layer.mix is None else layer.mix.weight @ oldest.flatten()
             compressed = [*compressed, small][-past.compressed :]
     return torch.stack(out) @ layer.output.weight.T
 
@@ -32,7 +33,7 @@ def by_loops(layer, rows, options):
 @pytest.mark.parametrize(
     "changed", [{}, {"memory": 8}, {"compressed": 1}, {"rate": 4}, {"segment": 2}, {"segment": 32}]
 )
-@pytest.mark.parametrize("pooling", ["convolution", "mean"])
+@pytest.mark.parametrize("pooling", ["convolution", "mean", "max"])
 def test_it_equals_the_papers_algorithm_forward_and_gradient(build, agrees, changed, pooling):
     options = SMALL | changed | {"pooling": pooling}
     layer = build("compressive", options, hidden_size=6, num_heads=2)
@@ -80,9 +81,76 @@ def test_the_price_grows_linearly_with_the_length():
         ({"rate": 3}, "segment: 512 is not allowed; allowed: a multiple of the rate 3"),
         ({"memory": 6}, "memory: 6"),
         ({"compressed": 0}, "compressed: 0"),
-        ({"pooling": "max"}, "pooling: 'max' is not allowed; allowed: one of 'convolution', 'mean'"),
+        ({"pooling": "sum"}, "pooling: 'sum' is not allowed; allowed: one of 'convolution', 'mean', 'max'"),
+        ({"pooling": "max", "reconstruction": 0.5}, "reconstruction: 0.5 .* allowed: 0 with pooling 'max'"),
+        ({"reconstruction": -1}, "reconstruction: -1"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_by_name(options, message):
     with pytest.raises(InvalidValue, match=message):
         configure(installed().mechanisms.get("compressive"), options, hidden_size=8)
+
+
+def reconstruction_by_loops(layer, rows, past):
+    """Algorithm 2 for rows [token, width]: what each segment reads in the tokens that then leave the memory."""
+    size, total, count = layer.size, 0.0, 0
+
+    def read(query, seen):
+        out = []
+        for head in range(layer.heads):
+            mine, parts = slice(head * size, (head + 1) * size), (layer.query, layer.key, layer.value)
+            q, k, v = (linear.weight.detach()[mine] for linear in parts)
+            shares = ((seen @ k.T) @ (q @ query) / size**0.5).softmax(0)
+            out.append(shares @ (seen @ v.T))
+        return torch.cat(out)
+
+    for start in range(0, len(rows), past.segment):
+        old = rows[max(0, start - past.memory) : max(0, start - past.memory + past.segment)].detach()
+        if not len(old):
+            continue
+        new = torch.stack([layer.mix.weight @ block.flatten() for block in old.split(past.rate)])
+        for row in rows[start : start + past.segment].detach():
+            total = total + (read(row, old) - read(row, new)).square().sum()
+            count += layer.heads * size
+    return total / count
+
+
+@pytest.mark.parametrize("changed", [{}, {"memory": 8}, {"segment": 6, "memory": 6, "rate": 3}])
+def test_the_reconstruction_loss_is_algorithm_2_and_trains_the_convolution_alone(build, agrees, changed):
+    options = SMALL | changed | {"reconstruction": 0.5}
+    layer = build("compressive", options, hidden_size=6, num_heads=2).train()
+    rows = torch.randn(24, 6, dtype=torch.float64, requires_grad=True)
+    assert layer.take_auxiliary_loss() is None
+    layer(rows[None])
+    ours, theirs = layer.take_auxiliary_loss(), 0.5 * reconstruction_by_loops(layer, rows, layer.past)
+    loops = agrees("compressive", paper="algorithm 2 in loops")
+    loops.outputs(ours[None], theirs[None], 1e-13)
+    wanted = [rows, *layer.parameters()]
+    found, expected = (torch.autograd.grad(loss, wanted, allow_unused=True) for loss in (ours, theirs))
+    at = next(place for place, weight in enumerate(wanted) if weight is layer.mix.weight)
+    assert [place for place, gradient in enumerate(found) if gradient is not None] == [at]
+    loops.gradients([found[at]], [expected[at]], 1e-12)
+    assert layer.take_auxiliary_loss() is None
+
+
+def test_training_the_convolution_on_it_makes_less_be_lost(build):
+    layer = build("compressive", SMALL | {"reconstruction": 1.0}, hidden_size=6, num_heads=2).train()
+    rows = torch.randn(4, 24, 6, dtype=torch.float64)
+    optimizer, losses = torch.optim.Adam([layer.mix.weight], lr=0.02), []
+    for _ in range(60):
+        layer(rows)
+        losses.append(layer.take_auxiliary_loss())
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_padding_is_neither_read_nor_reconstructed(build):
+    layer = build("compressive", SMALL | {"reconstruction": 1.0}, hidden_size=6, num_heads=2).train()
+    rows = torch.randn(1, 20, 6, dtype=torch.float64)
+    layer(rows)
+    alone = layer.take_auxiliary_loss()
+    longer = torch.cat([rows, torch.randn(1, 5, 6, dtype=torch.float64)], dim=1)
+    layer(longer, key_padding_mask=torch.arange(25)[None] < 20)
+    torch.testing.assert_close(layer.take_auxiliary_loss(), alone)

@@ -43,6 +43,7 @@ def test_bfloat16_reaches_products_and_the_fused_attention_of_every_layer(text, 
 
 
 def test_llama_has_its_norms_rotations_gates_and_losses_fused(text, config, changed):
+    pytest.importorskip("attn_kernels_triton")
     _, started = forward(text, config, changed, LLAMA)
     assert started.count("rotate_rows") == 2 * LLAMA.num_layers
     assert started.count("norm_rows") == 2 * LLAMA.num_layers + 1

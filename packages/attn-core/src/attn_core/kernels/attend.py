@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -247,6 +248,24 @@ class AttendKernel(Kernel[AttendProblem]):
     @abstractmethod
     def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
         """The output [batch, query, heads, value_size]."""
+
+    def run_in_graph(self, spec: AttentionSpec, name: str, operands: AttentionInputs) -> Tensor:
+        """The same while torch.compile traces: `name` is what `named_spec` calls the spec, "" where it has no name."""
+        return self.run(spec, operands)
+
+
+SPECS: dict[str, AttentionSpec] = {}
+"""The specs that compiled graphs of this process name."""
+
+
+def named_spec(spec: AttentionSpec) -> str:
+    """A name by which `SPECS` has the spec, the same in every process; "" for one that holds functions or tensors."""
+    said = repr(spec)
+    if " at 0x" in said or "tensor(" in said:
+        return ""
+    name = hashlib.sha256(said.encode()).hexdigest()
+    SPECS[name] = spec
+    return name
 
 
 BAND = "band"

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from attn_core import AttentionInputs
-from attn_core.kernels.attend import AttendKernel, AttendProblem
+from attn_core.kernels.attend import AttendProblem
 from attn_core.kernels.base import Anything, AtMost, Condition, OneOf
 
+from attn_kernels_triton.attention.in_graph import InGraph
 from attn_kernels_triton.backends.conditions import (
     MAX_HEAD_DIM_DROPOUT,
     MAX_HEAD_DIM_LEARNED_BIAS,
@@ -27,7 +28,7 @@ BIASED_MASKS = {"full", "causal", "window"}
 """Masks beside which programs have registers for learned biases."""
 
 
-class TritonAttend(AttendKernel):
+class TritonAttend(InGraph):
     """Never holds the scores; skips what nobody sees, and does not ask where everything is seen."""
 
     name = "triton_attend"

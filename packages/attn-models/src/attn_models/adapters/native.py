@@ -20,6 +20,11 @@ from attn_models.encoder.encoder import Encoder
 
 OURS = ("attn-core", "attn-models")
 
+SOURCE, LANGUAGE = "attn_source_model", "attn_language_model"
+LAYOUTS = {SOURCE: "AttnSourceModel", LANGUAGE: "AttnLanguageModel"}
+"""The `model_type` in config.json of models of installed families, of those that read a source and of those that
+do not, and its architecture."""
+
 
 Attending = TypeVar("Attending", DecoderConfig, EncoderConfig, VisionConfig)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from attn_core.errors import Incompatible, UnknownName
+from attn_core.errors import Incompatible, UnknownName, near_names
 
 from attn_models.adapters.base import EncoderAdapter, StateDictAdapter
 from attn_models.adapters.bert import BertAdapter, BigBirdAdapter, LongformerAdapter
@@ -12,7 +13,7 @@ from attn_models.adapters.deepseek import DeepseekV2Adapter, DeepseekV3Adapter
 from attn_models.adapters.gemma import Gemma2Adapter, Gemma3Adapter
 from attn_models.adapters.gpt2 import Gpt2Adapter
 from attn_models.adapters.llama import LlamaAdapter, MistralAdapter, MixtralAdapter
-from attn_models.adapters.native import NativeAdapter, NativeEncoderAdapter, NativeVitAdapter
+from attn_models.adapters.native import LAYOUTS, NativeAdapter, NativeEncoderAdapter, NativeVitAdapter
 from attn_models.adapters.qwen3 import Qwen3Adapter, Qwen3NextAdapter
 from attn_models.adapters.reformer import ReformerAdapter
 from attn_models.adapters.vit import VitAdapter
@@ -39,8 +40,15 @@ ADAPTERS: dict[str, StateDictAdapter] = {
 def decoder_adapter(model_type: object) -> StateDictAdapter:
     """The adapter of this `model_type`; raises `UnknownName` with those that exist."""
     if not isinstance(model_type, str) or model_type not in ADAPTERS:
-        raise UnknownName.of("model_type of a config.json", str(model_type), ADAPTERS)
+        raise unknown_family("model_type of a config.json", model_type, ADAPTERS)
     return ADAPTERS[model_type]
+
+
+def unknown_family(kind: str, model_type: object, known: Iterable[str]) -> UnknownName:
+    """The error for a `model_type` without a layout: all that there are, as names alike are no families alike."""
+    names = sorted(known)
+    message = f"unknown {kind} {str(model_type)!r}; known: {', '.join(names)}"
+    return UnknownName(message, kind=kind, name=str(model_type), near=", ".join(near_names(str(model_type), names)))
 
 
 ENCODER_ADAPTERS: dict[str, EncoderAdapter] = {
@@ -52,7 +60,7 @@ ENCODER_ADAPTERS: dict[str, EncoderAdapter] = {
 def encoder_adapter(model_type: object) -> EncoderAdapter:
     """The adapter of this `model_type`; raises `UnknownName` with those that exist."""
     if not isinstance(model_type, str) or model_type not in ENCODER_ADAPTERS:
-        raise UnknownName.of("model_type of an encoder", str(model_type), ENCODER_ADAPTERS)
+        raise unknown_family("model_type of an encoder", model_type, ENCODER_ADAPTERS)
     return ENCODER_ADAPTERS[model_type]
 
 
@@ -77,7 +85,7 @@ VIT_ADAPTERS: dict[str, VitAdapter] = {layout.model_type: layout for layout in (
 def vit_adapter(model_type: object) -> VitAdapter:
     """The layout of this `model_type`; raises `UnknownName` with those that exist."""
     if not isinstance(model_type, str) or model_type not in VIT_ADAPTERS:
-        raise UnknownName.of("model_type of a model of images", str(model_type), VIT_ADAPTERS)
+        raise unknown_family("model_type of a model of images", model_type, VIT_ADAPTERS)
     return VIT_ADAPTERS[model_type]
 
 
@@ -88,3 +96,10 @@ def vit_adapter_for(config: VisionConfig) -> VitAdapter:
     except Incompatible:
         return VIT_ADAPTERS[NativeVitAdapter.model_type]
     return VIT_ADAPTERS[VitAdapter.model_type]
+
+
+def require_known_family(model_type: object) -> None:
+    """Raise `UnknownName` for a `model_type` of a config.json that no layout here reads."""
+    known = {*ADAPTERS, *ENCODER_ADAPTERS, *VIT_ADAPTERS, *LAYOUTS}
+    if not isinstance(model_type, str) or model_type not in known:
+        raise unknown_family("model_type of a config.json", model_type, known)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -11,6 +11,7 @@ from attn_core.rotary import sinusoidal
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from attn_models.attention import share_weights
 from attn_models.decoder.layers import ACTIVATIONS, STANDARD, build_feed_forward, build_norm, initialise
 from attn_models.encoder.config import (
     EncoderConfig,
@@ -69,8 +70,8 @@ class DepthPosition(nn.Module):
             given = "none" if depths is None else f"the shape {list(depths.shape)}"
             raise InvalidValue.of("depths", given, f"a depth of every token, {list(tokens.shape)}")
         width, like = self.sequential.in_features, self.sequential.weight
-        order = sinusoidal(torch.arange(tokens.shape[1], device=tokens.device), width).to(like.dtype)
-        tree = sinusoidal(depths, width).to(like.dtype)
+        order = sinusoidal(torch.arange(tokens.shape[1], device=tokens.device), width).to(like)
+        tree = sinusoidal(depths, width).to(like)
         return torch.tanh(self.sequential(order) + self.structural(tree))
 
 
@@ -90,6 +91,11 @@ class EncoderBlock(nn.Module):
         self.attention_norm = build_norm(config.block)
         self.feed_forward = build_feed_forward(config.block)
         self.feed_forward_norm = build_norm(config.block)
+
+
+def share_among(config: EncoderShape, blocks: Iterable[Any]) -> None:
+    """Let the attentions of all blocks share the weights that they are to share."""
+    share_weights((attention_of(config, layer) for layer in range(config.num_layers)), [b.attention for b in blocks])
 
 
 class PostNormBlock(EncoderBlock):
@@ -140,6 +146,7 @@ class Encoder(nn.Module):
         self.segments = nn.Embedding(config.type_vocab_size, config.hidden_size)
         self.norm = build_norm(config.block)
         self.blocks = nn.ModuleList(PostNormBlock(config, layer) for layer in range(config.num_layers))
+        share_among(config, self.blocks)
         for module in (self.embedding, self.positions, self.segments):
             initialise(module)
 
@@ -239,6 +246,7 @@ class Reformer(nn.Module):
         if config.axial_pos_shape is not None and config.axial_pos_embds_dim is not None:
             self.positions = AxialPositions(config.axial_pos_shape, config.axial_pos_embds_dim)
         self.blocks = nn.ModuleList(ReversibleBlock(config, layer) for layer in range(config.num_layers))
+        share_among(config, self.blocks)
         self.norm = nn.LayerNorm(self.size, eps=config.norm_eps)
         for module in (self.embedding, self.positions):
             initialise(module)
@@ -269,6 +277,7 @@ class VisionTransformer(nn.Module):
         self.begin = nn.Parameter(torch.empty(1, 1, config.hidden_size))
         self.positions = nn.Parameter(torch.empty(1, config.places, config.hidden_size))
         self.blocks = nn.ModuleList(PreNormBlock(config, layer) for layer in range(config.num_layers))
+        share_among(config, self.blocks)
         self.norm = build_norm(config.block)
         self.classifier = nn.Linear(config.hidden_size, config.classes)
         for weight in (self.begin, self.positions):

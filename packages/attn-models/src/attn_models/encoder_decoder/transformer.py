@@ -16,7 +16,13 @@ from attn_core.rotary import sinusoidal
 from attn_core.stores import ModelSpecs
 from torch import Tensor, nn
 
-from attn_models.attention import LayerAttention, cross_attention, decoder_attention, encoder_attention
+from attn_models.attention import (
+    LayerAttention,
+    cross_attention,
+    decoder_attention,
+    encoder_attention,
+    share_weights,
+)
 from attn_models.decoder.block import replay_step, require_same_shape
 from attn_models.decoder.layers import build_feed_forward, build_norm, initialise
 from attn_models.encoder_decoder.config import TransformerConfig
@@ -135,6 +141,7 @@ class Transformer(nn.Module):
         self.head: Any = None
         self.dropout = nn.Dropout(config.dropout)
         self.encoder = nn.ModuleList(EncoderBlock(config, each) for each in reads)
+        share_weights(reads, [block.attention for block in self.encoder])
         self.decoder = nn.ModuleList(DecoderBlock(config, writes, self.chosen) for _ in range(config.num_layers))
         pre = config.norm_place == "pre"
         self.encoder_norm: nn.Module = build_norm(config.block) if pre else nn.Identity()
@@ -224,7 +231,7 @@ class Transformer(nn.Module):
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         hidden = self.embedding(tokens) * math.sqrt(self.config.hidden_size)
-        dropped: Tensor = self.dropout(hidden + sinusoidal(positions, self.config.hidden_size).to(hidden.dtype))
+        dropped: Tensor = self.dropout(hidden + sinusoidal(positions, self.config.hidden_size).to(hidden))
         return dropped
 
     def _decoder(self) -> Sequence[DecoderBlock]:

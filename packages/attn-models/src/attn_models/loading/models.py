@@ -19,7 +19,7 @@ from torch import nn
 
 from attn_models.adapters.base import StateDictAdapter, needed
 from attn_models.adapters.hf_config import check_unread_keys
-from attn_models.adapters.native import NativeAdapter, require_installed
+from attn_models.adapters.native import LANGUAGE, LAYOUTS, SOURCE, NativeAdapter, require_installed
 from attn_models.adapters.registry import decoder_adapter
 from attn_models.adapters.state_dict import (
     check_config_fits,
@@ -33,13 +33,15 @@ from attn_models.attention import layer_attentions
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.device import resolve_device, resolve_dtype
-from attn_models.quantization.quantize import prepack_model, quantize_model, require_not_quantized
+from attn_models.quantization.quantize import (
+    can_quantize,
+    join_projections,
+    prepack_model,
+    quantize_model,
+    require_not_quantized,
+)
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import CheckpointFolder, Verify, read_folder, write_folder
-
-SOURCE, LANGUAGE = "attn_source_model", "attn_language_model"
-LAYOUTS = {SOURCE: "AttnSourceModel", LANGUAGE: "AttnLanguageModel"}
-"""The `model_type` of their config.json, of those that read a source and of those that do not, and its architecture."""
 
 PLACES = ("mechanism", "encoder", "decoder", "cross")
 """Fields of a config that name mechanisms."""
@@ -148,7 +150,7 @@ def load_model(
     tensors, which differ. `verify` says how the folder is checked against its manifest, if it has one. `quantization`,
     one of `QUANTIZATIONS`, packs the weights of linear layers for serving; `dtype` is what everything else is computed
     in (see `quantize_model`). `auto` packs them as they are stored, and a model in float32 on a CPU alone (see
-    `prepack_model`); None means `none`.
+    `prepack_model`), and on a CUDA device joins those of one input (see `join_projections`); None means `none`.
 
     Raises `CheckpointInvalid` for a folder that is damaged, hostile or does not fit the model, naming every
     tensor that is missing, extra or misshaped; `UnknownName` for a layout or mechanism that is not known;
@@ -162,6 +164,7 @@ def load_model(
     if quantization not in (None, *QUANTIZATIONS):
         raise InvalidValue.of("quantization", quantization, ", ".join(QUANTIZATIONS))
     checkpoint = read_folder(folder, verify=verify, device=place)
+    joined = quantization == "auto" and place.type == "cuda"
     if quantization == "none" or (quantization == "auto" and (name != "float32" or place.type != "cpu")):
         quantization = None
     # Packing reads each weight once, wherever it lies and whatever its type.
@@ -175,6 +178,8 @@ def load_model(
         prepack_model(model, read_as)
     elif quantization is not None:
         quantize_model(model, quantization, getattr(torch, name))
+    elif joined and can_quantize(model):
+        join_projections(model)
     tokenizer = Tokenizer.from_folder(checkpoint.path) if checkpoint.tokenizer else None
     if tokenizer is not None and tokenizer.vocab_size > model.vocab_size:
         rule = f"{tokenizer.vocab_size} tokens in the vocabulary, {model.vocab_size} rows in the embedding"

@@ -87,8 +87,8 @@ class SentencePooling(nn.Module):
 
     def size(self, hidden_size: int) -> int:
         """Elements of a vector, over rows of so many elements."""
-        linear = [layer[0] for layer in self.dense if isinstance(layer, nn.Sequential)]
-        return int(linear[-1].out_features) if linear else hidden_size * len(self.pools)
+        sizes = [layer.weight.shape[0] for layer in self.dense.modules() if isinstance(layer, nn.Linear)]
+        return sizes[-1] if sizes else hidden_size * len(self.pools)
 
     def forward(self, rows: Tensor, keep: Tensor) -> Tensor:
         """Rows [text, token, hidden_size] and which of them are tokens [text, token], bool, to [text, size]."""

@@ -83,8 +83,9 @@ def join_projections(model: Any) -> None:
     Raises `WrongState` for a model that is packed already.
     """
     require_not_quantized(model, "the model's weights are packed already, as {}")
+    dtype = next(model.parameters()).dtype
 
-    def pack(layers: Sequence[nn.Linear], form: str = "joined") -> nn.Module:
+    def pack(layers: Sequence[nn.Linear], form: str = "") -> nn.Module:
         del form
         if len(layers) == 1:
             return layers[0]
@@ -96,7 +97,7 @@ def join_projections(model: Any) -> None:
         for part in _parts(model):
             if part is not model:
                 part.pack(pack)
-    model.quantization = "joined"
+    model.quantization = str(dtype).removeprefix("torch.")
 
 
 def require_not_quantized(model: Any, said: str) -> None:

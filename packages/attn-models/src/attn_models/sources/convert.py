@@ -8,7 +8,6 @@ from typing import Any
 
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
 
-from attn_models.loading.pooling import MODULES, read_pooling
 from attn_models.sources.progress import Report, Step, silent
 from attn_models.tokenizers import Tokenizer, tokenizer_from_gguf
 from attn_models.weights import WeightDtype, gguf_config, import_gguf_weights, read_folder, read_gguf_header
@@ -92,9 +91,13 @@ def _convert_gguf(
 def _convert_folder(path: Path, target: Path, dtype: WeightDtype, origin: Mapping[str, Any] | None) -> Path:
     import torch
 
+    from attn_models.adapters.registry import require_known_family
+    from attn_models.loading.pooling import MODULES, read_pooling
+
     folder = read_folder(path)
     if "quantization_config" in folder.config:
         raise Incompatible(f"{path}: its weights are quantised; only plain weights and GGUF are converted", path=path)
+    require_known_family(folder.config.get("model_type"))
     if (path / MODULES).is_file() and not read_pooling(path, folder.config.get("hidden_size", 0)).is_mean:
         rule = f"the pooling of its {MODULES} would be lost; load the folder as it is"
         raise Incompatible(f"{path}: {rule}", path=path)

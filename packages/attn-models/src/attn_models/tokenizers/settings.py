@@ -14,6 +14,8 @@ from attn_models.weights.safe_files import CONFIG_LIMIT, read_config
 
 CONFIG_NAME = "tokenizer_config.json"
 GENERATION_NAME = "generation_config.json"
+TOKENS_NAME = "special_tokens_map.json"
+MODEL_NAME = "config.json"
 TEMPLATE_NAME = "chat_template.jinja"
 
 
@@ -49,15 +51,20 @@ class TokenizerSettings:
 def read_settings(folder: Path) -> TokenizerSettings:
     """The settings in `folder`: tokenizer_config.json, chat_template.jinja and generation_config.json.
 
-    Files that are not there count as empty. Raises CheckpointInvalid for malformed ones, and for files
+    Special tokens that tokenizer_config.json does not name are those of special_tokens_map.json; ids that end a
+    generation are those of config.json where generation_config.json has none, as in transformers. Files that are not
+    there count as empty. Raises CheckpointInvalid for malformed ones, and for files
     that the folder's manifest does not list; their hashes are `read_folder`'s to check.
     """
     records = read_manifest(folder)
     config = _config(listed_member(folder, CONFIG_NAME, records))
+    spelled = _config(listed_member(folder, TOKENS_NAME, records)) | _named(config)
     ends = _config(listed_member(folder, GENERATION_NAME, records)).get("eos_token_id")
+    if ends is None:
+        ends = _config(listed_member(folder, MODEL_NAME, records)).get("eos_token_id")
     ends = ends if isinstance(ends, list) else [ends]
     return TokenizerSettings(
-        **{f"{word}_token": _spelling(config.get(f"{word}_token")) for word in ("bos", "eos", "pad", "unk", "mask")},
+        **{f"{word}_token": _spelling(spelled.get(f"{word}_token")) for word in ("bos", "eos", "pad", "unk", "mask")},
         chat_template=_template(listed_member(folder, TEMPLATE_NAME, records), config),
         eos_ids=tuple(end for end in ends if type(end) is int and end >= 0),
     )
@@ -65,6 +72,10 @@ def read_settings(folder: Path) -> TokenizerSettings:
 
 def _config(path: Path | None) -> dict[str, Any]:
     return read_config(path) if path is not None else {}
+
+
+def _named(config: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if value is not None}
 
 
 def _spelling(token: Any) -> str | None:

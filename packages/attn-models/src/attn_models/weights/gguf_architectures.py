@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from attn_core.errors import CheckpointInvalid, Incompatible, UnknownName
@@ -296,23 +296,79 @@ def _local_rope() -> dict[str, Any]:
     return {"rope_type": "default", "rope_theta": LOCAL_BASE}
 
 
+READ = frozenset(
+    {
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.key_length",
+        "attention.layer_norm_rms_epsilon",
+        "attention.value_length",
+        "block_count",
+        "context_length",
+        "embedding_length",
+        "feed_forward_length",
+        "rope.freq_base",
+        "rope.scaling.type",
+    }
+)
+"""Keys of every architecture that become fields of the configuration."""
+CHANGES_NOTHING: Mapping[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0.0,),
+    "attn_logit_softcapping": (0.0,),
+    "expert_used_count": (0,),
+    "final_logit_softcapping": (0.0,),
+    "logit_scale": (0.0, 1.0),
+    "residual_scale": (0.0, 1.0),
+    "embedding_scale": (0.0, 1.0),
+    "rope.scale_linear": (1.0,),
+    "rope.scaling.factor": (0.0, 1.0),
+    "use_parallel_residual": (False,),
+}
+"""Keys that are passed by, and the values with which they say that nothing is changed."""
+OF_FILES = frozenset({"rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout"})
+"""Keys that say how a file came about, or what belongs to a scaling that there is none of."""
+
+
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How one architecture's header becomes a Hugging Face configuration and tensor names."""
+    """How one architecture's header becomes a Hugging Face configuration and tensor names.
+
+    `read` are keys of its own beside `READ`, `passed` those of its own that change nothing with these values.
+    """
 
     config: Callable[[GgufHeader], dict[str, Any]]
     placements: Callable[[GgufHeader, dict[str, Any]], list[Placement]]
+    read: frozenset[str]
+    passed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
 
 ARCHITECTURES = {
-    "llama": Architecture(llama_config, llama_placements),
-    "gemma3": Architecture(gemma_config, gemma_placements),
+    "llama": Architecture(
+        llama_config, llama_placements, frozenset({"expert_count", "rope.dimension_count", "vocab_size"})
+    ),
+    "gemma3": Architecture(
+        gemma_config,
+        gemma_placements,
+        frozenset({"attention.sliding_window", "rope.scaling.factor", "vocab_size", "mm.tokens_per_image"}),
+        {"attention.sliding_window_pattern": (PERIOD,), "rope.freq_base_swa": (LOCAL_BASE,)},
+    ),
 }
 
 
 def architecture_of(header: GgufHeader) -> Architecture:
-    """The architecture of the file. Raises UnknownName naming those that can be imported."""
+    """The architecture of the file. Raises UnknownName naming those that can be imported, and Incompatible for a key
+    of the architecture's metadata that would change what is computed, or is not known."""
     name = header.text("general.architecture")
     if name not in ARCHITECTURES:
         raise UnknownName.of("GGUF architecture", name, ARCHITECTURES)
-    return ARCHITECTURES[name]
+    architecture = ARCHITECTURES[name]
+    passed = CHANGES_NOTHING | architecture.passed
+    for key in sorted(header.metadata):
+        own = key.removeprefix(f"{name}.")
+        if own == key or own in READ | architecture.read | OF_FILES or header.metadata[key] in passed.get(own, ()):
+            continue
+        allowed = f"only {' or '.join(map(repr, passed[own]))} is" if own in passed else "the key is not"
+        given = f"{key} = {header.metadata[key]!r}"
+        raise Incompatible(f"{header.path}: {given} cannot be imported; {allowed} known", path=header.path, what=key)
+    return architecture

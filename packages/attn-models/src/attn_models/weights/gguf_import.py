@@ -22,6 +22,9 @@ from attn_models.weights.safetensors_files import INDEX_NAME, read_header
 TensorProgress = Callable[[int, int], None]
 """Called with the tensors done and the tensors in all."""
 
+ENDS = ("eot", "eom")
+"""Tokens that end a turn and a message, at which a generation ends too."""
+
 BASE_BYTES = 1 << 30
 BASE_SECONDS = 60.0
 SLOWEST_BYTES_PER_SECOND = 1 << 20
@@ -32,6 +35,10 @@ def gguf_config(header: GgufHeader, dtype: WeightDtype) -> dict[str, Any]:
     config = architecture_of(header).config(header)
     ids = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
     tokens = {name: header.metadata.get(f"tokenizer.ggml.{word}_token_id") for name, word in ids.items()}
+    others = [header.metadata.get(f"tokenizer.ggml.{word}_token_id") for word in ENDS]
+    ends = list(dict.fromkeys(end for end in (tokens["eos_token_id"], *others) if end is not None))
+    if len(ends) > 1:
+        tokens["eos_token_id"] = ends
     return {**config, **tokens, "dtype": dtype}
 
 

@@ -18,22 +18,24 @@ from attn_core import (
     StateSpecs,
     Step,
 )
-from attn_core.checks import require_choice, require_whole
+from attn_core.checks import require_choice, require_number, require_whole
 from attn_core.errors import InvalidValue
 
-from attn_variants.mechanisms.common import causal_heads
+from attn_variants.mechanisms.common import BASIC
 
 if TYPE_CHECKING:
     from attn_variants.mechanisms.compressive_layer import MemorySizes
 
-POOLINGS = ("convolution", "mean")
+POOLINGS = ("convolution", "mean", "max")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompressiveConfig(MechanismConfig):
     """Sizes in tokens: a `segment`, a `memory` before it, and `compressed` rows of `rate` tokens each before that.
 
-    `rate` divides the first two. A `pooling` "convolution" learns to compress, "mean" averages.
+    `rate` divides the first two. A `pooling` "convolution" learns to compress, "mean" averages, "max" takes the largest
+    of each element. `reconstruction` is the weight of the paper's attention-reconstruction loss, with which the
+    convolution alone learns to leave what attention reads as it was; `attn train` adds it to the loss.
     """
 
     segment: int = 512
@@ -41,6 +43,7 @@ class CompressiveConfig(MechanismConfig):
     compressed: int = 512
     rate: int = 4
     pooling: str = "convolution"
+    reconstruction: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,6 +53,10 @@ class CompressiveConfig(MechanismConfig):
             if getattr(self, name) % self.rate:
                 raise InvalidValue.of(name, getattr(self, name), f"a multiple of the rate {self.rate}")
         require_choice("pooling", self.pooling, POOLINGS)
+        require_number("reconstruction", self.reconstruction, ge=0)
+        if self.reconstruction and self.pooling != "convolution":
+            allowed = f"0 with pooling {self.pooling!r}, which learns nothing"
+            raise InvalidValue.of("reconstruction", self.reconstruction, allowed)
 
 
 class CompressiveMemory(ComputedMechanism):
@@ -72,16 +79,21 @@ class CompressiveMemory(ComputedMechanism):
         r" [f_c(X_\mathrm{old}); X_\mathrm{mem}; X]_{W_V}"
     )
     sketch: ClassVar = {"segment": 4, "memory": 4, "compressed": 2, "rate": 2}
-    capabilities = frozenset({Capability.CAUSAL, Capability.INCREMENTAL, Capability.EXACT, Capability.PADDING})
+    capabilities = BASIC | frozenset({Capability.CAUSAL, Capability.INCREMENTAL, Capability.EXACT, Capability.PADDING})
     Config = CompressiveConfig
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `CompressiveLayer`; raises `InvalidValue` as `causal_heads` does."""
+        """A fresh `CompressiveLayer`; raises `InvalidValue` where heads do not divide."""
         from attn_variants.mechanisms.compressive_layer import CompressiveLayer
 
-        heads, convolve = causal_heads(config, self.name), CompressiveConfig.of(config).pooling == "convolution"
+        own = CompressiveConfig.of(config)
         return CompressiveLayer(
-            heads, hidden_size=config.hidden_size, bias=config.bias, past=memory_sizes(config), convolve=convolve
+            config.head_layout,
+            hidden_size=config.hidden_size,
+            bias=config.bias,
+            past=memory_sizes(config),
+            pooling=own.pooling,
+            reconstruction=own.reconstruction,
         )
 
     def state(self, config: MechanismConfig) -> StateSpecs:

@@ -8,6 +8,7 @@ import torch
 from attn_core import Fields, Heads, LayerState, RaggedBatch
 from attn_core.masking import shares, wide
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.functional import pad
 
 from attn_variants.layer_utils import refuse_source
@@ -47,20 +48,32 @@ class MemorySizes:
 class CompressiveLayer(nn.Module):
     """Attention over a segment, a memory of what came before it and a compressed memory of what came before that.
 
-    Learned: `query`, `key`, `value`, `output` (`nn.Linear`, uniform by Glorot's rule) and, where `convolve`, `mix`
-    (`nn.Linear` from `rate` rows to one); without it compressed rows are means. Compressed rows go through `key` and
-    `value` as all rows do.
+    Learned: `query`, `key`, `value`, `output` (`nn.Linear`, uniform by Glorot's rule) and, for the pooling
+    "convolution", `mix` (`nn.Linear` from `rate` rows to one); compressed rows of "mean" and "max" are of their
+    elements. Compressed rows go through `key` and `value` as all rows do. With `reconstruction`, a pass of training
+    over more than a segment leaves a loss for `take_auxiliary_loss`.
     """
 
-    def __init__(self, heads: Heads, *, hidden_size: int, bias: bool, past: MemorySizes, convolve: bool) -> None:
+    def __init__(
+        self,
+        heads: Heads,
+        *,
+        hidden_size: int,
+        bias: bool,
+        past: MemorySizes,
+        pooling: str,
+        reconstruction: float = 0.0,
+    ) -> None:
         super().__init__()
+        self.pooling, self.reconstruction = pooling, reconstruction
+        self._auxiliary_loss: Tensor | None = None
         inner = heads.query * heads.key_size
         self.heads, self.size, self.past = heads.query, heads.key_size, past
         self.query = nn.Linear(hidden_size, inner, bias=bias)
         self.key = nn.Linear(hidden_size, inner, bias=bias)
         self.value = nn.Linear(hidden_size, inner, bias=bias)
         self.output = nn.Linear(inner, hidden_size, bias=bias)
-        self.mix = nn.Linear(past.rate * hidden_size, hidden_size, bias=False) if convolve else None
+        self.mix = nn.Linear(past.rate * hidden_size, hidden_size, bias=False) if pooling == "convolution" else None
         for linear in filter(None, (self.query, self.key, self.value, self.output, self.mix)):
             nn.init.xavier_uniform_(linear.weight)
             if linear.bias is not None:
@@ -75,10 +88,46 @@ class CompressiveLayer(nn.Module):
         real = query.new_ones(query.shape[:2]) if key_padding_mask is None else key_padding_mask.to(query.dtype)
         asked, key, value = (self._split(linear, query) for linear in (self.query, self.key, self.value))
         if query.shape[1] > self.past.segment:
+            if self.training and self.reconstruction:
+                self._auxiliary_loss = self.reconstruction * self.reconstruction_loss(query, real)
             return self._out(self._by_segments(query, real, (asked, key, value)), query)
         places = torch.arange(query.shape[1], device=query.device)
         allowed = self.past.near(places[:, None], places) & (real[:, None] > 0)
         return self._out(attend(asked, key, value, allowed), query)
+
+    def take_auxiliary_loss(self) -> Tensor | None:
+        """The loss that the last pass of training leaves, a scalar, once; None where it leaves none."""
+        taken, self._auxiliary_loss = self._auxiliary_loss, None
+        return taken
+
+    def reconstruction_loss(self, rows: Tensor, real: Tensor) -> Tensor:
+        """How much what a segment reads in the tokens that leave the memory behind it changes as they are compressed.
+
+        Mean squared difference over real tokens and elements (Rae et al. 2020, algorithm 2), a scalar, with a gradient
+        to `mix` alone. `rows` [batch, token, hidden_size]; `real` [batch, token], one where a token is real, else zero.
+        """
+        past, held = self.past, rows.detach()
+        step, behind, missing = past.segment // past.rate, past.memory // past.rate, -rows.shape[1] % past.segment
+        count = (rows.shape[1] + missing) // past.segment
+        small, has = self._compress(held, real)
+        unmade = count * step - small.shape[1]
+        old = [slide(part, past.segment, past.segment, (past.memory, missing))[:, :count] for part in (held, real)]
+        new = [slide(part, step, step, (behind, unmade))[:, :count] for part in (small, has)]
+        asked, there = (slide(part, past.segment, past.segment, (0, missing)) for part in (held, real))
+        query = self._frozen(self.query, asked).flatten(0, 1)
+        read = []
+        for seen, known in (old, new):
+            key, value = (self._frozen(linear, seen).flatten(0, 1) for linear in (self.key, self.value))
+            read.append(attend(query, key, value, known.flatten(0, 1)[:, None] > 0))
+        counts = (there * (old[1].amax(-1, keepdim=True) > 0)).flatten(0, 1)[..., None, None]
+        change = ((read[0] - read[1]).square() * counts).sum()
+        return change / (counts.sum() * self.heads * self.size).clamp(min=1)
+
+    def _frozen(self, linear: nn.Linear, rows: Tensor) -> Tensor:
+        """As `_split`, without a gradient to the projection."""
+        frozen = {name: weight.detach() for name, weight in linear.named_parameters()}
+        out: Tensor = functional.linear(rows, frozen["weight"], frozen.get("bias"))
+        return out.reshape(*rows.shape[:-1], self.heads, self.size)
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """The new rows [tokens, hidden_size] of many requests, one after the other; returns [tokens, hidden_size].
@@ -138,15 +187,18 @@ class CompressiveLayer(nn.Module):
         """
         rate, missing = self.past.rate, -rows.shape[1] % self.past.rate
         blocks = slide(rows * real[..., None], rate, rate, (0, missing))
-        counts = slide(real, rate, rate, (0, missing)).sum(-1)
-        return self._pooled(blocks, counts), counts
+        known = slide(real, rate, rate, (0, missing))
+        return self._pooled(blocks, known), known.sum(-1)
 
-    def _pooled(self, blocks: Tensor, counts: Tensor) -> Tensor:
-        """Rows [batch, row, hidden_size] of blocks [batch, row, rate, hidden_size] with `counts` [batch, row] real
-        tokens.
+    def _pooled(self, blocks: Tensor, real: Tensor) -> Tensor:
+        """Rows [batch, row, hidden_size] of blocks [batch, row, rate, hidden_size]; `real` [batch, row, rate] is one
+        where a token is real, and other tokens are zeros.
         """
+        if self.pooling == "max":
+            largest = blocks.masked_fill(real[..., None] == 0, -torch.inf).amax(2)
+            return torch.where(real.sum(-1, keepdim=True) > 0, largest, 0)
         if self.mix is None:
-            return blocks.sum(2) / counts.clamp(min=1)[..., None]
+            return blocks.sum(2) / real.sum(-1, keepdim=True).clamp(min=1)
         mixed: Tensor = self.mix(blocks.flatten(2))
         return mixed
 
@@ -159,7 +211,7 @@ class CompressiveLayer(nn.Module):
         made = pending.shape[0] // past.rate
         whole, rest = pending[: made * past.rate], pending[made * past.rate :]
         blocks = whole.reshape(1, made, past.rate, whole.shape[-1])
-        small = self._pooled(blocks, blocks.new_full((1, made), past.rate))
+        small = self._pooled(blocks, blocks.new_ones(blocks.shape[:3]))
         places = torch.arange(past.ring, device=rows.device)
         # The newest row at each place of the ring; before the first round some hold none.
         numbers = done - 1 - (done - 1 - places) % past.ring

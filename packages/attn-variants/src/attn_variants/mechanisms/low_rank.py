@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from attn_core import Capability, Cost, MechanismConfig, Paper, Shape, Step
 from attn_core.checks import require_choice, require_whole
-from attn_core.errors import InvalidValue
+from attn_core.errors import Incompatible, InvalidValue
 
 from attn_variants.mechanisms.whole_sequence import WHOLE_SEQUENCE, WholeSequence
 
-SHARING = {"none": (None, 2), "heads": (1, 2), "keys_values": (1, 1)}
+SHARING = {"none": (None, 2), "heads": (1, 2), "keys_values": (1, 1), "layers": (1, 1)}
 """Sets of projections (None is one a head) and kinds, for keys and for values or for both."""
 
 
 class Linformer(WholeSequence):
     """Keys and values are projected along the length to a fixed number of rows, so time is linear in it.
 
-    Every row is a mixture of all tokens: there is no causal form. The paper's sharing between layers is a model's.
+    Every row is a mixture of all tokens: there is no causal form. With `sharing` "layers" the first layer of a model
+    has the one matrix E = F that all its layers use.
     """
 
     name = "linformer"
@@ -35,7 +37,8 @@ class Linformer(WholeSequence):
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
         """`rank` k rows; `length` n is the longest sequence, by default the model's context, without one 512;
-        `sharing` of E and F: "none" (each head its own), "heads" or "keys_values" (one for all)."""
+        `sharing` of E and F: "none" (each head its own), "heads" (one E and one F for all), "keys_values" (E = F for
+        all heads) or "layers" (E = F for all layers)."""
 
         rank: int = 128
         length: int | None = None
@@ -49,8 +52,10 @@ class Linformer(WholeSequence):
 
     def attention(self, config: MechanismConfig) -> Any:
         """Fresh projections of the length."""
-        from attn_variants.mechanisms.low_rank_layers import LengthProjection
+        from attn_variants.mechanisms.low_rank_layers import LengthProjection, SharedLengthProjection
 
+        if borrows(config):
+            return SharedLengthProjection()
         sets, kinds = SHARING[self.Config.of(config).sharing]
         return LengthProjection(
             length=length_of(config), rank=self.Config.of(config).rank, sets=sets or config.num_heads, kinds=kinds
@@ -61,8 +66,31 @@ class Linformer(WholeSequence):
         heads, size = self.inner_size(config)
         rank, (sets, kinds) = self.Config.of(config).rank, SHARING[self.Config.of(config).sharing]
         flops = self.projected(config, shape) + 8 * shape.batch * heads * shape.query * rank * size
-        weights = self.weights(config) + kinds * (sets or heads) * length_of(config) * rank
+        own = 0 if borrows(config) else kinds * (sets or heads) * length_of(config) * rank
+        weights = self.weights(config) + own
         return Cost(flops=flops, allowed_flops=flops, parameters=weights)
+
+    def share_weights(self, layers: Sequence[tuple[MechanismConfig, Any]]) -> None:
+        """Give the layers after the first the projections of the first, where they are to share them.
+
+        Raises `Incompatible` where the first layer of the model is not one of these, or has another rank or length.
+        """
+        sharing = [(config, layer) for config, layer in layers if self.Config.of(config).sharing == "layers"]
+        if not sharing:
+            return
+        first, owner = sharing[0]
+        sizes = self.Config.of(first).rank, length_of(first)
+        for config, layer in sharing:
+            if borrows(first) or (self.Config.of(config).rank, length_of(config)) != sizes:
+                message = "linformer with sharing 'layers' is that of the first layer too, with one rank and one length"
+                raise Incompatible(message, mechanism=self.name)
+            if layer is not owner:
+                layer.inner.use(owner.inner)
+
+
+def borrows(config: MechanismConfig) -> bool:
+    """Whether the layer uses the projections of the first."""
+    return config.layer > 0 and Linformer.Config.of(config).sharing == "layers"
 
 
 def length_of(config: MechanismConfig) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from attn_core.errors import InvalidValue
+from attn_core.errors import InvalidValue, WrongState
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
@@ -41,6 +41,27 @@ class LengthProjection(nn.Module):
             into_value = self.value_weight[:, :tokens].to(key.dtype).transpose(-1, -2)
         scores = torch.matmul(query, torch.matmul(into_key, key).transpose(-1, -2)) * query.shape[-1] ** -0.5
         return torch.matmul(softmax_over(scores, None), torch.matmul(into_value, value))
+
+
+class SharedLengthProjection(nn.Module):
+    """The `LengthProjection` of another layer, which alone saves, moves and trains its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # In a tuple, so that it is no module of this layer.
+        self._used: tuple[LengthProjection] | None = None
+
+    def use(self, projection: LengthProjection) -> None:
+        """Compute with this one from now on."""
+        self._used = (projection,)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """As `LengthProjection.forward`; raises `WrongState` before `use`."""
+        if self._used is None:
+            message = "a linformer layer that shares its projections has none of its own: call share_weights() of the"
+            raise WrongState(f"{message} mechanism with all layers of the model, the first of which has them")
+        out: Tensor = self._used[0](query, key, value, key_padding_mask)
+        return out
 
 
 class Landmarks(nn.Module):

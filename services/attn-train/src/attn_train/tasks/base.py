@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from attn_core.errors import InvalidValue
+from attn_models.decoder.mixture_of_experts import router_aux_loss
 from attn_models.evaluation import IGNORED, next_token_loss
 from attn_models.tokenizers import Tokenizer
 from attn_schema.training import TrainingConfig
@@ -63,6 +64,16 @@ def mean_loss(
             on_batch()
     model.train(training)
     return total / count
+
+
+def auxiliary_losses(model: nn.Module) -> Tensor | float:
+    """What keeps experts busy, and what layers of attention, such as compressive memory, leave of the last pass.
+
+    To be added once to the loss of a batch, before its backward pass; 0 without any.
+    """
+    takers: list[Any] = [module for module in model.modules() if hasattr(module, "take_auxiliary_loss")]
+    left = [taker.take_auxiliary_loss() for taker in takers]
+    return sum((loss for loss in left if loss is not None), start=router_aux_loss(model))
 
 
 VALIDATION_SEED = 0x5EED

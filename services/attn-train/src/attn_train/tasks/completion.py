@@ -9,7 +9,6 @@ import torch
 from attn_core.errors import InvalidValue
 from attn_core.reinforce import samples_keys
 from attn_engine import Request, SamplingParams, build_engine
-from attn_models.decoder.mixture_of_experts import router_aux_loss
 from attn_models.evaluation import next_token_loss
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.learned import word_tokenizer
@@ -18,7 +17,7 @@ from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from attn_train.tasks.base import PADDED, OnBatch, TokenDataset, derived, mean_validation_loss
+from attn_train.tasks.base import PADDED, OnBatch, TokenDataset, auxiliary_losses, derived, mean_validation_loss
 from attn_train.tasks.reinforce import Reinforce
 from attn_train.tasks.seq2seq import TextPair
 
@@ -91,11 +90,11 @@ class CompletionTask:
         return batch
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """Mean cross-entropy of what is to be written, and what keeps experts busy."""
+        """Mean cross-entropy of what is to be written, and auxiliary losses."""
         if samples_keys(model):
             loss = self.reinforce.loss(model, lambda: model(batch[0]), batch[1], self._smoothing)
-            return loss + router_aux_loss(model)
-        return _loss(model, batch, self._smoothing) + router_aux_loss(model)
+            return loss + auxiliary_losses(model)
+        return _loss(model, batch, self._smoothing) + auxiliary_losses(model)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
         """The mean over at most `batches` batches kept for validation."""

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from attn_core.errors import InvalidValue
 from attn_core.reinforce import samples_keys
-from attn_models.decoder.mixture_of_experts import router_aux_loss
 from attn_models.evaluation import next_token_loss
 from attn_models.tokenizers import Tokenizer, character_tokenizer
 from attn_schema.training import TrainingConfig
@@ -22,6 +21,7 @@ from attn_train.tasks.base import (
     OnBatch,
     RandomWindows,
     TokenDataset,
+    auxiliary_losses,
     derived,
     mean_loss,
 )
@@ -70,14 +70,14 @@ class LanguageModelingTask:
         return self._batches.next_batch()
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """Mean cross-entropy, of later tokens too where the model predicts them, and what keeps experts busy."""
+        """Mean cross-entropy, of later tokens too where the model predicts them, and auxiliary losses."""
         inputs, targets = batch
         if samples_keys(model):
             sampled = self.reinforce.loss(model, lambda: model(inputs), targets, self._smoothing)
-            return sampled + router_aux_loss(model)
+            return sampled + auxiliary_losses(model)
         own = getattr(model, "training_loss", partial(next_token_loss, model))
         loss: Tensor = own(inputs, targets, smoothing=self._smoothing)
-        return loss + router_aux_loss(model)
+        return loss + auxiliary_losses(model)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
         """The same over the text kept for validation; None if that is shorter than a window."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -18,7 +19,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from attn_train.tasks.base import PADDED, OnBatch, TokenDataset, TrainingTask, derived, mean_validation_loss
+from attn_train.tasks.base import (
+    PADDED,
+    OnBatch,
+    TokenDataset,
+    TrainingTask,
+    auxiliary_losses,
+    derived,
+    mean_validation_loss,
+)
 from attn_train.tasks.reinforce import Reinforce
 
 AT_ONCE = 32
@@ -52,6 +61,12 @@ def translate(
         on_batch()
     model.train(training)
     return [text.strip() for text in written]
+
+
+def require_bleu() -> None:
+    """Raise `MissingPackage` where BLEU cannot be measured."""
+    if find_spec("sacrebleu") is None:
+        raise MissingPackage.of("attn-train[bleu]", "measuring BLEU (bleu_sentences)")
 
 
 def bleu(translations: Sequence[str], references: Sequence[str]) -> float:
@@ -180,12 +195,13 @@ class Seq2SeqTask:
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Mean cross-entropy with targets smoothed (Szegedy et al. 2016, arXiv 1512.00567, section 7), with REINFORCE
-        where keys are sampled, and the doubly stochastic penalty of models that ask for it.
+        where keys are sampled, auxiliary losses, and the doubly stochastic penalty of models that ask for it.
         """
         source, key_padding_mask, inputs, targets = batch
         weight = getattr(model, "doubly_stochastic", 0.0)
         if not weight:
-            return self.reinforce.loss(model, lambda: model(inputs, source, key_padding_mask), targets, self._smoothing)
+            loss = self.reinforce.loss(model, lambda: model(inputs, source, key_padding_mask), targets, self._smoothing)
+            return loss + auxiliary_losses(model)
         forward: Any = model.forward_with_weights
         logits, weights, attended = forward(inputs, source, key_padding_mask)
         counts = targets != PADDED

@@ -1,0 +1,33 @@
+"""How torch.compile meets the Triton kernel of attention: as one operator of its graph.
+
+It is not among the backends, for torch.compile looks into no file whose path has "triton/backends" in it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attn_core import AttentionInputs
+from attn_core.kernels.attend import AttendKernel
+
+if TYPE_CHECKING:
+    from attn_core import AttentionSpec
+    from torch import Tensor
+
+
+class InGraph(AttendKernel):
+    """A kernel that is an operator in a graph, where the spec has a name.
+
+    Where it has none, because it holds a function or a tensor, and where weights are dropped, whose seeds differ from
+    call to call, the kernel is called between two graphs.
+    """
+
+    def run_in_graph(self, spec: AttentionSpec, name: str, operands: AttentionInputs) -> Tensor:
+        """The output [batch, query, heads, value_size]; see `attention.operators.attend`."""
+        if not name or operands.dropout is not None:
+            return self.run(spec, operands)
+        # Made by a part of torch that only a process which compiles need load.
+        from attn_kernels_triton.attention.operators import attend
+
+        out: Tensor = attend(name, spec, operands)
+        return out
