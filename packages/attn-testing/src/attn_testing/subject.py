@@ -154,12 +154,19 @@ class Subject:
         return [self._try({**setting, **mode}) for setting in self._promised() for mode in self.modes]
 
     def _promised(self) -> Iterator[dict[str, Any]]:
+        """The settings that ask for nothing undeclared; a head size is asked for where the heads are not as wide as
+        the model.
+        """
+        can = self.mechanism.can
         for setting in self.settings:
-            grouped = setting.get("num_kv_heads") in {None, setting.get("num_heads", 1)}
-            turned = setting.get("rotary") is None
-            if (grouped or self.mechanism.can(Capability.GROUPED)) and (
-                turned or self.mechanism.can(Capability.ROTARY)
-            ):
+            heads = setting.get("num_heads", 1)
+            asked = {
+                Capability.GROUPED: setting.get("num_kv_heads") not in {None, heads},
+                Capability.ROTARY: setting.get("rotary") is not None,
+                Capability.BIAS: bool(setting.get("bias")),
+                Capability.HEAD_DIM: setting.get("head_dim") not in {None, setting["hidden_size"] / heads},
+            }
+            if can(*(capability for capability, needed in asked.items() if needed)):
                 yield {"max_seq_len": CONTEXT, **setting}
 
     def _try(self, setting: Setting) -> Case | Refusal:

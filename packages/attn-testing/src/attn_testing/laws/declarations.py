@@ -145,6 +145,14 @@ class Undeclared(MechanismLaw):
         if not subject.mechanism.can(Capability.ROTARY):
             refuses(lambda: build(subject, rotary=Rotary()), "ROTARY", "rotary positions")
 
+    def test_biases_are_refused(self, subject: Subject) -> None:
+        if not subject.mechanism.can(Capability.BIAS):
+            refuses(lambda: build(subject, bias=True), "BIAS", "biases")
+
+    def test_heads_of_a_size_of_their_own_are_refused(self, subject: Subject) -> None:
+        if not subject.mechanism.can(Capability.HEAD_DIM):
+            refuses(lambda: build(subject, head_dim=6), "HEAD_DIM", "heads of a size of their own")
+
     def test_borrowing_is_refused(self, subject: Subject) -> None:
         if not subject.mechanism.can(Capability.SHARES_KV):
             refuses(lambda: build(subject, shares_kv=True), "SHARES_KV", "a config with shares_kv")
