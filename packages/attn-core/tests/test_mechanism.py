@@ -61,12 +61,12 @@ class Offering(Replayed):
 )
 def test_a_layer_that_is_not_what_its_mechanism_declares_is_refused(capabilities, methods, said):
     with pytest.raises(MechanismInvalid, match=said):
-        Offering(capabilities, methods).build(MechanismConfig(hidden_size=6))
+        Offering(capabilities, methods).build(MechanismConfig(hidden_size=6, causal=Capability.CAUSAL in capabilities))
 
 
 def test_a_layer_that_is_what_its_mechanism_declares_is_built():
     every = Offering((Capability.INCREMENTAL, Capability.WEIGHTS), ("step", "weights"))
-    assert every.build(MechanismConfig(hidden_size=6)) is not None
+    assert every.build(MechanismConfig(hidden_size=6, causal=False)) is not None
 
 
 def test_capabilities_are_asked_for_together():

@@ -10,19 +10,19 @@ from attn_core.checks import require_number, require_whole
 from attn_core.errors import InvalidValue
 
 from attn_variants.mechanisms.clusters import HashedAttention, RoutingAttention
-from attn_variants.mechanisms.common import causal_heads
+from attn_variants.mechanisms.common import BASIC
 from attn_variants.mechanisms.whole_sequence import WholeSequence
 
 
 class LastOfKind(WholeSequence):
     """Base of mechanisms whose tokens see the last few earlier tokens of their own kind; keys are the queries."""
 
-    capabilities = frozenset({Capability.CAUSAL, Capability.PADDING})
+    capabilities = BASIC | frozenset({Capability.CAUSAL, Capability.PADDING})
     projections = 3
 
     def heads(self, config: MechanismConfig) -> Heads:
-        """The heads of a config; raises as `causal_heads` does."""
-        return causal_heads(config, self.name)
+        """The heads of a config."""
+        return config.head_layout
 
     def pairs(self, config: MechanismConfig, shape: Shape | Step, window: int) -> int:
         """FLOPs of one round: tokens are cut into pieces of `window`, each of which meets itself and the one before."""
