@@ -30,6 +30,7 @@ def gradients(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
     """The same under every schedule of the backward pass."""
     # However few heads there are.
     attention_backward.FILLED = 0.0
+    attention_backward.JOINED = frozenset(BACKWARD)
     for width, backward in BACKWARD.items():
         for both in backward:
             tiles.DENSE_BACKWARD[width] = smaller(both) if small and device == "cpu" else both

@@ -59,6 +59,7 @@ EXPONENTS: dict[str, tuple[float, Options]] = {
     "moba": (1.5, lambda length: {"block": root(length), "top": 2}),
     "nsa": (1.5, lambda n: dict.fromkeys(("compress", "stride", "select", "window"), root(n)) | {"top": 2}),
     "routing": (1.5, lambda length: {"clusters": root(length), "window": root(length)}),
+    "routing_causal": (1.5, lambda length: {"clusters": root(length), "window": root(length)}),
     "sinkhorn": (1.5, lambda length: {"block": root(length)}),
     "attention_sinks": (1.0, always(sinks=2, window=14)),
     "bigbird": (1.0, always(block=4, random=1)),
@@ -76,6 +77,7 @@ EXPONENTS: dict[str, tuple[float, Options]] = {
     "longformer": (1.0, always(window=8)),
     # n log n in the paper: log n is of the sort that brings the tokens of a bucket together, which multiplies nothing.
     "lsh": (1.0, always(buckets=8, chunk=16)),
+    "lsh_causal": (1.0, always(buckets=8, window=16)),
     "neighborhood": (1.0, always(size=9)),
     "nystrom": (1.0, always(landmarks=8)),
     "sliding_window": (1.0, always(window=16)),

@@ -4,8 +4,8 @@ from dataclasses import MISSING, dataclass
 
 import pytest
 
-from attn_core import ComputedMechanism, MechanismConfig, Paper, configure
-from attn_core.errors import Incompatible, InvalidValue, UnknownName
+from attn_core import Capability, ComputedMechanism, MechanismConfig, Paper, Rotary, configure
+from attn_core.errors import Incompatible, InvalidValue, Undeclared, UnknownName
 from attn_core.options import option_fields, parse_options
 
 
@@ -61,7 +61,7 @@ def test_a_dropout_that_is_no_probability_below_one_is_refused(given):
 
 
 def test_a_mechanism_that_drops_no_weights_refuses_to():
-    with pytest.raises(Incompatible, match=r"windowed.*must be 0, not 0.1"):
+    with pytest.raises(Incompatible, match=r"dropout: 0.1 .*windowed.*must be 0, not 0.1"):
         configure(Windowed(), {"window": 4}, hidden_size=16, dropout=0.1)
 
 
@@ -180,3 +180,37 @@ def test_an_option_of_another_type_than_it_says_is_refused_with_what_it_may_be(o
 @pytest.mark.parametrize("options", [{"count": -3}, {"rate": 2}, {"rate": None}, {"flag": True}, {"table": "anything"}])
 def test_an_option_of_its_type_and_one_that_only_its_owner_can_judge_are_left_to_the_owner(options):
     assert vars(TypedConfig(hidden_size=8, **options)).items() >= options.items()
+
+
+@pytest.mark.parametrize(
+    ("asked", "capability"),
+    [
+        ({"rotary": Rotary()}, Capability.ROTARY),
+        ({"num_heads": 4, "num_kv_heads": 2}, Capability.GROUPED),
+        ({"shares_kv": True}, Capability.SHARES_KV),
+        ({"bias": True}, Capability.BIAS),
+        ({"head_dim": 6}, Capability.HEAD_DIM),
+        ({"causal": True}, Capability.CAUSAL),
+    ],
+)
+def test_what_a_mechanism_does_not_declare_is_refused_with_its_name_and_taken_where_it_does(asked, capability):
+    field = list(asked)[-1]
+    with pytest.raises(Undeclared, match=rf"{field}: .* is not allowed; allowed: .*: mechanism 'windowed' ") as refused:
+        configure(Windowed(), {"window": 4}, hidden_size=16, **asked)
+    assert refused.value.metadata["field"] == field
+
+    class Able(Windowed):
+        capabilities = frozenset({capability})
+
+    config = configure(Able(), {"window": 4}, hidden_size=16, **asked)
+    assert getattr(config, field) == asked[field]
+    with pytest.raises(Undeclared, match=field):
+        Windowed().build(config)
+
+
+def test_a_mechanism_that_only_looks_back_refuses_to_look_ahead():
+    class Past(Windowed):
+        capabilities = frozenset({Capability.CAUSAL})
+
+    with pytest.raises(Undeclared, match=r"causal: False is not allowed; allowed: True: .* only looks"):
+        configure(Past(), {"window": 4}, hidden_size=16, causal=False)

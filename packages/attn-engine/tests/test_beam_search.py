@@ -191,6 +191,15 @@ def test_options_that_conflict_with_beams_are_refused(field, value):
         SamplingParams(num_beams=2, **{field: value})
 
 
+def test_more_beams_than_tokens_are_refused_for_the_vocabulary_not_the_cache():
+    model = small_model("paged")
+    model.vocab_size = 4
+    engine = make_engine(model, "paged", tokens=4096, requests=128)
+    task = SamplingParams(max_new_tokens=2, num_beams=16)
+    with pytest.raises(InvalidValue, match=r"^num_beams: 16 is not allowed; allowed: at most 4, the tokens of the voc"):
+        engine.submit(Request(id="x", token_ids=(1,), params=task))
+
+
 def test_a_search_that_could_never_be_held_is_refused():
     model = small_model("paged")
     task = SamplingParams(max_new_tokens=20, num_beams=4)

@@ -20,7 +20,7 @@ GREEDY = SamplingParams(max_new_tokens=40, temperature=0, ignore_eos=True)
 SAMPLED = SamplingParams(max_new_tokens=40, temperature=0.8, top_p=0.9, top_k=20, ignore_eos=True)
 
 
-def model_of(layers: int, mechanism: str = "gqa") -> Decoder:
+def model_of(layers: int, mechanism: str = "gqa", **options) -> Decoder:
     """A model as those of Llama's family, small, on the pretended GPU."""
     torch.manual_seed(0)
     config = DecoderConfig(
@@ -35,6 +35,7 @@ def model_of(layers: int, mechanism: str = "gqa") -> Decoder:
         positions="rotary",
         bias=False,
         mechanism=mechanism,
+        **options,
     )
     model = Decoder(config).to(torch.bfloat16).eval()
     to_pretended(model)
@@ -107,3 +108,10 @@ def test_a_mechanism_that_cannot_be_recorded_says_so_and_runs(gpu):
     step(engine)
     assert "fixed size" in engine.eager_reason
     assert engine.eager_reason in engine.note
+
+
+def test_a_model_for_whose_step_the_host_waits_says_so_and_runs(gpu):
+    """Experts are chosen by numbers that the host reads."""
+    engine = decoding(model_of(1, num_experts=4, num_experts_per_tok=2), gpu, GREEDY)
+    step(engine)
+    assert "the host waits" in engine.eager_reason or "are copied" in engine.eager_reason

@@ -123,10 +123,25 @@ def test_a_cache_too_small_for_its_model_is_explained_by_the_option_that_sized_i
     assert explain_too_small(other, config, CUDA) is other
 
 
-def test_an_operation_that_a_device_lacks_is_said_when_the_model_is_loaded():
+LACKS = "The operator 'aten::_foo' is not currently implemented for the MPS device.\nSee"
+NO_FLOAT64 = "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64."
+
+
+@pytest.mark.parametrize("error", [NotImplementedError(LACKS), TypeError(NO_FLOAT64)], ids=["operator", "float64"])
+def test_an_operation_that_a_device_lacks_is_said_when_the_model_is_loaded(error):
     class Lacking(nn.Linear):
         def forward(self, *_: object) -> None:
-            raise NotImplementedError("The operator 'aten::_foo' is not currently implemented for the MPS device.\nSee")
+            raise error
 
-    with pytest.raises(Incompatible, match=r"lacks an operation .* device cpu: The operator 'aten::_foo'"):
+    said = str(error).partition("\n")[0]
+    with pytest.raises(Incompatible, match=f"lacks an operation .* device cpu: {said}"):
         use_kernel(Lacking(1, 1), None)
+
+
+def test_a_mistake_of_a_model_is_not_taken_for_one_of_the_device():
+    class Mistaken(nn.Linear):
+        def forward(self, *_: object) -> None:
+            raise TypeError("forward() takes 2 positional arguments")
+
+    with pytest.raises(TypeError, match="positional"):
+        use_kernel(Mistaken(1, 1), None)

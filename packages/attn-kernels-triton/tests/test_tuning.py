@@ -51,7 +51,7 @@ def test_what_is_shipped_is_the_first_candidate():
 
 
 def test_what_is_shipped_is_the_first_candidate_of_backward_passes_decoding_and_recurrences():
-    assert {width: choices[0] for width, choices in BACKWARD.items()} == tiles.DENSE_BACKWARD
+    assert {width: choices[0] for width, choices in BACKWARD.items()} == tiles.DENSE_APART
     assert all(choices[0] == PAGED_CHOICES[16, True, width] for width, choices in PAGED.items())
     for (program, channels), choices in RECURRENCES.items():
         assert choices[0] == scan_choice(program, ScanSizes(torch.bfloat16, 128, 128, 4096, channels))
@@ -73,11 +73,19 @@ def test_what_was_measured_of_other_programs_is_kept_as_it_was(name):
 def test_gradients_take_what_was_measured_and_are_joined_only_where_heads_fill_the_chip(monkeypatch):
     monkeypatch.setattr(store, "name_of", lambda device: DEVICE)
     few, many = plan(Causal(), 5000), plan(Causal(), 5000, batch=132)
-    assert backward.chosen_backward(few, CPU) == tiles.DENSE_APART[128]
-    assert backward.chosen_backward(many, CPU) == tiles.DENSE_BACKWARD[128]
-    store.add(DEVICE, {"backward 128 causal long": BACKWARD[128][2]})
-    store.measured.cache_clear()
-    assert backward.chosen_backward(few, CPU) == backward.chosen_backward(many, CPU) == BACKWARD[128][2]
+    shipped = tiles.DENSE_APART_BOUNDED[128]
+    assert backward.chosen_backward(few, CPU) == backward.chosen_backward(many, CPU) == shipped
+    for candidate, by_few in ((BACKWARD[128][0], BACKWARD[128][0]), (tiles.DENSE_BACKWARD[128], shipped)):
+        store.add(DEVICE, {"backward 128 causal long": candidate})
+        store.measured.cache_clear()
+        assert backward.chosen_backward(few, CPU) == by_few
+        assert backward.chosen_backward(many, CPU) == candidate
+
+
+def test_programs_of_keys_are_others_where_masks_leave_pairs_out():
+    full, causal = (backward.chosen_backward(plan(mask, 5000), CPU) for mask in (Full(), Causal()))
+    assert (full, causal) == (tiles.DENSE_APART[128], tiles.DENSE_APART_BOUNDED[128])
+    assert full != causal
 
 
 def test_decoding_takes_what_was_measured_for_rows_as_they_are(monkeypatch):

@@ -162,7 +162,7 @@ def test_all_parameters_of_every_mechanism_learn_from_the_first_step(build):
 @pytest.mark.parametrize(
     ("name", "options", "shared", "words"),
     [
-        ("mha", {}, {"num_kv_heads": 2}, "num_kv_heads.*2.*gqa"),
+        ("mha", {}, {"num_kv_heads": 2}, "num_kv_heads.*2.*mha"),
         ("mqa", {}, {"num_kv_heads": 2}, "num_kv_heads.*2.*gqa"),
         ("gqa", {}, {"num_kv_heads": 3}, "key_value.*3.*divisor"),
         ("linear", {}, {"num_kv_heads": 2}, "num_kv_heads.*2"),

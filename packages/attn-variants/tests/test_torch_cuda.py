@@ -11,13 +11,15 @@ from attn_core.distributions import SoftmaxWithSink, Sparsemax
 from attn_core.kernels import dispatch
 from attn_core.kernels.attend import AttendProblem, attend_problem
 from attn_core.kernels.dispatch import explain
-from attn_core.masks import Prefix
+from attn_core.masks import BigBird, Prefix, Segments
 from attn_core.modifiers import Alibi, SoftCap
 from attn_testing.fake_gpu import Operations, fake_gpu
+from attn_variants.compute import torch_flex
 from attn_variants.compute.plain import attend as plain
 from attn_variants.functional import attend
-from attn_variants.kernels.torch_cuda import TorchCudnn, TorchEfficient, TorchFlash
+from attn_variants.kernels.torch_cuda import TorchCudnn, TorchEfficient, TorchFlash, TorchFlex
 from attn_variants.plan import KernelPlan
+from torch.nn.attention.flex_attention import flex_attention
 
 FUSED = [TorchFlash(), TorchCudnn(), TorchEfficient()]
 CALLED = {
@@ -148,6 +150,33 @@ def test_keys_at_given_positions_may_stand_in_any_order(operators):
         key_positions=order.expand(2, 9),
     )
     equals_the_definition(TorchEfficient(), spec, moved)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        Causal(),
+        Window(left=5),
+        Prefix(20) | Causal(),
+        Causal() & Segments((10, 20, 10)),
+        BigBird(block=4, random=1, number_of_heads=4),
+    ],
+    ids=str,
+)
+def test_flex_attention_is_told_the_same_mask_and_modifiers(monkeypatch, mask):
+    # Uncompiled it computes all pairs, by the same rules.
+    monkeypatch.setattr(torch_flex, "compiled", lambda: flex_attention)
+    for modifiers, lengths in itertools.product([(), (SoftCap(cap=2.0), Alibi())], [(40, 40), (30, 40)]):
+        spec = AttentionSpec(heads=heads_of(4, 2, 16), mask=mask, modifiers=modifiers)
+        equals_the_definition(TorchFlex(), spec, operands_of(spec.heads, *lengths))
+
+
+def test_what_the_compiler_cannot_compile_is_left_to_the_next_kernel():
+    assert (
+        TorchFlex().unsupported(torch._dynamo.exc.Unsupported("a branch on data\nmore"))
+        == "Unsupported: a branch on data"
+    )
+    assert TorchFlex().unsupported(torch.OutOfMemoryError("CUDA out of memory")) is None
 
 
 @pytest.mark.parametrize(

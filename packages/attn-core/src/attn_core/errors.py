@@ -94,6 +94,12 @@ class Incompatible(UserError):
     reason = "INCOMPATIBLE"
 
 
+class Undeclared(InvalidValue, Incompatible):
+    """A field of the config asks for what the mechanism does not declare among its capabilities."""
+
+    reason = "UNDECLARED"
+
+
 class MechanismInvalid(UserError):
     """A mechanism contradicts itself: what it declares is not what its layer, or its `state`, offers."""
 

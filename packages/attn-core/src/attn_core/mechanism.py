@@ -16,7 +16,7 @@ from attn_core.batch import Fields, LayerState, RaggedBatch
 from attn_core.computation import Computation
 from attn_core.config import MechanismConfig, check_config_type
 from attn_core.cost import Cost, Shape, Step
-from attn_core.errors import Incompatible, InvalidValue, MechanismInvalid
+from attn_core.errors import Incompatible, InvalidValue, MechanismInvalid, Undeclared
 from attn_core.kernels.attend import AttentionInputs
 from attn_core.states import Field, Paged, StateSpecs
 
@@ -52,6 +52,10 @@ class Capability(StrEnum):
     """Takes rotary positions."""
     GROUPED = "grouped"
     """Takes fewer key/value heads than query heads."""
+    BIAS = "bias"
+    """Adds biases to its projections where it is configured to."""
+    HEAD_DIM = "head_dim"
+    """Takes heads of another size than `hidden_size / num_heads`."""
     CHOOSES = "chooses"
     """Picks among keys by comparing numbers, so that rounding may change some answers by more than its own size."""
     SHARES_KV = "shares_kv"
@@ -304,12 +308,13 @@ def checked(build: Build) -> Build:
 
     @wraps(build)
     def building(mechanism: Mechanism, config: MechanismConfig) -> Any:
-        require_droppable(mechanism, config)
+        require_supported(mechanism, config)
         try:
             layer = build(mechanism, config)
         except InvalidValue as error:
             raise error.in_mechanism(mechanism.name) from error
         require_declared(mechanism, config, layer)
+        require_replayed(mechanism, config)
         hooks = getattr(layer, "_forward_pre_hooks", None)
         if hooks is not None and not any(isinstance(hook, InputCheck) for hook in hooks.values()):
             layer.register_forward_pre_hook(InputCheck(mechanism.name, config.hidden_size), with_kwargs=True)
@@ -370,8 +375,75 @@ def require_declared(mechanism: Mechanism, config: MechanismConfig, layer: Any) 
         )
 
 
-def require_droppable(mechanism: Mechanism, config: MechanismConfig) -> None:
-    """Raise `Incompatible` where weights are to be dropped that the mechanism does not have, or does not show."""
+def require_replayed(mechanism: Mechanism, config: MechanismConfig) -> None:
+    """Raise `MechanismInvalid`, with names and shapes, where a causal mechanism without a step remembers other things
+    than its inputs, which a model runs again for every token.
+    """
+    if not mechanism.can(Capability.CAUSAL) or mechanism.can(Capability.INCREMENTAL) or config.shares_kv:
+        return
+    given, needed = mechanism.state(config), replay_state(config)
+    if given != needed:
+        what = f"does not declare INCREMENTAL, and its state is {described(given)}, not {described(needed)}"
+        remedy = "leave state() out, or declare INCREMENTAL and write a step"
+        raise MechanismInvalid.of(mechanism.name, what, remedy)
+
+
+def described(specs: StateSpecs) -> str:
+    """The states of a layer by kind, name and shape of a row, such as "Paged 'kv' (key [2, 4], value [2, 4])"."""
+    return (
+        ", ".join(
+            f"{type(spec).__name__} {name!r} ({', '.join(f'{n} {list(f.shape)}' for n, f in spec.fields.items())})"
+            for name, spec in specs.items()
+        )
+        or "nothing"
+    )
+
+
+def require_supported(mechanism: Mechanism, config: MechanismConfig) -> None:
+    """Raise `Undeclared` for a field of the config that asks for what the mechanism does not declare.
+
+    So refused are positions that are rotary, key/value heads that are fewer, keys and values of another layer, biases,
+    heads of a size of their own, a direction, and dropout of weights. A mechanism need not look for them itself.
+    """
     if config.dropout and not mechanism.drops_weights:
-        message = f"mechanism {mechanism.name!r} computes without attention weights, or in a way of its own"
-        raise Incompatible(f"{message}: its dropout must be 0, not {config.dropout}", mechanism=mechanism.name)
+        what = "computes without attention weights, or in a way of its own"
+        raise _undeclared(mechanism, config, "dropout", "0", f"{what}: its dropout must be 0, not {config.dropout}")
+    for field, (asks, capability, allowed) in ASKING.items():
+        if asks(config) and not mechanism.can(capability):
+            raise _undeclared(mechanism, config, field, allowed, LACKING[capability])
+    if config.causal and not mechanism.can(Capability.CAUSAL) and not mechanism.can(Capability.CROSS):
+        raise _undeclared(mechanism, config, "causal", "False", "has no causal form")
+    if not config.causal and mechanism.can(Capability.CAUSAL) and not mechanism.can(Capability.BIDIRECTIONAL):
+        raise _undeclared(mechanism, config, "causal", "True", "only looks back")
+
+
+def _undeclared(mechanism: Mechanism, config: MechanismConfig, field: str, allowed: str, why: str) -> Undeclared:
+    given, allowed = getattr(config, field), f"{allowed}: mechanism {mechanism.name!r} {why}"
+    message = f"{field}: {given!r} is not allowed; allowed: {allowed}"
+    return Undeclared(message, field=field, given=given, allowed=allowed, mechanism=mechanism.name)
+
+
+ASKING: Mapping[str, tuple[Callable[[MechanismConfig], bool], Capability, str]] = {
+    "rotary": (lambda config: config.rotary is not None, Capability.ROTARY, "None"),
+    "num_kv_heads": (
+        lambda config: config.num_kv_heads not in {None, config.num_heads},
+        Capability.GROUPED,
+        "as many as num_heads",
+    ),
+    "shares_kv": (lambda config: config.shares_kv, Capability.SHARES_KV, "False"),
+    "bias": (lambda config: config.bias, Capability.BIAS, "False"),
+    "head_dim": (
+        lambda config: config.head_dim not in {None, config.hidden_size / config.num_heads},
+        Capability.HEAD_DIM,
+        "hidden_size / num_heads",
+    ),
+}
+"""Fields of a config: when they ask for something, for which capability, and what every mechanism allows."""
+
+LACKING = {
+    Capability.ROTARY: "takes no rotary positions",
+    Capability.GROUPED: "has no heads that share keys and values",
+    Capability.SHARES_KV: "cannot attend to the keys and values of another layer",
+    Capability.BIAS: "has no biases",
+    Capability.HEAD_DIM: "has no heads of a size of their own",
+}

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from attn_core.config import SHARED_FIELDS, MechanismConfig
-from attn_core.errors import Incompatible, InvalidValue, UnknownName
-from attn_core.mechanism import Capability, Mechanism, require_droppable
+from attn_core.errors import InvalidValue, UnknownName
+from attn_core.mechanism import Capability, Mechanism, require_supported
 
 
 def option_fields(mechanism: Mechanism) -> dict[str, Any]:
@@ -22,8 +22,8 @@ def configure(mechanism: Mechanism, options: Mapping[str, Any] | None = None, **
     """The config of `mechanism` from what the model says and the user's options.
 
     Where nothing is said of `causal`, it is False for a mechanism that has no causal form. Raises `UnknownName` for an
-    option that the mechanism does not have, `InvalidValue` for a bad value and for a `causal` that the mechanism cannot
-    have, `Incompatible` for one that cannot share keys and values and is to, or that has no weights to drop and is to.
+    option that the mechanism does not have, `InvalidValue` for a bad value, and `Undeclared` for what the mechanism
+    does not declare: see `require_supported`.
     """
     if not mechanism.can(Capability.CROSS):
         shared = shared | {"causal": _direction(mechanism, shared.get("causal"))}
@@ -38,10 +38,7 @@ def configure(mechanism: Mechanism, options: Mapping[str, Any] | None = None, **
         raise error.in_mechanism(mechanism.name) from error
     except TypeError as error:
         raise InvalidValue(f"mechanism {mechanism.name!r}: {error}") from error
-    if config.shares_kv and not mechanism.can(Capability.SHARES_KV):
-        message = f"mechanism {mechanism.name!r} cannot attend to the keys and values of another layer"
-        raise Incompatible(message, mechanism=mechanism.name)
-    require_droppable(mechanism, config)
+    require_supported(mechanism, config)
     return config
 
 
@@ -63,16 +60,12 @@ def parse_options(pairs: Iterable[str] | None, given_by: str = "--option") -> di
 
 
 def _direction(mechanism: Mechanism, causal: Any) -> bool:
-    """What `causal` is where nothing, or this, was said; raises `InvalidValue` where there is no such form."""
+    """What `causal` is where nothing, or this, was said."""
     able = mechanism.can(Capability.CAUSAL)
     if causal is not None and not isinstance(causal, bool):
         raise InvalidValue.of("causal", causal, "True or False").in_mechanism(mechanism.name)
     if causal is None:
-        return able or not mechanism.can(Capability.BIDIRECTIONAL)
-    if causal and not able:
-        raise InvalidValue.of("causal", causal, f"False: mechanism {mechanism.name!r} has no causal form")
-    if not causal and able and not mechanism.can(Capability.BIDIRECTIONAL):
-        raise InvalidValue.of("causal", causal, f"True: mechanism {mechanism.name!r} only looks back")
+        return able
     return causal
 
 

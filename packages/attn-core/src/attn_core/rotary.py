@@ -284,9 +284,10 @@ def sinusoidal(positions: Tensor, width: int) -> Tensor:
     """PE(p, 2i) = sin(p / 10000^(2i/width)), PE(p, 2i+1) = cos of the same: float64 [..., width] of integers [...].
 
     Of an odd width the last element is a sine without its cosine. Angles are taken in float64, so that far positions
-    stay right (Vaswani et al. 2017, section 3.5). Only methods of tensors are used.
+    stay right (Vaswani et al. 2017, section 3.5). Only methods of tensors are used. The result is on the device of
+    `positions`, but on the CPU for MPS, which has no float64.
     """
-    places = positions.double()[..., None]
+    places = (positions.cpu() if positions.device.type == "mps" else positions).double()[..., None]
     angles = places * places.new_tensor([BASE ** (-2 * pair / width) for pair in range((width + 1) // 2)])
     sinusoids = angles.new_empty(*positions.shape, width)
     sinusoids[..., 0::2] = angles.sin()

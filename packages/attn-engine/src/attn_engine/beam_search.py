@@ -95,6 +95,7 @@ class BeamHypotheses:
 
     def _candidates(self, scores: Tensor) -> Iterator[Candidate]:
         """All continuations of finite score, best first."""
+        scores = scores.cpu() if scores.device.type == "mps" else scores  # which has no float64
         before = torch.tensor([h.score for h in self._running], dtype=torch.float64, device=scores.device)
         sums = (scores.double() + before[:, None]).flatten()
         vocab_size = scores.shape[-1]

@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from attn_core.errors import NotGraphSafe
 from attn_core.models import LanguageModel
 from attn_core.stores import StateStore, StaticDecode, StaticStore
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
     from attn_engine.scheduler import ScheduledChunk
@@ -29,6 +30,30 @@ Repeat = Callable[[], Tensor]
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 """Numbers of requests for which steps are recorded; above these, every multiple of `FARTHER`."""
 FARTHER = 32
+
+
+WAITING = frozenset({"_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "_unique2", "bincount", "equal"})
+"""Operations for the result of which the host waits."""
+
+
+class NothingOfTheHost(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises `NotGraphSafe` for operations of this thread that wait for the device or bring it something: a recording
+    in which these occur fails, and leaves the memory of the device in disorder."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute, unless it is such an operation."""
+        name, given = func.overloadpacket.__name__, kwargs or {}
+        masks = name in {"index", "index_put_", "index_put"} and any(
+            index is not None and index.dtype == torch.bool for index in args[1]
+        )
+        if name in WAITING or masks:
+            raise NotGraphSafe(f"the host waits for the device ({name})")
+        result = func(*args, **given)
+        if name in {"_to_copy", "to", "copy_"}:
+            source = args[1] if name == "copy_" else args[0]
+            if source.device != result.device:
+                raise NotGraphSafe(f"numbers are copied from {source.device.type} to {result.device.type}")
+        return result
 
 
 class Recorder(Protocol):
@@ -52,7 +77,8 @@ class CudaRecorder:
         here = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):
-            for _ in range(2):
+            compute()
+            with NothingOfTheHost():  # type: ignore[no-untyped-call]
                 compute()
         here.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
@@ -73,6 +99,8 @@ class Rerun:
     def record(self, compute: Repeat) -> Repeat:
         """See `Recorder.record`."""
         compute()
+        with NothingOfTheHost():  # type: ignore[no-untyped-call]
+            compute()
         return compute
 
 

@@ -182,7 +182,10 @@ class Engine:
     def _check_beams(self, num_beams: int, tokens: int) -> None:
         if not isinstance(self._store, BranchingStore):
             raise InvalidValue.of("num_beams", num_beams, "1, as the engine's cache cannot fork a sequence")
-        if not self._store.holds(num_beams, tokens) or num_beams > self._limits.vocab_size:
+        if num_beams > self._limits.vocab_size:
+            allowed = f"at most {self._limits.vocab_size}, the tokens of the vocabulary, which a search begins with"
+            raise InvalidValue.of("num_beams", num_beams, allowed)
+        if not self._store.holds(num_beams, tokens):
             given = f"{num_beams} beams of up to {tokens} tokens"
             raise InvalidValue.of("num_beams", given, "what the KV cache can hold together")
 

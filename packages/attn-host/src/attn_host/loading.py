@@ -57,7 +57,10 @@ def use_kernel(model: Any, name: str | None) -> None:
         with torch.inference_mode():
             one = torch.zeros(1, 1, dtype=torch.int64, device=device)
             model(one) if longest is None else model(one, one.expand(1, longest))
-    except NotImplementedError as error:
+    except (NotImplementedError, TypeError) as error:
+        # Of numbers in float64, MPS says that with a TypeError.
+        if isinstance(error, TypeError) and "MPS" not in str(error):
+            raise
         said = " ".join(str(error).split())[:200]
         message = f"{device} lacks an operation that this model needs; it runs with device cpu: {said}"
         raise Incompatible(message, field="device", device=device) from error

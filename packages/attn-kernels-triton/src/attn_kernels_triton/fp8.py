@@ -14,7 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from attn_kernels_triton.attention.forward import Attended, Inputs, empty, has_copier, inputs_of
 from attn_kernels_triton.attention.plan import Plan, plan_of
-from attn_kernels_triton.attention.tiles import NARROWEST, Choice, Sizes, tile_of
+from attn_kernels_triton.attention.tiles import NARROWEST, NEWER, Choice, Sizes, tile_of
 from attn_kernels_triton.checks import check, check_count
 from attn_kernels_triton.kernels import fp8 as fp8_arguments
 from attn_kernels_triton.kernels.arguments import Places, Rule
@@ -41,12 +41,12 @@ LEAST_KEYS = 32
 """Keys whose weights the matrix unit sums over at once."""
 
 CODED_CHOICES: dict[int, Choice] = {
-    64: Choice(128, 128, 8, 2, "descriptors"),
-    128: Choice(128, 128, 8, 2, "descriptors"),
-    256: Choice(64, 64, 8, 2, "descriptors"),
+    64: Choice(128, 128, 8, 3, "descriptors"),
+    128: Choice(128, 128, 8, 2 if NEWER else 3, "descriptors"),
+    256: Choice(64, 64, 8, 3, "descriptors"),
 }
 """By the width; none of these spills on sm_90a, as a test sees to."""
-WINDOWED_CHOICES = CODED_CHOICES | {128: Choice(128, 64, 8, 2, "descriptors")}
+WINDOWED_CHOICES = CODED_CHOICES | {128: Choice(128, 64, 8, 3, "descriptors")}
 """Where queries see only so far back: a second bound takes registers."""
 
 

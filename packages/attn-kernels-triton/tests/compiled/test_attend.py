@@ -112,6 +112,12 @@ def test_on_hopper_tiles_of_bands_are_copied_by_the_chip(size, program):
     assert found.count("LDGSTS") == 0
 
 
+@pytest.fixture
+def joined(monkeypatch):
+    """Gradients are joined wherever they can be."""
+    monkeypatch.setattr(backward, "JOINED", frozenset(tiles.DENSE_BACKWARD))
+
+
 def require_joined(size: int, shape: dict) -> None:
     """Fail unless one program of Hopper computes all gradients from five products, and adds four numbers at once."""
     found = artefact(launches(**{**FILLING, **shape, "size": size})["joined"])
@@ -122,11 +128,13 @@ def require_joined(size: int, shape: dict) -> None:
     assert found.count("ATOM") == 0
 
 
+@pytest.mark.usefixtures("joined")
 @pytest.mark.parametrize("size", [64, 128])
 def test_on_hopper_gradients_of_many_heads_are_joined_in_one_program_that_does_not_spill(size):
     require_joined(size, {})
 
 
+@pytest.mark.usefixtures("joined")
 @pytest.mark.slow
 def test_joined_gradients_ask_for_keys_behind_the_last_one_only_where_there_are_such():
     whole, ragged = (
@@ -135,6 +143,7 @@ def test_joined_gradients_ask_for_keys_behind_the_last_one_only_where_there_are_
     assert whole < ragged
 
 
+@pytest.mark.usefixtures("joined")
 @pytest.mark.slow
 @pytest.mark.parametrize("filled", [0.0, 1.1])
 def test_gradients_of_one_head_whose_numbers_are_constants_compile(monkeypatch, filled):
@@ -144,6 +153,7 @@ def test_gradients_of_one_head_whose_numbers_are_constants_compile(monkeypatch, 
     assert {compiled(launch, HOPPER).metadata.target for launch in found.values()} == {HOPPER}
 
 
+@pytest.mark.usefixtures("joined")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "band"), [(size, band) for size in (64, 128) for band in BANDS if size == 64 or band not in CROWDED]
@@ -152,6 +162,7 @@ def test_on_hopper_joined_gradients_of_bands_do_not_spill(size, band):
     require_joined(size, BANDS[band])
 
 
+@pytest.mark.usefixtures("joined")
 @pytest.mark.parametrize("band", sorted(CROWDED))
 def test_gradients_of_wide_heads_that_would_spill_are_not_joined(band):
     assert set(PROGRAMS) == set(launches(**{**FILLING, **BANDS[band], "size": 128})) & {*PROGRAMS, "joined"}
@@ -209,6 +220,7 @@ def test_every_program_compiles_for_other_gpus(target, copier):
     assert found == [OTHERS[target]] * 4
 
 
+@pytest.mark.usefixtures("joined")
 @pytest.mark.slow
 def test_joined_gradients_compile_for_the_next_chip():
     launch = launches(64, **FILLING)["joined"]

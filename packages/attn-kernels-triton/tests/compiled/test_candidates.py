@@ -36,6 +36,7 @@ def require_ships(launch) -> None:
 def test_on_hopper_no_candidate_of_a_backward_pass_spills(monkeypatch, width, both, mask, heads):
     monkeypatch.setattr(dense, "has_copier", lambda device: True)
     monkeypatch.setattr(backward, "FILLED", 0.0)
+    monkeypatch.setattr(backward, "JOINED", frozenset({width}))
     monkeypatch.setitem(tiles.DENSE_BACKWARD, width, both)
     found = launches(width, mask=mask, heads=heads)
     # Under a window wide heads are never joined, whatever was measured.

@@ -50,12 +50,16 @@ OTHER_SHIPPED = {
 }
 
 
+SPILLS = {("attend_paged", 64, 512): 48}
+"""Instructions that spill, by program, rows and width: none but where an H200 was faster with them."""
+
+
 def require_ships(shape: dict) -> None:
     """Fail unless every program of a step keeps everything in registers and within shared memory."""
     for launch in paged_launches(**shape):
         found = artefact(launch)
         what = launch.program.__name__, launch.call.tile.rows.value
-        assert found.spills == 0, (what, found.spills, found.registers)
+        assert found.spills <= SPILLS.get((*what, launch.call.tile.value_width.value), 0), (what, found.spills)
         assert found.registers <= REGISTERS, what
         assert found.shared <= SHARED_MEMORY, what
         if shape.get("dtype") != torch.float32 and what[0] == "attend_paged":
@@ -84,8 +88,11 @@ BUCKETS = {
 
 @pytest.mark.parametrize("name", BUCKETS)
 def test_on_hopper_steps_that_are_cut_on_the_device_do_not_spill(name):
-    lay_out, attend, merge = map(artefact, bucket_launches(**BUCKETS[name]))
-    assert [found.spills for found in (lay_out, attend, merge)] == [0, 0, 0]
+    launches = bucket_launches(**BUCKETS[name])
+    lay_out, attend, merge = map(artefact, launches)
+    tile = launches[1].call.tile
+    allowed = SPILLS.get(("attend_paged", tile.rows.value, tile.value_width.value), 0)
+    assert (lay_out.spills, merge.spills, max(attend.spills, allowed)) == (0, 0, allowed)
     assert max(found.shared for found in (lay_out, attend, merge)) <= SHARED_MEMORY
     assert attend.count("HGMMA") + attend.count("HMMA") > 0
 

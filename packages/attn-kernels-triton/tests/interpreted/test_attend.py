@@ -86,7 +86,9 @@ def small_backward(monkeypatch, *, joined: bool) -> None:
     """Small tiles for backward programs of bands, whose gradients are joined or not."""
     both = [tiles.Choice(16, 32, 4, 1, schedule) for schedule in ("joined", "descriptors")]
     monkeypatch.setitem(tiles.DENSE_BACKWARD, 64, (both[0],))
-    monkeypatch.setitem(tiles.DENSE_APART, 64, (both[1], both[1]))
+    for apart in (tiles.DENSE_APART, tiles.DENSE_APART_BOUNDED):
+        monkeypatch.setitem(apart, 64, (both[1], both[1]))
+    monkeypatch.setattr(backward, "JOINED", frozenset({64}))
     monkeypatch.setattr(backward, "FILLED", 0.0 if joined else 1.1)
     monkeypatch.delattr(backward, "pointer_launches")
 

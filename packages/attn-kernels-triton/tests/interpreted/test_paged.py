@@ -14,7 +14,9 @@ from attn_core.kernels.dispatch import choose
 from attn_core.masks import Prefix
 from attn_core.modifiers import Alibi, Modifier, RelativeBias, SoftCap, T5Bias
 from attn_core.scores import ScaledDot
+from attn_kernels_triton.paged import schedule
 from attn_kernels_triton.paged.attend import attend_rows
+from attn_kernels_triton.paged.schedule import Asked, works
 from attn_testing import oracle
 from bounds import require_close
 
@@ -147,6 +149,20 @@ def test_a_request_computes_the_same_to_the_bit_in_any_company():
             requests=(0,),
         )
         assert torch.equal(attend_rows(step.spec, alone)[0], together[request])
+
+
+@pytest.mark.parametrize("lengths", [(8191,) * 64, (300, 1, 70, 8000), (5,)])
+def test_stretches_over_latents_are_about_as_long_whoever_remembers_and_leave_no_key_out(lengths):
+    heads = schedule.Heads(16, 1, 64, wanted=264)
+    asked = [Asked(request, request, 1, context) for request, context in enumerate(lengths)]
+    (work,) = works(asked, heads, None)
+    met = {request: [] for request in range(len(lengths))}
+    for item in work.items:
+        met[item.request] += range(item.start, item.stop)
+    assert met == {request: list(range(context + 1)) for request, context in enumerate(lengths)}
+    keys = sum(lengths) + len(lengths)
+    assert max(item.stop - item.start for item in work.items) <= 1.6 * max(128, keys / 264)
+    assert len(work.items) <= 264 + len(lengths)
 
 
 def test_only_the_requests_that_are_asked_for_are_computed():

@@ -52,6 +52,12 @@ class MechanismAttention:
             raise Incompatible(f"mechanism {name!r} does not say what it computes within one sequence", mechanism=name)
         if not self.mechanism.can(Capability.CAUSAL):
             raise Incompatible(f"mechanism {name!r} cannot be causal", mechanism=name)
+        if not self.mechanism.can(Capability.ROTARY):
+            message = f"mechanism {name!r} takes no rotary positions, which models turn before they call an attention"
+            raise Incompatible(message, mechanism=name)
+        if type(self.mechanism).build is not DeclaredMechanism.build:
+            message = f"mechanism {name!r} computes more than its score, mask and distribution: it has no place here"
+            raise Incompatible(message, mechanism=name)
         shared = 2 if self.mechanism.can(Capability.GROUPED) else 4
         self._spec(Heads(query=4, key_value=shared, key_size=8, value_size=8), causal=True)
 

@@ -46,7 +46,7 @@ class Mean(ComputedMechanism):
     summary = "The mean of the tokens so far."
     paper = Paper(title="None", authors="Nobody", year=2024)
     equation = r"c_t = \frac1t \sum_{i \le t} x_i"
-    capabilities = frozenset({Capability.CAUSAL, Capability.EXACT})
+    capabilities = frozenset({Capability.CAUSAL, Capability.EXACT, Capability.BIAS, Capability.HEAD_DIM})
     Config = MeanConfig
 
     def build(self, config: MechanismConfig) -> RunningMean:
@@ -59,7 +59,7 @@ class Mean(ComputedMechanism):
 
 class TwoSided(Mean):
     name = "two_sided_mean"
-    capabilities = frozenset({Capability.BIDIRECTIONAL, Capability.EXACT})
+    capabilities = frozenset({Capability.BIDIRECTIONAL, Capability.EXACT, Capability.BIAS, Capability.HEAD_DIM})
     Config = MeanConfig
 
 

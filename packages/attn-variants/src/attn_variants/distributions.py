@@ -182,7 +182,15 @@ def local_gaussian(distribution: LocalGaussian, pairs: Pairs, scores: Tensor) ->
     """Softmax within the window around the place that each query names, times the Gaussian; see `LocalGaussian`."""
     count = visible(scores, pairs.allowed)
     centre = count * torch.sigmoid(share(pairs.query, pairs.weights("distribution")))
-    return around(distribution.radius, scores, pairs.allowed, centre, pairs.places[1])
+    return around(distribution.radius, scores, pairs.allowed, centre, places_of_real(pairs))
+
+
+def places_of_real(pairs: Pairs) -> Tensor:
+    """The positions of keys [batch or 1, 1, 1, key], of real ones as they are without padding, wherever that stands."""
+    places, real = pairs.places[1], pairs.operands.key_padding_mask
+    if real is None or pairs.operands.key_positions is not None:
+        return places
+    return places - (~real).cumsum(-1)[:, None, None, :]
 
 
 def share(query: Tensor, weights: Mapping[str, Tensor]) -> Tensor:

@@ -23,10 +23,10 @@ def attn_kernels() -> list[Kernel[Any]]:
     from attn_variants.kernels.attend import Banded, BlockSparse, Plain, TorchSdpa
     from attn_variants.kernels.recurrence import PlainChunked, PlainRecurrent
     from attn_variants.kernels.selected import SelectedBlocksTiled, SelectedBlocksWhole
-    from attn_variants.kernels.torch_cuda import TorchCudnn, TorchEfficient, TorchFlash
+    from attn_variants.kernels.torch_cuda import TorchCudnn, TorchEfficient, TorchFlash, TorchFlex
 
     attention = [Plain(), TorchSdpa(), BlockSparse(), Banded()]
-    on_gpu = [TorchCudnn(), TorchFlash(), TorchEfficient()]
+    on_gpu = [TorchCudnn(), TorchFlash(), TorchEfficient(), TorchFlex()]
     return [*attention, *on_gpu, SelectedBlocksTiled(), SelectedBlocksWhole(), PlainChunked(), PlainRecurrent()]
 
 

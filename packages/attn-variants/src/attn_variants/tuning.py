@@ -21,13 +21,22 @@ from attn_core import AttentionInputs, AttentionSpec, Causal, Full, Heads, Windo
 from attn_core.kernels import devices
 from attn_core.kernels.attend import AttendKernel, AttendProblem, attend_problem
 from attn_core.kernels.measured import PLAIN, CostTable, MeasuredCall, Times
+from attn_core.masks import Prefix
 from torch import Tensor
 
 TOKENS, HEADS = 16384, 16
 """Queries of all sequences of a call together, and heads."""
 
-MASKS = {"causal": Causal(), "full": Full(), "window": Window(left=1023)}
-"""The masks that are measured, by their kinds."""
+MASKS = {
+    "causal": Causal(),
+    "full": Full(),
+    "window": Window(left=1023),
+    "prefix": Causal() | Prefix(512),
+}
+"""The masks that are measured."""
+
+LONG_MASKS = {"window": 1024, "prefix": 1024}
+"""Keys from above which these masks are measured: with fewer they leave nearly all."""
 
 LENGTHS = (1024, 4096, 16384, 512)
 """Keys of a sequence; those that matter most first."""
@@ -103,7 +112,7 @@ def cases(head_dims: tuple[int, ...] = (64, 128), dtypes: tuple[torch.dtype, ...
     """What is measured, what training and serving meet most first."""
     found = []
     for mask, keys, dtype, head_dim, gradients in itertools.product(MASKS, LENGTHS, dtypes, head_dims, (True, False)):
-        if mask != "window" or keys > 1024:
+        if keys > LONG_MASKS.get(mask, 0):
             found.append(Case(dtype=dtype, head_dim=head_dim, mask=mask, keys=keys, gradients=gradients))
     single = {"mask": "full", "gradients": False, "decoding": True}
     return (

@@ -21,6 +21,18 @@ class TestRouting(MechanismLaws):
     settings = SETTINGS
 
 
+class TestCausalHashed(MechanismLaws):
+    mechanism = "lsh_causal"
+    options = {"buckets": 4, "window": 3, "rounds": 2}
+    settings = SETTINGS[1:]
+
+
+class TestCausalRouting(MechanismLaws):
+    mechanism = "routing_causal"
+    options = {"clusters": 3, "window": 4}
+    settings = SETTINGS[:1]
+
+
 class TestClustered(MechanismLaws):
     mechanism = "clustered"
     options = {"clusters": 3, "bits": 7, "iterations": 3, "top": 2}

@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 from attn_variants.distributions import around
 
@@ -62,6 +63,16 @@ def test_padding_does_not_move_the_place_that_a_query_names(build):
     assert torch.allclose(
         layer(rows, source, key_padding_mask=key_padding_mask), layer(rows, source[:, :6]), rtol=0, atol=1e-14
     )
+
+
+@pytest.mark.parametrize("real", [[0, 0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 0, 0, 1, 1, 0, 1, 1]], ids=["before", "between"])
+def test_padding_anywhere_leaves_the_weights_of_the_real_keys(build, real):
+    layer = build("local_p", {"radius": 2}, hidden_size=WIDTH, num_heads=2)
+    rows, source, real = doubles(1, 3, WIDTH), doubles(1, 9, WIDTH), torch.tensor([real]).bool()
+    padded, alone = layer.weights(rows, source, key_padding_mask=real), layer.weights(rows, source[:, real[0]])
+    assert torch.allclose(padded[..., real[0]], alone, rtol=0, atol=1e-14)
+    assert (padded[..., ~real[0]] == 0).all()
+    assert alone.sum() > 0.1
 
 
 def test_a_source_shorter_than_the_window_is_met_whole(build):

@@ -21,7 +21,6 @@ from attn_core import (
     Window,
     hookimpl,
 )
-from attn_core.errors import InvalidValue
 
 from attn_dsa.options import DsaConfig
 
@@ -50,9 +49,7 @@ class Dsa(DeclaredMechanism):
     Config = DsaConfig
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """The causal attention that is thinned out; raises `InvalidValue` where the config is not causal."""
-        if not config.causal:
-            raise InvalidValue.of("causal", config.causal, "True: mechanism 'dsa' chooses among past tokens")
+        """The causal attention that is thinned out."""
         return AttentionSpec(heads=config.head_layout, mask=Causal(), rotary=config.rotary)
 
     def inner(self, config: MechanismConfig) -> SelectedTokens:

@@ -20,7 +20,6 @@ from attn_core import (
     Step,
     hookimpl,
 )
-from attn_core.errors import InvalidValue
 
 if TYPE_CHECKING:
     from attn_forgetting.gates import ForgetGates
@@ -52,9 +51,7 @@ class Forgetting(DeclaredMechanism):
     }
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """The causal softmax attention that forgets; raises `InvalidValue` where the config is not causal."""
-        if not config.causal:
-            raise InvalidValue.of("causal", config.causal, "True: mechanism 'forgetting' forgets what came before")
+        """The causal softmax attention that forgets."""
         return AttentionSpec(heads=config.head_layout, mask=Causal(), rotary=config.rotary)
 
     def inner(self, config: MechanismConfig) -> ForgetGates:

@@ -21,7 +21,6 @@ from attn_core import (
     Step,
     hookimpl,
 )
-from attn_core.errors import Incompatible, InvalidValue
 from attn_core.kernels.recurrence import RecurrenceSpec
 
 from attn_gated_deltanet.config import GatedDeltaConfig
@@ -49,7 +48,15 @@ class GatedDeltaNet(ComputedMechanism):
         r" y_t = W_O\left(\mathrm{norm}(o_t) \odot \mathrm{silu}(W_G x_t)\right)"
     )
     capabilities = frozenset(
-        {Capability.CAUSAL, Capability.INCREMENTAL, Capability.EXACT, Capability.PADDING, Capability.WEIGHTS}
+        {
+            Capability.BIAS,
+            Capability.HEAD_DIM,
+            Capability.CAUSAL,
+            Capability.INCREMENTAL,
+            Capability.EXACT,
+            Capability.PADDING,
+            Capability.WEIGHTS,
+        }
     )
 
     Config = GatedDeltaConfig
@@ -59,13 +66,6 @@ class GatedDeltaNet(ComputedMechanism):
         from attn_gated_deltanet.layer import GatedDeltaLayer
 
         own = GatedDeltaConfig.of(config)
-        if not own.causal:
-            raise InvalidValue.of("causal", own.causal, "True: 'gated_deltanet' is a recurrence in time")
-        if own.num_kv_heads not in {None, own.num_heads}:
-            allowed = f"{own.num_heads}: every head of 'gated_deltanet' keeps a memory of its own"
-            raise InvalidValue.of("num_kv_heads", own.num_kv_heads, allowed)
-        if own.rotary is not None:
-            raise Incompatible("mechanism 'gated_deltanet' takes no rotary positions; use a model without them")
         return GatedDeltaLayer(
             own.sizes, hidden_size=own.hidden_size, bias=own.bias, taps=own.taps, chunk=own.chunk, eps=own.norm_eps
         )

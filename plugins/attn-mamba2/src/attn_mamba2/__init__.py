@@ -18,7 +18,6 @@ from attn_core import (
     Step,
     hookimpl,
 )
-from attn_core.errors import Incompatible, InvalidValue
 
 from attn_mamba2.config import Mamba2Config
 
@@ -45,7 +44,15 @@ class Mamba2(ComputedMechanism):
         r" y_t = W_O\,\mathrm{norm}\left(o_t \odot \mathrm{silu}(W_Z u_t)\right)"
     )
     capabilities = frozenset(
-        {Capability.CAUSAL, Capability.INCREMENTAL, Capability.EXACT, Capability.PADDING, Capability.WEIGHTS}
+        {
+            Capability.BIAS,
+            Capability.HEAD_DIM,
+            Capability.CAUSAL,
+            Capability.INCREMENTAL,
+            Capability.EXACT,
+            Capability.PADDING,
+            Capability.WEIGHTS,
+        }
     )
 
     Config = Mamba2Config
@@ -55,13 +62,6 @@ class Mamba2(ComputedMechanism):
         from attn_mamba2.layer import Mamba2Layer
 
         own = Mamba2Config.of(config)
-        if not own.causal:
-            raise InvalidValue.of("causal", own.causal, "True: 'mamba2' is a recurrence in time")
-        if own.num_kv_heads not in {None, own.num_heads}:
-            allowed = f"{own.num_heads}: heads of 'mamba2' share B and C by the option groups"
-            raise InvalidValue.of("num_kv_heads", own.num_kv_heads, allowed)
-        if own.rotary is not None:
-            raise Incompatible("mechanism 'mamba2' takes no rotary positions; use a model without them")
         return Mamba2Layer(own.sizes, hidden_size=own.hidden_size, bias=own.bias, chunk=own.chunk)
 
     def state(self, config: MechanismConfig) -> StateSpecs:

@@ -21,7 +21,6 @@ from attn_core import (
 )
 from attn_core.checks import require_whole
 from attn_core.cost import SelectedBlockPairs
-from attn_core.errors import InvalidValue
 from attn_core.kernels.selected import SelectedBlocksSpec
 
 if TYPE_CHECKING:
@@ -60,9 +59,7 @@ class Moba(DeclaredMechanism):
                 require_whole(name, getattr(self, name), ge=1)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """The causal attention that is thinned out; raises `InvalidValue` where the config is not causal."""
-        if not config.causal:
-            raise InvalidValue.of("causal", config.causal, "True: mechanism 'moba' chooses among past blocks")
+        """The causal attention that is thinned out."""
         return AttentionSpec(heads=config.head_layout, mask=Causal(), rotary=config.rotary)
 
     def inner(self, config: MechanismConfig) -> BlockMixture:

@@ -23,7 +23,6 @@ from attn_core import (
     hookimpl,
 )
 from attn_core.cost import SelectedBlockPairs
-from attn_core.errors import InvalidValue
 from attn_core.kernels.selected import SelectedBlocksSpec
 
 from attn_nsa.options import NsaConfig
@@ -61,9 +60,7 @@ class Nsa(DeclaredMechanism):
     Config = NsaConfig
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """The branch of the window; raises `InvalidValue` where the config is not causal."""
-        if not config.causal:
-            raise InvalidValue.of("causal", config.causal, "True: mechanism 'nsa' chooses among past blocks")
+        """The branch of the window."""
         window = Window(left=NsaConfig.of(config).window - 1)
         return AttentionSpec(heads=config.head_layout, mask=Causal() & window, rotary=config.rotary)
 

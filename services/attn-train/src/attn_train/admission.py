@@ -14,6 +14,7 @@ from attn_train.data.synthetic import TASKS
 from attn_train.data_checks import check_images, check_masked, check_pairs, check_tags, check_text
 from attn_train.model import check_model
 from attn_train.settings import Layout, TrainSettings
+from attn_train.tasks.seq2seq import require_bleu
 
 CHECKS = {PAIRS: check_pairs, TEXT: check_text, MASKED: check_masked, TAGS: check_tags, IMAGES: check_images}
 """Checks of the data, by their kind."""
@@ -32,6 +33,8 @@ def check_config(config: TrainingConfig, *, home: Path, settings: TrainSettings,
         raise InvalidValue.of("config.data.dataset", "", "the name of a dataset, or a path on the server")
     CHECKS[data_kind_of(model)](data, home=home, settings=settings, local=local)
     check_model(config, home)
+    if config.evaluation.bleu_sentences:
+        require_bleu()
 
 
 def check_job_id(job_id: str) -> None:

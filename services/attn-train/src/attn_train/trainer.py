@@ -188,12 +188,20 @@ class Trainer:
             validation = self.validation_loss(self.config.evaluation.eval_batches, report.heartbeat)
             values |= {} if validation is None else {"validation_loss": validation}
         if last:
-            with validation_precision(self.config.precision, self._device):
-                values |= self._task.final_metrics(self.model, report.heartbeat)
+            values |= self._final_metrics(report)
         if values:
             report.metrics(self.step, values)
         if self.step % self.config.checkpoint.save_steps == 0 and not last:
             self._try_save(report)
+
+    def _final_metrics(self, report: Reporter) -> Mapping[str, float]:
+        """What the task measures at the end; nothing, with a line of the log, where that fails: the model stays."""
+        try:
+            with validation_precision(self.config.precision, self._device):
+                return self._task.final_metrics(self.model, report.heartbeat)
+        except Exception as error:  # noqa: BLE001 -- whatever a measurement raises, the model is trained
+            report.log(f"the last measurement failed: {type(error).__name__}: {error}; the model is kept")
+            return {}
 
     def _update(self, rate: float) -> tuple[Tensor, Tensor]:
         batch = tuple(moved(part, self._device) for part in self._task.next_batch())

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import sys
 
 import pytest
 import torch
-from attn_core.errors import InvalidValue, UnknownName
+from attn_core.errors import InvalidValue, MissingPackage, UnknownName
 from attn_schema.training import (
     CheckpointConfig,
     DataConfig,
@@ -15,12 +16,14 @@ from attn_schema.training import (
     OptimizerConfig,
     TrainingConfig,
 )
+from attn_train.admission import check_config
 from attn_train.checkpoint import CheckpointFolder
 from attn_train.data.load import load_dataset
 from attn_train.data.pairs import SAMPLE_FILE
 from attn_train.data.synthetic import synthetic_pairs
 from attn_train.model import configured
 from attn_train.records import StopFlag
+from attn_train.settings import TrainSettings
 from attn_train.tasks.base import PADDED
 from attn_train.tasks.seq2seq import Seq2SeqTask, bleu, tokenize_pairs, translate
 from attn_train.trainer import NullReporter, Trainer
@@ -62,6 +65,25 @@ class Book(NullReporter):
 @pytest.fixture
 def pairs(tmp_path):
     return dataset(tmp_path)
+
+
+def test_a_last_measurement_that_fails_is_logged_and_the_model_is_kept(tmp_path, pairs, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sacrebleu.metrics.bleu", None)
+    config, lines = specification(steps=2), []
+    book, folder = Book(), CheckpointFolder(tmp_path / "checkpoints")
+    book.log = lines.append
+    assert Trainer(model_of(config, pairs), pairs, config, checkpoints=folder).run(book, StopFlag()) is None
+    assert any("the last measurement failed: MissingPackage" in line and "model is kept" in line for line in lines)
+    assert "loss" in book.values[2]
+    assert folder.newest() is not None
+
+
+def test_a_recipe_that_measures_bleu_is_refused_at_submission_without_the_package(tmp_path, monkeypatch):
+    settings = TrainSettings()
+    check_config(specification(), home=tmp_path, settings=settings, local=True)
+    monkeypatch.setattr("attn_train.tasks.seq2seq.find_spec", lambda name: None)
+    with pytest.raises(MissingPackage, match=r"bleu_sentences.* needs attn-train\[bleu\]"):
+        check_config(specification(), home=tmp_path, settings=settings, local=True)
 
 
 def test_batches_hold_pairs_of_about_one_length_padded_at_the_end(pairs):

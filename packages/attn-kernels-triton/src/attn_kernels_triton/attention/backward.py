@@ -14,6 +14,7 @@ from attn_kernels_triton.attention.forward import Attended, Inputs, copied, desc
 from attn_kernels_triton.attention.plan import Plan
 from attn_kernels_triton.attention.tiles import (
     DENSE_APART,
+    DENSE_APART_BOUNDED,
     DENSE_BACKWARD,
     NARROWEST,
     Choice,
@@ -111,16 +112,22 @@ FIRSTS = 4
 
 
 WIDE = 128
+JOINED: frozenset[int] = frozenset()
+"""Widths of which one program joins all gradients where nothing was measured: none, see `DENSE_APART`."""
 
 
 def chosen_backward(plan: Plan, device: torch.device) -> tuple[Choice, ...]:
-    """The choices of the backward programs of such a band: of one that joins all gradients where it fills the chip."""
+    """The choices of the backward programs of such a band: of one that joins all gradients only where it fills the
+    chip."""
     width = max(NARROWEST, plan.sizes.width)
-    found = known(tuple, kind_of(plan.sizes, plan.rule).backward, device) or DENSE_BACKWARD[width]
+    bounded = plan.rule.left is not None or plan.rule.right is not None
+    apart = (DENSE_APART_BOUNDED if bounded else DENSE_APART)[width]
+    shipped: tuple[Choice, ...] = DENSE_BACKWARD[width] if width in JOINED else apart
+    found = known(tuple, kind_of(plan.sizes, plan.rule).backward, device) or shipped
     if found[0].schedule == "joined":
         tiles = -(-plan.sizes.keys // no_larger(found[0], plan.sizes).keys)
         if crowded(plan) or parts_of(plan, tiles, device).filled < FILLED:
-            found = DENSE_APART[width]
+            found = apart
     return tuple(no_larger(choice, plan.sizes) for choice in found)
 
 

@@ -18,10 +18,10 @@ from attn_kernels_triton.attention.plan import bias_of, rule_of, sink_of, with_l
 from attn_kernels_triton.checks import DTYPES, FARTHEST, check_count, check_like
 from attn_kernels_triton.kernels.arguments import Rows, Rule
 from attn_kernels_triton.kernels.paged import NO_MEMORY, Memory, Merge, Paged, PagedTile, attend_paged, merge_paged
-from attn_kernels_triton.launch import Launch, power_of_two
+from attn_kernels_triton.launch import Launch, power_of_two, processors
 from attn_kernels_triton.machine import interpreted
 from attn_kernels_triton.paged.schedule import FEW, Heads, Portion, prepared
-from attn_kernels_triton.paged.tiles import BIASED, INT4, NARROWEST, TREE, PagedChoice, choice_of, many
+from attn_kernels_triton.paged.tiles import BIASED, INT4, INT8, NARROWEST, TREE, PagedChoice, choice_of, many
 from attn_kernels_triton.tuning.candidates import paged_name
 from attn_kernels_triton.tuning.store import known
 
@@ -153,8 +153,10 @@ def launches(
     owners, sizes = spec.heads.key_value, (asked.met.first, spec.heads.value_size)
     group = spec.heads.query // owners
     most = many(query.dtype, group, *sizes)
-    times = (asked.few or choice_of(FEW if group <= FEW else most, query.dtype, *sizes)).times
-    heads = Heads(group, owners, most, times)
+    choice = asked.few or choice_of(FEW if group <= FEW else most, query.dtype, *sizes)
+    # What is left of a stretch of latents weighs as much as many of its keys: they are cut for the whole step.
+    wanted = choice.programs * processors(query.device) if "latent" in rows.fields else 0
+    heads = Heads(group, owners, most, choice.times, wanted)
     work = prepared(operands, heads, band_before(spec).left, asked.met.key.data.shape[0])
     return portion_launches(asked, work.portions)
 
@@ -219,7 +221,12 @@ def attend_launch(asked: Asked, portion: Portion) -> Launch:
     spec, query, form, out, positions, met, rule, few = asked
     value_size = out.shape[2]
     rest = 0 if met.rest.data is None else spec.heads.key_size - met.first
-    present = {BIASED: rule.bias is not None, TREE: portion.tables.seen is not None, INT4: form == INT4}
+    present = {
+        BIASED: rule.bias is not None,
+        TREE: portion.tables.seen is not None,
+        INT4: form == INT4,
+        INT8: form == INT8,
+    }
     takes = [what for what, there in present.items() if there]
     choice = choice_of(portion.tile, query.dtype, met.first, value_size, takes=takes)
     # What was measured without any of these may leave them no registers.

@@ -74,12 +74,14 @@ class Work(NamedTuple):
 
 class Heads(NamedTuple):
     """Heads that share keys, key/value heads, rows of a tile where a request has more than a few, and how many `times`
-    as long as usual stretches are."""
+    as long as usual stretches are; or how many stretches are `wanted` of all requests together, 0 where each is cut for
+    itself."""
 
     group: int
     owners: int
     many: int
     times: int = 1
+    wanted: int = 0
 
 
 def asked_of(batch: RaggedBatch, requests: Iterable[int]) -> Iterator[Asked]:
@@ -93,10 +95,13 @@ def asked_of(batch: RaggedBatch, requests: Iterable[int]) -> Iterator[Asked]:
 def works(asked: Iterable[Asked], heads: Heads, left: int | None) -> list[Work]:
     """The work of requests, queries of which see `left` places before themselves, None for all.
 
-    How a request is cut depends on that request alone: it computes the same in any company.
+    How a request is cut depends on that request alone, so that it computes the same in any company, unless a number of
+    stretches is wanted of all: then all are about as long, whoever remembers what is read.
     """
     found = {tile: Work(tile, [], [], 0) for tile in (FEW, heads.many)}
-    for request, begin, tokens, context, tree in asked:
+    every = list(asked)
+    even = even_length(every, heads, left)
+    for request, begin, tokens, context, tree in every:
         rows = tokens * heads.group
         tile = FEW if rows <= FEW else heads.many
         work = found[tile]
@@ -108,7 +113,12 @@ def works(asked: Iterable[Asked], heads: Heads, left: int | None) -> list[Work]:
             oldest = 0 if left is None else max(0, oldest - left)
             # Chunks that fill several tiles keep the chip busy, and would leave much to merge.
             whole = tokens > 1 and rows > heads.many
-            cuts = [(oldest, stop)] if whole else list(stretches(oldest, stop, heads, tile // FEW))
+            if whole:
+                cuts = [(oldest, stop)]
+            elif even:
+                cuts = list(even_stretches(oldest, stop, even))
+            else:
+                cuts = list(stretches(oldest, stop, heads, tile // FEW))
             slot = work.slots if len(cuts) > 1 else -1
             for place, (start, end) in enumerate(cuts):
                 goes = slot if slot < 0 else slot + place * heads.owners
@@ -117,6 +127,31 @@ def works(asked: Iterable[Asked], heads: Heads, left: int | None) -> list[Work]:
                 work.merges.append(MergeItem(begin, first, count, slot, len(cuts)))
                 work = found[tile] = work._replace(slots=slot + len(cuts) * heads.owners)
     return [work for work in found.values() if work.items]
+
+
+EVEN = 128
+"""Keys of which the length of stretches that are even is a multiple."""
+
+
+def even_length(asked: Iterable[Asked], heads: Heads, left: int | None) -> int:
+    """The keys of a stretch of which as many are wanted of all requests together; 0 where none are."""
+    if not heads.wanted:
+        return 0
+    keys = 0
+    for one in asked:
+        rows = one.tokens * heads.group
+        held = one.context + one.tokens
+        keys += -(-rows // (FEW if rows <= FEW else heads.many)) * (held if left is None else min(held, left + 1))
+    return max(1, -(-keys // (heads.wanted * EVEN))) * EVEN
+
+
+def even_stretches(start: int, stop: int, length: int) -> Iterator[tuple[int, int]]:
+    """Positions `start` to `stop` cut into the nearest number of stretches of a length, as `lay_out` cuts them."""
+    held = stop - start
+    pieces = max(1, (2 * held + length) // (2 * length))
+    own = max(FEW, -(-held // (pieces * FEW)) * FEW)
+    for cut in range(start, stop, own):
+        yield cut, min(stop, cut + own)
 
 
 def stretches(start: int, stop: int, heads: Heads, tiles: int) -> Iterator[tuple[int, int]]:

@@ -26,15 +26,15 @@ CHUNKS = {True: 64, False: 32}
 SCAN_CHOICES: dict[tuple[str, bool, bool, int], ScanChoice] = {
     ("correct", True, False, 128): ScanChoice(64, 64, 4, 1),
     ("uncorrect", True, False, 128): ScanChoice(64, 64, 4, 1),
-    ("remember", True, False, 128): ScanChoice(64, 64, 4, 2),
-    ("unremember", True, False, 128): ScanChoice(64, 64, 8, 2),
+    ("remember", True, False, 128): ScanChoice(64, 16, 4, 3),
+    ("unremember", True, False, 128): ScanChoice(64, 32, 4, 2),
     ("recall", True, False, 128): ScanChoice(64, 128, 4, 2),
     ("unrecall", True, False, 128): ScanChoice(64, 128, 4, 2),
     ("gradient_to_channels", True, False, 128): ScanChoice(64, 64, 8, 1),
     ("correct", True, True, 128): ScanChoice(64, 64, 4, 1),
     ("uncorrect", True, True, 128): ScanChoice(64, 64, 4, 1),
-    ("remember", True, True, 128): ScanChoice(64, 64, 8, 2),
-    ("unremember", True, True, 128): ScanChoice(64, 64, 8, 2),
+    ("remember", True, True, 128): ScanChoice(64, 16, 4, 3),
+    ("unremember", True, True, 128): ScanChoice(64, 32, 4, 2),
     ("recall", True, True, 128): ScanChoice(64, 128, 8, 2),
     ("unrecall", True, True, 128): ScanChoice(64, 128, 8, 2),
     ("gradient_to_channels", True, True, 128): ScanChoice(32, 64, 8, 1),
@@ -60,6 +60,9 @@ SCAN_CHOICES: dict[tuple[str, bool, bool, int], ScanChoice] = {
 }
 """By program, whether elements have 16 bits, whether channels fade apart, and the size of keys; what is not told of a
 size is as for 128.
+
+Programs that go from chunk to chunk own 16 columns of values, so that sixteen heads of 128 fill the chip: on an H200
+the forward pass over 8192 tokens took 0.68 (additive) to 0.92 (delta rule, channels apart) of the time of 64 columns.
 
 Only programs that keep all channels care whether they are more, and one whose loop over channels ends after one turn
 is unrolled, which takes registers. None spills on sm_90a, as a test sees to."""

@@ -197,7 +197,7 @@ class Decoder(nn.Module):
             # The factor is rounded to the weights' type first, as Gemma's is.
             hidden = hidden * hidden.new_tensor(math.sqrt(self.config.hidden_size))
         if self.config.positions == "sinusoidal":
-            sinusoids = sinusoidal(positions, self.config.hidden_size).to(hidden.dtype)
+            sinusoids = sinusoidal(positions, self.config.hidden_size).to(hidden)
             hidden = hidden * math.sqrt(self.config.hidden_size) + sinusoids
         if self.positions is not None:
             hidden = hidden + self.positions(positions)

@@ -70,8 +70,8 @@ class DepthPosition(nn.Module):
             given = "none" if depths is None else f"the shape {list(depths.shape)}"
             raise InvalidValue.of("depths", given, f"a depth of every token, {list(tokens.shape)}")
         width, like = self.sequential.in_features, self.sequential.weight
-        order = sinusoidal(torch.arange(tokens.shape[1], device=tokens.device), width).to(like.dtype)
-        tree = sinusoidal(depths, width).to(like.dtype)
+        order = sinusoidal(torch.arange(tokens.shape[1], device=tokens.device), width).to(like)
+        tree = sinusoidal(depths, width).to(like)
         return torch.tanh(self.sequential(order) + self.structural(tree))
 
 

@@ -231,7 +231,7 @@ class Transformer(nn.Module):
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         hidden = self.embedding(tokens) * math.sqrt(self.config.hidden_size)
-        dropped: Tensor = self.dropout(hidden + sinusoidal(positions, self.config.hidden_size).to(hidden.dtype))
+        dropped: Tensor = self.dropout(hidden + sinusoidal(positions, self.config.hidden_size).to(hidden))
         return dropped
 
     def _decoder(self) -> Sequence[DecoderBlock]:

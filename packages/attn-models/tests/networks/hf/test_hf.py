@@ -220,6 +220,20 @@ def test_options_and_names_are_the_users():
         hf.register_mechanism("mha", name="someone/attention")
 
 
+@pytest.mark.parametrize(
+    ("mechanism", "said"),
+    [
+        ("nope", "takes no rotary positions, which models turn before"),
+        ("positions_added", "takes no rotary positions, which models turn before"),
+        ("dependency_depth", "computes more than its score, mask and distribution"),
+    ],
+)
+def test_what_the_interface_has_no_place_for_is_refused_and_not_offered_as_plain_attention(mechanism, said):
+    with pytest.raises(Incompatible, match=said):
+        hf.register_mechanism(mechanism)
+    assert f"attn_{mechanism}" not in hf.register()
+
+
 def test_a_model_that_needs_more_than_a_mechanism_gives_is_refused(names, folder):
     model = theirs(folder, "attn_gqa")
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2]])

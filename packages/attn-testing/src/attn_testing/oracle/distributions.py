@@ -68,7 +68,10 @@ def local(given: LocalGaussian, energies: Tensor, allowed: Tensor, operands: Att
     weights = weights_of(operands, "distribution")
     hidden = torch.tanh(torch.einsum("bqhd,hde->bhqe", operands.query, weights["weight"]))
     share = torch.sigmoid(torch.einsum("bhqe,he->bhq", hidden, weights["vector"]))[..., None]
-    apart = places(operands)[1][:, None, None, :] - share * allowed.sum(-1, keepdim=True)
+    place, real = places(operands)[1], operands.key_padding_mask
+    if real is not None and operands.key_positions is None:
+        place = torch.tensor([[sum(row[:key]) for key in range(len(row))] for row in real.tolist()], device=real.device)
+    apart = place[:, None, None, :] - share * allowed.sum(-1, keepdim=True)
     deviation = given.radius / 2
     return softmax(energies, allowed & (apart.abs() <= given.radius)) * torch.exp(-(apart**2) / (2 * deviation**2))
 

@@ -36,9 +36,14 @@ def rotated_size(rotary: Rotary, size: int) -> int:
 
 
 def cos_sin_of(rotary: Rotary, rotated: int, positions: Tensor, dtype: torch.dtype) -> CosSin:
-    """The turns of positions [...] in type `dtype`; angles are taken in float64, so that far positions stay right."""
-    frequencies = torch.tensor(rotary.frequencies(rotated), device=positions.device, dtype=torch.float64)
-    angles = positions.to(torch.float64)[..., None] * frequencies
+    """The turns of positions [...] in type `dtype`; angles are taken in float64, so that far positions stay right.
+
+    MPS has no float64: its angles are taken on the CPU.
+    """
+    device = positions.device
+    exact = positions.cpu() if device.type == "mps" else positions
+    frequencies = torch.tensor(rotary.frequencies(rotated), device=exact.device, dtype=torch.float64)
+    angles = exact.to(torch.float64)[..., None] * frequencies
     cosines, sines = angles.cos(), angles.sin()
     if rotary.attention_factor != 1:
         cosines, sines = cosines * rotary.attention_factor, sines * rotary.attention_factor
@@ -48,7 +53,7 @@ def cos_sin_of(rotary: Rotary, rotated: int, positions: Tensor, dtype: torch.dty
     else:
         cosines = torch.cat([cosines, cosines], dim=-1)
         signed = torch.cat([-sines, sines], dim=-1)
-    return CosSin(cosines[..., None, :].to(dtype), signed[..., None, :].to(dtype))
+    return CosSin(cosines[..., None, :].to(device, dtype), signed[..., None, :].to(device, dtype))
 
 
 def cos_sin_to(rotary: Rotary, rotated: int, length: int, like: Tensor) -> CosSin:

@@ -90,7 +90,7 @@ class TorchSdpa(AttendKernel):
         "kv_unordered": Anything(),
         "gradients": Anything(),
         "dtype": OneOf("float64", "float32", "bfloat16", "float16"),
-        "device": OneOf("cpu"),
+        "device": OneOf("cpu", "mps"),
     }
 
     def cost(self, problem: AttendProblem) -> float:

@@ -154,6 +154,65 @@ class TorchEfficient(OfTorch):
         return efficient(spec, operands)
 
 
+FLEXIBLE = (
+    "causal",
+    "window",
+    "composite",
+    "prefix",
+    "global",
+    "strided",
+    "fixed",
+    "big_bird",
+    "blocks",
+    "segments",
+    "chunked",
+    "predicate",
+    "per_head",
+)
+"""Masks whose rule torch's compiler turns into a program."""
+
+
+class TorchFlex(OfTorch):
+    """torch's FlexAttention (arXiv 2412.05496), which compiles a program for each mask and each pair of lengths.
+
+    The first call of each takes seconds, so that it is chosen only where it was measured to be the fastest.
+    """
+
+    name = "torch_flex"
+    summary = "torch's compiled FlexAttention, masks that name their keys, on a GPU"
+    accepts: ClassVar[Mapping[str, Condition]] = {
+        "score": OneOf("scaled_dot", "dot"),
+        "modifiers": OneOf("soft_cap", "alibi"),
+        "mask": OneOf(*FLEXIBLE),
+        "key_size": OneOf(16, 32, 64, 128, 256),
+        "value_size": OneOf(16, 32, 64, 128, 256),
+        "query_heads": Anything(),
+        "key_value_heads": Anything(),
+        "head_masks": Anything(),
+        "gradients": Anything(),
+        "dtype": OneOf("float32", "bfloat16", "float16"),
+        "device": OneOf("cuda"),
+    }
+
+    def cost(self, problem: AttendProblem) -> float:
+        """What is left of the pairs, and so much that everything else which skips pairs goes first unless measured."""
+        return 0.3 + 0.2 * problem.density
+
+    def unsupported(self, error: Exception) -> str | None:
+        """What torch's compiler says of what it cannot compile, besides what it says of a device."""
+        module = type(error).__module__
+        if module.startswith(("torch._dynamo", "torch._inductor", "triton")):
+            return f"{type(error).__name__}: {(str(error).strip() or 'it says no more').splitlines()[0]}"
+        return super().unsupported(error)
+
+    def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
+        """The output [batch, query, heads, value_size]; see `compute.torch_flex.attend`."""
+        from attn_variants.compute.torch_flex import attend
+
+        out: Tensor = attend(spec, operands)
+        return out
+
+
 def on_hopper() -> bool:
     """Whether this machine's GPU, or that of a machine which is only asked about, is a Hopper or newer."""
     gpu = devices.nvidia_gpu()

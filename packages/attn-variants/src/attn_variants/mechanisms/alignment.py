@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from attn_core import AttentionSpec, Capability, Cost, MechanismConfig, Paper, Shape, Step
 from attn_core.checks import require_number
 from attn_core.distributions import Distribution, Hard, Softmax
-from attn_core.errors import Incompatible
 from attn_core.scores import Additive
 
 from attn_variants.mechanisms.common import GROUPED_SELF
@@ -48,9 +47,7 @@ class Alignment(StatesAttention):
     distribution: Distribution = Softmax()
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `Incompatible` where rotary positions are asked for: queries and source share no positions."""
-        if config.rotary is not None:
-            raise Incompatible(f"mechanism {self.name!r} takes no rotary positions: queries and source share none")
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
         score = Additive(intermediate_size=AdditiveConfig.of(config).intermediate_size)
         return AttentionSpec(heads=config.head_layout, score=score, distribution=self.distribution, cross=True)
 

@@ -25,7 +25,7 @@ from attn_core.checks import require_whole
 from attn_core.masks import Prefix
 from attn_core.scores import ScaledDot
 
-from attn_variants.mechanisms.common import DECODER, only_causal
+from attn_variants.mechanisms.common import DECODER
 
 
 class AttentionSinks(DeclaredMechanism):
@@ -63,7 +63,6 @@ class AttentionSinks(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `Incompatible` where it should look ahead, `InvalidValue` where heads do not divide."""
-        only_causal(self.name, config)
         options, heads = self.Config.of(config), config.head_layout
         mask = Window(left=options.window - 1) | (Prefix(options.sinks) & Causal())
         # Said outright, because turned heads meet twice as wide; see `AttentionSinksLayer`.

@@ -18,7 +18,7 @@ class HashedAttention(WholeSequence):
     """Queries meet keys of their own hash bucket; keys are the queries, of length one.
 
     Where a later token is sorted in, all behind it move to other chunks, so that even with a causal mask outputs would
-    depend on later inputs: no causal form is offered.
+    depend on later inputs; `lsh_causal` is the causal form.
     """
 
     name = "lsh"
@@ -87,8 +87,8 @@ class HashedAttention(WholeSequence):
 class RoutingAttention(WholeSequence):
     """Tokens near a centroid attend to each other; centroids are found by k-means while training.
 
-    A cluster takes the nearest of all tokens, so that a later token may push out an earlier one: no causal form is
-    offered. With one cluster as wide as the sequence it is softmax attention.
+    A cluster takes the nearest of all tokens, so that a later token may push out an earlier one; `routing_causal` is
+    the causal form. With one cluster as wide as the sequence it is softmax attention.
     """
 
     name = "routing"

@@ -15,34 +15,25 @@ OWN_SCORE = -5e4
 """Of a token with itself, which it thereby sees only where it sees nothing else."""
 
 
-class HashBuckets(nn.Module):
-    """Queries, which are the keys too, meet those that a random rotation hashes to the same bucket.
+class Buckets(nn.Module):
+    """Tokens, which are queries and keys, meet those of the same bucket; see `HashBuckets`.
 
-    In each of `rounds`, tokens are sorted by bucket and place and cut into chunks of `chunk`; a token sees its own
-    chunk and the one before (before the first stands the last), of these only its own bucket where `within` is
-    "bucket".
-    Rounds are merged by their sums of exponentials; where `duplicates` are "corrected", a pair that meets in several
-    rounds counts once. Rotations are drawn from `seed`.
+    Buckets have numbers from 0 to `count`, exclusive.
     """
 
     order: type[Order]
 
-    def __init__(
-        self, *, size: int, buckets: int, chunk: int, rounds: int, seed: int, within: str, duplicates: str
-    ) -> None:
+    def __init__(self, *, count: int, chunk: int, within: str, duplicates: str) -> None:
         super().__init__()
+        self.count = count
         self.chunk = chunk
         self.within = within
         self.duplicates = duplicates
-        generator = torch.Generator().manual_seed(seed)
-        drawn = torch.randn(rounds, size, buckets // 2, generator=generator, dtype=torch.float64, device="cpu")
-        self.rotations: Tensor
-        self.register_buffer("rotations", drawn, persistent=False)
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Outputs [batch, heads, tokens, size]; `key` is the query."""
+    def attend(self, buckets: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """Outputs [batch, heads, tokens, size]; `buckets` [batch, heads, rounds, tokens], int64."""
         tokens, size = key.shape[2:]
-        order = self.sort(self.buckets(query), key_padding_mask)
+        order = self.sort(buckets, key_padding_mask)
         padding = (0, 0, 0, order.chunks * self.chunk - tokens)
         rows, values = pad(key, padding), pad(value, padding)
         queries, pair_values = order.gathered(rows), order.seen(order.gathered(values))
@@ -60,12 +51,6 @@ class HashBuckets(nn.Module):
         return (out * shares).sum(2)[:, :, :tokens]
 
     @torch.no_grad()
-    def buckets(self, query: Tensor) -> Tensor:
-        """arg max [xR; -xR] of every token, [batch, heads, rounds, tokens], int64."""
-        turned = torch.matmul(query[:, :, None], self.rotations.to(query.dtype))
-        return torch.cat([turned, -turned], dim=-1).argmax(-1)
-
-    @torch.no_grad()
     def sort(self, buckets: Tensor, key_padding_mask: Tensor | None) -> Order:
         """The order of the tokens in each round: by bucket, then by place; padding last."""
         tokens = buckets.shape[-1]
@@ -73,7 +58,7 @@ class HashBuckets(nn.Module):
         chunks = (tokens + self.chunk - 1) // self.chunk
         length = chunks * self.chunk
         real = pad(real, (0, length - tokens))
-        buckets = pad(buckets, (0, length - tokens)).masked_fill(~real[:, None, None], 2 * self.rotations.shape[-1])
+        buckets = pad(buckets, (0, length - tokens)).masked_fill(~real[:, None, None], self.count)
         places = torch.arange(length, device=buckets.device)
         order = (buckets * length + places).argsort(-1)
         place = torch.zeros_like(order).scatter(-1, order, places.expand_as(order))
@@ -81,6 +66,36 @@ class HashBuckets(nn.Module):
         return self.order(
             order=order, place=place, bucket=buckets, real=real, last=last, chunks=chunks, chunk=self.chunk
         )
+
+
+class HashBuckets(Buckets):
+    """Queries, which are the keys too, meet those that a random rotation hashes to the same bucket.
+
+    In each of `rounds`, tokens are sorted by bucket and place and cut into chunks of `chunk`; a token sees its own
+    chunk and the one before (before the first stands the last), of these only its own bucket where `within` is
+    "bucket".
+    Rounds are merged by their sums of exponentials; where `duplicates` are "corrected", a pair that meets in several
+    rounds counts once. Rotations are drawn from `seed`.
+    """
+
+    def __init__(
+        self, *, size: int, buckets: int, chunk: int, rounds: int, seed: int, within: str, duplicates: str
+    ) -> None:
+        super().__init__(count=buckets, chunk=chunk, within=within, duplicates=duplicates)
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.randn(rounds, size, buckets // 2, generator=generator, dtype=torch.float64, device="cpu")
+        self.rotations: Tensor
+        self.register_buffer("rotations", drawn, persistent=False)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """Outputs [batch, heads, tokens, size]; `key` is the query."""
+        return self.attend(self.buckets(query), key, value, key_padding_mask)
+
+    @torch.no_grad()
+    def buckets(self, query: Tensor) -> Tensor:
+        """arg max [xR; -xR] of every token, [batch, heads, rounds, tokens], int64."""
+        turned = torch.matmul(query[:, :, None], self.rotations.to(query.dtype))
+        return torch.cat([turned, -turned], dim=-1).argmax(-1)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -142,11 +157,11 @@ class Order:
         for turn in range(self.order.shape[2]):
             chunk = self.place[:, :, turn] // self.chunk
             before = self.before[:, None].expand(-1, chunk.shape[1], -1).gather(-1, chunk)
-            mine, back, theirs = _of(chunk, one), _of(before, one), _of(chunk, other)
+            mine, back, theirs = of_tokens(chunk, one), of_tokens(before, one), of_tokens(chunk, other)
             both = (mine[..., :, None] == theirs[..., None, :]) | (back[..., :, None] == theirs[..., None, :])
             if within == "bucket":
                 bucket = self.bucket[:, :, turn]
-                both = both & (_of(bucket, one)[..., :, None] == _of(bucket, other)[..., None, :])
+                both = both & (of_tokens(bucket, one)[..., :, None] == of_tokens(bucket, other)[..., None, :])
             met = met + both.to(torch.int64)
         return met.clamp(min=1)
 
@@ -170,7 +185,7 @@ class JoinedOrder(Order):
         return torch.cat([own, torch.cat([first, before[:, :, :, 1:]], dim=3)], dim=4)
 
 
-HashBuckets.order = Order
+Buckets.order = Order
 
 
 class JoinedBuckets(HashBuckets):
@@ -179,7 +194,7 @@ class JoinedBuckets(HashBuckets):
     order = JoinedOrder
 
 
-def _of(facts: Tensor, tokens: Tensor) -> Tensor:
+def of_tokens(facts: Tensor, tokens: Tensor) -> Tensor:
     """Facts [batch, heads, length] of some tokens [batch, heads, ...]."""
     return facts.gather(-1, tokens.flatten(2)).reshape(tokens.shape)
 

@@ -7,9 +7,12 @@ from typing import Any
 
 from attn_core import AttentionSpec, Capability, Causal, Full, Heads, Mask, MechanismConfig
 from attn_core.checks import is_whole
-from attn_core.errors import Incompatible, InvalidValue
+from attn_core.errors import InvalidValue
 
-SELF = frozenset(
+BASIC = frozenset({Capability.BIAS, Capability.HEAD_DIM})
+"""Of everything that projects its inputs to heads."""
+
+SELF = BASIC | frozenset(
     {
         Capability.CAUSAL,
         Capability.BIDIRECTIONAL,
@@ -48,33 +51,6 @@ def self_attention(config: MechanismConfig, **parts: Any) -> AttentionSpec:
     return AttentionSpec(**usual | parts)
 
 
-def check_causal(config: MechanismConfig, mechanism: str) -> None:
-    """Raise `InvalidValue` unless the config is causal."""
-    if not config.causal:
-        raise InvalidValue.of("causal", config.causal, f"True: mechanism {mechanism!r} is a recurrence over time")
-
-
-def multi_heads(config: MechanismConfig, mechanism: str, *, rotary: bool = False) -> Heads:
-    """The heads of a config in which every query head has a key and value head of its own.
-
-    Raises `InvalidValue` where heads are to share keys and values, and `Incompatible` for rotary positions, unless
-    `rotary` says that the mechanism takes them.
-    """
-    if config.num_kv_heads not in {None, config.num_heads}:
-        allowed = f"{config.num_heads}, as many as heads: heads of mechanism {mechanism!r} share no keys and values"
-        raise InvalidValue.of("num_kv_heads", config.num_kv_heads, allowed)
-    if config.rotary is not None and not rotary:
-        message = f"mechanism {mechanism!r} takes no rotary positions; use a model with learned positions or none"
-        raise Incompatible(message, mechanism=mechanism)
-    return config.head_layout
-
-
-def causal_heads(config: MechanismConfig, mechanism: str) -> Heads:
-    """As `multi_heads`, of a mechanism that is causal only; raises `InvalidValue` where the config is not."""
-    check_causal(config, mechanism)
-    return multi_heads(config, mechanism)
-
-
 def projection_weights(config: MechanismConfig, heads: Heads) -> int:
     """Elements of the weight matrices of the query, key, value and output projections; two FLOPs each per token."""
     return config.hidden_size * 2 * heads.query * (heads.key_size + heads.value_size)
@@ -104,16 +80,3 @@ def whole_numbers(field: str, values: object, least: int = 0) -> tuple[int, ...]
     if not all(is_whole(one) and one >= least for one in whole):
         raise InvalidValue.of(field, values, f"a list of whole numbers from {least}")
     return tuple(whole)
-
-
-def only_causal(name: str, config: MechanismConfig) -> None:
-    """Raise `Incompatible` where a mechanism that only looks back is asked to look ahead."""
-    if not config.causal:
-        raise Incompatible(f"mechanism {name!r} only looks back: configure it with causal=True", mechanism=name)
-
-
-def never_causal(name: str, config: MechanismConfig) -> None:
-    """Raise `Incompatible` where a mechanism without a causal form is asked to be causal."""
-    if config.causal:
-        message = f"mechanism {name!r} has no causal form, it is for encoders: configure it with causal=False"
-        raise Incompatible(message, mechanism=name)

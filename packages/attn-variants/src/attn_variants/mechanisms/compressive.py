@@ -21,7 +21,7 @@ from attn_core import (
 from attn_core.checks import require_choice, require_number, require_whole
 from attn_core.errors import InvalidValue
 
-from attn_variants.mechanisms.common import causal_heads
+from attn_variants.mechanisms.common import BASIC
 
 if TYPE_CHECKING:
     from attn_variants.mechanisms.compressive_layer import MemorySizes
@@ -79,16 +79,16 @@ class CompressiveMemory(ComputedMechanism):
         r" [f_c(X_\mathrm{old}); X_\mathrm{mem}; X]_{W_V}"
     )
     sketch: ClassVar = {"segment": 4, "memory": 4, "compressed": 2, "rate": 2}
-    capabilities = frozenset({Capability.CAUSAL, Capability.INCREMENTAL, Capability.EXACT, Capability.PADDING})
+    capabilities = BASIC | frozenset({Capability.CAUSAL, Capability.INCREMENTAL, Capability.EXACT, Capability.PADDING})
     Config = CompressiveConfig
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `CompressiveLayer`; raises `InvalidValue` as `causal_heads` does."""
+        """A fresh `CompressiveLayer`; raises `InvalidValue` where heads do not divide."""
         from attn_variants.mechanisms.compressive_layer import CompressiveLayer
 
         own = CompressiveConfig.of(config)
         return CompressiveLayer(
-            causal_heads(config, self.name),
+            config.head_layout,
             hidden_size=config.hidden_size,
             bias=config.bias,
             past=memory_sizes(config),

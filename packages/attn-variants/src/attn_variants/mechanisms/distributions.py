@@ -26,7 +26,7 @@ from attn_core.distributions import (
     StickBreaking,
 )
 
-from attn_variants.mechanisms.common import CHOOSING, GROUPED_SELF, UNNORMALISED, only_causal, self_attention
+from attn_variants.mechanisms.common import CHOOSING, GROUPED_SELF, UNNORMALISED, self_attention
 
 
 class SparsemaxAttention(DeclaredMechanism):
@@ -196,7 +196,6 @@ class StickBreakingAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `Incompatible` where it is to look ahead, `InvalidValue` where key/value heads do not divide heads."""
-        only_causal(self.name, config)
         earlier = Causal() & ~Window(left=0)
         return AttentionSpec(heads=config.head_layout, distribution=StickBreaking(), mask=earlier, rotary=config.rotary)
 

@@ -9,7 +9,7 @@ from attn_core import Capability, ComputedMechanism, Cost, MechanismConfig, Pape
 from attn_core.checks import require_choice, require_number
 from attn_core.errors import InvalidValue
 
-from attn_variants.mechanisms.common import multi_heads
+from attn_variants.mechanisms.common import BASIC
 
 MERGES = ("concat", "mean")
 
@@ -28,7 +28,7 @@ class GraphAttention(ComputedMechanism):
         r"e_{ij} = \mathrm{LeakyReLU}(a^\top [W x_i; W x_j]),\quad"
         r" o_i = \sum_{j \in N(i)} \mathrm{softmax}_{j \in N(i)}(e_{ij})\, W x_j"
     )
-    capabilities = frozenset(
+    capabilities = BASIC | frozenset(
         {
             Capability.CAUSAL,
             Capability.BIDIRECTIONAL,
@@ -59,12 +59,10 @@ class GraphAttention(ComputedMechanism):
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `GraphLayer`.
 
-        Raises `InvalidValue` for shared heads and for sizes whose merged heads are not as wide as the model,
-        `Incompatible` for rotary positions.
+        Raises `InvalidValue` for sizes whose merged heads are not as wide as the model.
         """
         from attn_variants.mechanisms.gat_layer import GraphLayer, GraphShape
 
-        multi_heads(config, self.name)
         options, size = self.Config.of(config), size_of(config)
         merged = size if options.merge == "mean" else config.num_heads * size
         if merged != config.hidden_size:

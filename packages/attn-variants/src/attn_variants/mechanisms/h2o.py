@@ -21,7 +21,7 @@ from attn_core import (
 )
 from attn_core.checks import require_whole
 
-from attn_variants.mechanisms.common import DECODER, only_causal
+from attn_variants.mechanisms.common import DECODER
 from attn_variants.mechanisms.multi_head import GroupedQueryAttention
 
 FULL = GroupedQueryAttention()
@@ -69,7 +69,6 @@ class HeavyHitters(ComputedMechanism):
         not divide."""
         from attn_variants.mechanisms.h2o_layer import Budget, HeavyHitterLayer
 
-        only_causal(self.name, config)
         own = self.Config.of(config)
         budget = Budget(heavy=own.heavy, recent=own.recent)
         return HeavyHitterLayer(FULL.spec(full(config)), budget, hidden_size=config.hidden_size, bias=config.bias)

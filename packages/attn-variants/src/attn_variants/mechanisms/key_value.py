@@ -20,7 +20,7 @@ from attn_core import (
 )
 from attn_core.checks import require_whole
 
-from attn_variants.mechanisms.common import causal_heads
+from attn_variants.mechanisms.common import BASIC
 
 PAPER = Paper(
     title="Frustratingly Short Attention Spans in Neural Language Modeling",
@@ -56,7 +56,7 @@ class KeyValue(ComputedMechanism):
         r"\quad h_t^* = \tanh\left(W_r \sum_i \alpha_t^i v_i + W_x v_t\right)"
     )
     sketch: ClassVar = {"window": 3}
-    capabilities = frozenset(
+    capabilities = BASIC | frozenset(
         {
             Capability.CAUSAL,
             Capability.INCREMENTAL,
@@ -69,10 +69,10 @@ class KeyValue(ComputedMechanism):
     parts: ClassVar[int] = 2
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `KeyValueLayer`; raises `InvalidValue` as `causal_heads` does."""
+        """A fresh `KeyValueLayer`; raises `InvalidValue` where heads do not divide."""
         from attn_variants.mechanisms.key_value_layer import KeyValueLayer
 
-        heads, window = causal_heads(config, self.name), window_of(config)
+        heads, window = config.head_layout, window_of(config)
         return KeyValueLayer(heads, hidden_size=config.hidden_size, bias=config.bias, window=window, parts=self.parts)
 
     def state(self, config: MechanismConfig) -> StateSpecs:

@@ -24,7 +24,7 @@ from attn_core.checks import require_number, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.kernels.attend import LATENT
 
-from attn_variants.mechanisms.common import SELF, multi_heads, self_mask
+from attn_variants.mechanisms.common import SELF, self_mask
 from attn_variants.mechanisms.latent_sizes import LatentShape, LatentSizes
 
 
@@ -131,7 +131,7 @@ class MultiHeadLatentAttention(ComputedMechanism):
 
     def sizes(self, config: MechanismConfig) -> LatentSizes:
         """The sizes of a config; raises `InvalidValue` where it asks for shared key/value heads."""
-        options, head = self.Config.of(config), multi_heads(config, self.name, rotary=True)
+        options, head = self.Config.of(config), config.head_layout
         return LatentSizes(
             num_heads=config.num_heads,
             latent=options.latent,
@@ -207,7 +207,7 @@ class FactorisedAttention(ComputedMechanism):
         )
 
     def _spec(self, config: MechanismConfig) -> AttentionSpec:
-        heads = multi_heads(config, self.name, rotary=True)
+        heads = config.head_layout
         return AttentionSpec(heads=heads, mask=self_mask(config), rotary=config.rotary)
 
 

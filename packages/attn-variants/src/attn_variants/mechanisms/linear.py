@@ -24,7 +24,7 @@ from attn_core.checks import require_choice, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.kernels.recurrence import RecurrenceSpec
 
-from attn_variants.mechanisms.common import multi_heads, projection_biases, projection_weights
+from attn_variants.mechanisms.common import BASIC, projection_biases, projection_weights
 from attn_variants.mechanisms.recurrences import (
     Extra,
     Recurrence,
@@ -52,7 +52,7 @@ class LinearAttention(ComputedMechanism):
         r" S_i = \sum_{j \le i} \phi(k_j) v_j^\top,\quad z_i = \sum_{j \le i} \phi(k_j),\quad"
         r" \phi(x) = \mathrm{elu}(x) + 1"
     )
-    capabilities = frozenset(
+    capabilities = BASIC | frozenset(
         {
             Capability.CAUSAL,
             Capability.BIDIRECTIONAL,
@@ -113,8 +113,8 @@ class LinearAttention(ComputedMechanism):
         return dataclasses.replace(heads, value_size=heads.value_size + 1)
 
     def heads(self, config: MechanismConfig) -> Heads:
-        """The heads of a config; raises as `multi_heads` does. Rotated features would not be positive."""
-        return multi_heads(config, self.name)
+        """The heads of a config. Rotated features would not be positive."""
+        return config.head_layout
 
 
 def chunk_of(config: MechanismConfig) -> int:
@@ -144,7 +144,7 @@ class Performer(Recurrence):
         r" \phi(x)_r = e^{\omega_r^\top x - \|x\|^2 / 2},\quad \omega_r \sim \mathcal{N}(0, I),\quad"
         r" \mathbb{E}[\phi(q)^\top \phi(k)] \propto e^{q^\top k}"
     )
-    capabilities = frozenset(
+    capabilities = BASIC | frozenset(
         {
             Capability.CAUSAL,
             Capability.BIDIRECTIONAL,
@@ -261,7 +261,7 @@ class EfficientAttention(ComputedMechanism):
     equation = (
         r"O = \rho_q(Q) \left(\rho_k(K)^\top V\right),\quad \rho_q \text{ over channels},\ \rho_k \text{ over tokens}"
     )
-    capabilities = frozenset(
+    capabilities = BASIC | frozenset(
         {
             Capability.BIDIRECTIONAL,
             Capability.EXACT,
@@ -272,11 +272,9 @@ class EfficientAttention(ComputedMechanism):
     )
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `EfficientLayer`; raises `InvalidValue` where it is to be causal, else as `heads` does."""
+        """A fresh `EfficientLayer`; random weights."""
         from attn_variants.mechanisms.linear_layers import EfficientLayer
 
-        if config.causal:
-            raise InvalidValue.of("causal", config.causal, "False: 'efficient' weighs keys over the whole sequence")
         return EfficientLayer(self.heads(config), hidden_size=config.hidden_size, bias=config.bias)
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
@@ -288,5 +286,5 @@ class EfficientAttention(ComputedMechanism):
         return Cost(flops=flops, allowed_flops=flops, parameters=weights + projection_biases(config, heads))
 
     def heads(self, config: MechanismConfig) -> Heads:
-        """The heads of a config; raises as `multi_heads` does."""
-        return multi_heads(config, self.name)
+        """The heads of a config."""
+        return config.head_layout

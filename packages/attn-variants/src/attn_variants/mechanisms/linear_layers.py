@@ -219,6 +219,8 @@ def full_sums(query: Tensor, log_key: Tensor, value: Tensor, epsilon: float) -> 
 
 def key_features(log_key: Tensor, epsilon: float) -> Tensor:
     """Features of keys, the largest of all keys of a head being 1."""
+    if not log_key.shape[1]:
+        return log_key
     top = log_key.amax((1, 3), keepdim=True)
     return (log_key - torch.where(top > -torch.inf, top, 0)).exp() + epsilon
 

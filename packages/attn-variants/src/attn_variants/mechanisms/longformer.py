@@ -22,10 +22,10 @@ from attn_core import (
     Window,
 )
 from attn_core.checks import require_whole
-from attn_core.errors import Incompatible, InvalidValue
+from attn_core.errors import InvalidValue
 from attn_core.masks import GlobalTokens, PerHead
 
-from attn_variants.mechanisms.common import ENCODER, never_causal, whole_numbers
+from attn_variants.mechanisms.common import ENCODER, whole_numbers
 
 
 class LongformerAttention(DeclaredMechanism):
@@ -70,11 +70,7 @@ class LongformerAttention(DeclaredMechanism):
     drops_weights = True
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """The attention with common projections. Raises `Incompatible` where it should be causal or rotary."""
-        never_causal(self.name, config)
-        if config.rotary is not None:
-            message = "mechanism 'longformer' takes no rotary positions: its global projections have none"
-            raise Incompatible(message, mechanism=self.name)
+        """The attention with common projections."""
         options = self.Config.of(config)
         half = options.window // 2
         near: list[Mask] = [Window(left=half, right=half, dilation=step) for step in options.dilations]

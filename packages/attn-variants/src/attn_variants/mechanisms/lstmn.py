@@ -19,7 +19,7 @@ from attn_core import (
     Step,
 )
 
-from attn_variants.mechanisms.common import causal_heads
+from attn_variants.mechanisms.common import BASIC
 
 
 class LongShortTermMemoryNetwork(ComputedMechanism):
@@ -42,7 +42,7 @@ class LongShortTermMemoryNetwork(ComputedMechanism):
         r"\quad \tilde h_t = \sum_i s_t^i h_i,\quad \tilde c_t = \sum_i s_t^i c_i,\quad"
         r" (h_t, c_t) = \mathrm{LSTM}(x_t, \tilde h_t, \tilde c_t)"
     )
-    capabilities = frozenset(
+    capabilities = BASIC | frozenset(
         {
             Capability.CAUSAL,
             Capability.INCREMENTAL,
@@ -54,10 +54,10 @@ class LongShortTermMemoryNetwork(ComputedMechanism):
     sequential = True
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `LstmnLayer`; raises `InvalidValue` as `causal_heads` does."""
+        """A fresh `LstmnLayer`; raises `InvalidValue` where heads do not divide."""
         from attn_variants.mechanisms.lstmn_layer import LstmnLayer
 
-        return LstmnLayer(causal_heads(config, self.name), hidden_size=config.hidden_size, bias=config.bias)
+        return LstmnLayer(config.head_layout, hidden_size=config.hidden_size, bias=config.bias)
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """The two tapes and what the hidden one is scored by, a row per token; the last summary of the hidden one."""

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from attn_core import AttentionSpec, Capability, DeclaredMechanism, Heads, MechanismConfig, Paper
-from attn_core.errors import Incompatible, InvalidValue
+from attn_core.errors import InvalidValue
 
 from attn_variants.mechanisms.common import GROUPED_SELF, SELF, self_attention, self_mask, whole_numbers
 
@@ -24,10 +24,7 @@ class MultiHeadAttention(DeclaredMechanism):
     capabilities = SELF
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where fewer key/value heads than heads are asked for."""
-        if config.num_kv_heads not in {None, config.num_heads}:
-            allowed = f"{config.num_heads}, as many as heads; mechanism 'gqa' takes fewer, 'mqa' one"
-            raise InvalidValue.of("num_kv_heads", config.num_kv_heads, allowed)
+        """Nothing but projections, scores and their softmax."""
         return self_attention(config)
 
 
@@ -117,7 +114,5 @@ class CrossAttention(DeclaredMechanism):
     capabilities = GROUPED_SELF - {Capability.CAUSAL, Capability.ROTARY, Capability.SHARES_KV} | {Capability.CROSS}
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `Incompatible` where rotary positions are asked for: queries and source share no positions."""
-        if config.rotary is not None:
-            raise Incompatible("mechanism 'cross' takes no rotary positions: queries and source share none")
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
         return AttentionSpec(heads=config.head_layout, cross=True)

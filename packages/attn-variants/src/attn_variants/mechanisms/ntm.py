@@ -9,7 +9,7 @@ from attn_core import Capability, ComputedMechanism, Cost, Field, MechanismConfi
 from attn_core.checks import require_whole
 from attn_core.errors import InvalidValue
 
-from attn_variants.mechanisms.common import causal_heads
+from attn_variants.mechanisms.common import BASIC
 
 
 class NeuralTuringMachine(ComputedMechanism):
@@ -27,7 +27,7 @@ class NeuralTuringMachine(ComputedMechanism):
         r" \tilde w = s * w^g,\quad w = \tilde w^\gamma / \textstyle\sum \tilde w^\gamma,\quad r = w^\top M,\quad"
         r" M \leftarrow M \circ (1 - w e^\top) + w a^\top"
     )
-    capabilities = frozenset(
+    capabilities = BASIC | frozenset(
         {
             Capability.CAUSAL,
             Capability.INCREMENTAL,
@@ -55,10 +55,10 @@ class NeuralTuringMachine(ComputedMechanism):
                 )
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `NtmLayer`; raises `InvalidValue` as `causal_heads` does."""
+        """A fresh `NtmLayer`; raises `InvalidValue` where heads do not divide."""
         from attn_variants.mechanisms.ntm_layer import NtmLayer
 
-        heads, (slots, shift) = causal_heads(config, self.name), sizes(config)
+        heads, (slots, shift) = config.head_layout, sizes(config)
         return NtmLayer(heads, hidden_size=config.hidden_size, bias=config.bias, slots=slots, shift=shift)
 
     def state(self, config: MechanismConfig) -> StateSpecs:

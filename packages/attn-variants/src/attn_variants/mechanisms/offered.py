@@ -6,6 +6,7 @@ from attn_core import Mechanism
 
 from attn_variants.mechanisms.alignment import Alignment, HardVisual, SoftVisual
 from attn_variants.mechanisms.attention_sinks import AttentionSinks
+from attn_variants.mechanisms.causal_clusters import CausalHashedAttention, CausalRoutingAttention
 from attn_variants.mechanisms.clusters import ClusteredAttention, HashedAttention, RoutingAttention, SinkhornAttention
 from attn_variants.mechanisms.compressive import CompressiveMemory
 from attn_variants.mechanisms.dependency import DependencyAttention, DependencyDepthAttention
@@ -137,6 +138,8 @@ OFFERED: tuple[type[Mechanism], ...] = (
     RoutingAttention,
     ClusteredAttention,
     SinkhornAttention,
+    CausalHashedAttention,
+    CausalRoutingAttention,
     GraphAttention,
     Retention,
     GatedLinearAttention,

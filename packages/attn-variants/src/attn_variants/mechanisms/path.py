@@ -21,8 +21,7 @@ from attn_core import (
 )
 from attn_core.checks import require_whole
 
-from attn_variants.mechanisms.common import GROUPED_SELF, only_causal, self_mask
-from attn_variants.mechanisms.positions import refuse_rotary
+from attn_variants.mechanisms.common import GROUPED_SELF, self_mask
 
 if TYPE_CHECKING:
     from attn_variants.mechanisms.path_layer import PathInner
@@ -65,10 +64,7 @@ class PathAttention(DeclaredMechanism):
             require_whole("block", self.block, ge=1, unit="tokens")
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `Incompatible` where it should look ahead or turn positions, `InvalidValue` where heads do not
-        divide."""
-        only_causal(self.name, config)
-        refuse_rotary(self.name, config)
+        """Raises `InvalidValue` where heads do not divide."""
         return AttentionSpec(heads=config.head_layout, mask=self_mask(config))
 
     def inner(self, config: MechanismConfig) -> PathInner:

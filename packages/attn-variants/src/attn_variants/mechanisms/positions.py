@@ -9,7 +9,6 @@ from typing import Any
 
 from attn_core import AttentionSpec, Capability, DeclaredMechanism, Heads, MechanismConfig, Paper, Rotary
 from attn_core.checks import require_flag, require_number, require_whole
-from attn_core.errors import Incompatible
 from attn_core.modifiers import Alibi, RelativeBias, RelativeKeys, RelativeValues, T5Bias
 from attn_core.rotary import rotary_scaling
 from attn_core.scores import Dot
@@ -32,9 +31,7 @@ class NoPositions(DeclaredMechanism):
     capabilities = GROUPED_SELF - {Capability.ROTARY}
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `Incompatible` where rotary positions are asked for."""
-        if config.rotary is not None:
-            raise Incompatible("mechanism 'nope' takes no rotary positions: it is attention without any")
+        """Plain attention; raises `InvalidValue` where key/value heads do not divide the heads."""
         return AttentionSpec(heads=config.head_layout, mask=self_mask(config))
 
 
@@ -238,8 +235,7 @@ class AddedPositions(DeclaredMechanism):
     capabilities = GROUPED_SELF - {Capability.ROTARY}
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where key/value heads do not divide the heads, `Incompatible` for rotary positions."""
-        refuse_rotary(self.name, config)
+        """Raises `InvalidValue` where key/value heads do not divide the heads."""
         return AttentionSpec(heads=config.head_layout, mask=self_mask(config))
 
     def paged_computation(self, config: MechanismConfig) -> None:
@@ -279,8 +275,7 @@ class ConcatenatedPositions(DeclaredMechanism):
         return config.head_layout
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where key/value heads do not divide the heads, `Incompatible` for rotary positions."""
-        refuse_rotary(self.name, config)
+        """Raises `InvalidValue` where key/value heads do not divide the heads."""
         own = self.projected(config)
         heads = dataclasses.replace(own, key_size=2 * own.key_size, value_size=2 * own.value_size)
         return AttentionSpec(heads=heads, mask=self_mask(config))
@@ -302,9 +297,3 @@ class ConcatenatedPositions(DeclaredMechanism):
             projected=self.projected(config),
             dropout=config.dropout,
         )
-
-
-def refuse_rotary(name: str, config: MechanismConfig) -> None:
-    """Raise `Incompatible` where the model turns positions too."""
-    if config.rotary is not None:
-        raise Incompatible(f"mechanism {name!r} has positions of its own and takes no rotary ones", mechanism=name)

@@ -25,7 +25,7 @@ from attn_core.checks import require_number, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.kernels.recurrence import Decay, RecurrenceSpec
 
-from attn_variants.mechanisms.common import check_causal, multi_heads, projection_biases, projection_weights
+from attn_variants.mechanisms.common import BASIC, projection_biases, projection_weights
 
 
 class Update(NamedTuple):
@@ -82,7 +82,7 @@ def _pair_flops(update: Update, key: int, chunk: int) -> int:
     return block * (block - 1) * key
 
 
-CAUSAL_ONLY = frozenset(
+CAUSAL_ONLY = BASIC | frozenset(
     {Capability.CAUSAL, Capability.INCREMENTAL, Capability.EXACT, Capability.PADDING, Capability.WEIGHTS}
 )
 """Of recurrences whose order is part of their definition."""
@@ -150,14 +150,8 @@ class Recurrence(ComputedMechanism):
         return self.update
 
     def heads(self, config: MechanismConfig) -> Heads:
-        """The heads of a config.
-
-        Raises `InvalidValue` where heads share keys, or where the order is to be ignored and is not by this mechanism,
-        and `Incompatible` for rotary positions that the mechanism does not take.
-        """
-        if not self.can(Capability.BIDIRECTIONAL):
-            check_causal(config, self.name)
-        size = multi_heads(config, self.name, rotary=self.can(Capability.ROTARY)).key_size
+        """The heads of a config."""
+        size = config.head_layout.key_size
         own = RecurrenceConfig.of(config)
         return Heads(
             query=config.num_heads,

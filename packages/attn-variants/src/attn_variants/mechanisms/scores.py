@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attn_core import AttentionSpec, Capability, DeclaredMechanism, Heads, MechanismConfig, Paper, Window
+from attn_core import AttentionSpec, Capability, DeclaredMechanism, MechanismConfig, Paper, Window
 from attn_core.checks import require_choice, require_whole
 from attn_core.distributions import LocalGaussian
-from attn_core.errors import Incompatible
 from attn_core.scores import Additive, Concat, Cosine, Dot, General, Location, Score
 
 from attn_variants.mechanisms.common import GROUPED_SELF, self_attention
@@ -168,13 +167,6 @@ def score_of(config: MechanismConfig) -> Score:
     return scores[word]
 
 
-def cross_heads(config: MechanismConfig, name: str) -> Heads:
-    """The heads; raises `Incompatible` where rotary positions are asked for: queries and source share no positions."""
-    if config.rotary is not None:
-        raise Incompatible(f"mechanism {name!r} takes no rotary positions: queries and source share none")
-    return config.head_layout
-
-
 class GlobalLuongAttention(StatesAttention):
     """Luong's global attention: every query meets the whole source, with the score of the `score` option.
 
@@ -194,8 +186,8 @@ class GlobalLuongAttention(StatesAttention):
     Config = LuongConfig
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `Incompatible` where rotary positions are asked for."""
-        return AttentionSpec(heads=cross_heads(config, self.name), score=score_of(config), cross=True)
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        return AttentionSpec(heads=config.head_layout, score=score_of(config), cross=True)
 
 
 class LocationAttention(DeclaredMechanism):
@@ -262,10 +254,10 @@ class MonotonicLocalAttention(StatesAttention):
             require_whole("radius", self.radius, ge=1, unit="positions")
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `Incompatible` where rotary positions are asked for."""
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
         radius = self.Config.of(config).radius
         return AttentionSpec(
-            heads=cross_heads(config, self.name),
+            heads=config.head_layout,
             score=score_of(config),
             mask=Window(left=radius, right=radius),
             cross=True,
@@ -301,10 +293,10 @@ class PredictiveLocalAttention(StatesAttention):
             require_whole("radius", self.radius, ge=1, unit="positions")
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `Incompatible` where rotary positions are asked for."""
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
         radius = self.Config.of(config).radius
         return AttentionSpec(
-            heads=cross_heads(config, self.name),
+            heads=config.head_layout,
             score=score_of(config),
             distribution=LocalGaussian(radius=radius),
             cross=True,

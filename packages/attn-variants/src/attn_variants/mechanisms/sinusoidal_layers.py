@@ -24,7 +24,7 @@ SHORTEST_TABLE = 256
 def sinusoidal_at(positions: Tensor, size: int, like: Tensor) -> Tensor:
     """PE [..., size] of positions [...] from 0, int64, in the type of `like`."""
     if torch.compiler.is_compiling() or positions.numel() == 0:
-        return sinusoidal(positions, size).to(like.dtype)
+        return sinusoidal(positions, size).to(like)
     longest = max(SHORTEST_TABLE, 1 << int(positions.max()).bit_length())
     return _table(longest, size, like.dtype, positions.device)[positions]
 
@@ -33,7 +33,7 @@ def sinusoidal_at(positions: Tensor, size: int, like: Tensor) -> Tensor:
 def _table(length: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     # A tensor made in inference mode could not take part in training later.
     with torch.inference_mode(mode=False), torch.no_grad():
-        return sinusoidal(torch.arange(length, device=device), size).to(dtype)
+        return sinusoidal(torch.arange(length), size).to(device, dtype)
 
 
 class SinusoidalLayer(SpecLayer):

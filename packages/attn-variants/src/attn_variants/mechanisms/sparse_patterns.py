@@ -17,8 +17,6 @@ from attn_variants.mechanisms.common import (
     ENCODER,
     GROUPED_SELF,
     PATTERNS,
-    never_causal,
-    only_causal,
     whole_numbers,
 )
 
@@ -206,7 +204,6 @@ class ChunkRingAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `Incompatible` where it should be causal, `InvalidValue` where heads do not divide."""
-        never_causal(self.name, config)
         options = self.Config.of(config)
         mask = ChunkRing(size=options.chunk, back=options.reach)
         return AttentionSpec(heads=config.head_layout, mask=mask, rotary=config.rotary)
@@ -248,7 +245,6 @@ class StridedAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `Incompatible` where it should look ahead, `InvalidValue` where heads do not divide."""
-        only_causal(self.name, config)
         options = self.Config.of(config)
         both = StridedMask(options.stride)
         masks: dict[str, Mask] = {"union": both, "local": both.local, "column": both.column}
@@ -302,7 +298,6 @@ class FixedAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `Incompatible` where it should look ahead, `InvalidValue` where heads do not divide."""
-        only_causal(self.name, config)
         options = self.Config.of(config)
         both = FixedMask(block=options.block, summaries=options.summaries)
         masks: dict[str, Mask] = {"union": both, "local": both.local, "column": both.column}
@@ -358,7 +353,6 @@ class BigBirdAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `Incompatible` where it should be causal, `InvalidValue` where heads do not divide."""
-        never_causal(self.name, config)
         options = self.Config.of(config)
         seed = config.layer if options.seed is None else options.seed
         mask = BigBird(block=options.block, random=options.random, seed=seed, number_of_heads=config.num_heads)
@@ -404,7 +398,6 @@ class NeighborhoodAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `Incompatible` where it should be causal, `InvalidValue` where heads do not divide."""
-        never_causal(self.name, config)
         options = self.Config.of(config)
         mask: Mask = Neighbourhood(size=options.size, dilation=options.dilation)
         if options.grid is not None:

@@ -6,11 +6,10 @@ from abc import abstractmethod
 from typing import Any
 
 from attn_core import Capability, ComputedMechanism, Heads, MechanismConfig, Shape, Step
-from attn_core.errors import Incompatible
 
-from attn_variants.mechanisms.common import multi_heads
+from attn_variants.mechanisms.common import BASIC
 
-WHOLE_SEQUENCE = frozenset({Capability.BIDIRECTIONAL, Capability.PADDING})
+WHOLE_SEQUENCE = BASIC | frozenset({Capability.BIDIRECTIONAL, Capability.PADDING})
 """Of approximations that see a whole sequence at once."""
 
 
@@ -39,11 +38,8 @@ class WholeSequence(ComputedMechanism):
         )
 
     def heads(self, config: MechanismConfig) -> Heads:
-        """The heads of a config; raises `Incompatible` for causal or rotary ones, `InvalidValue` for shared ones."""
-        if config.causal:
-            message = f"mechanism {self.name!r} sees the whole sequence at once: configure it with causal=False"
-            raise Incompatible(message, mechanism=self.name)
-        return multi_heads(config, self.name)
+        """The heads of a config."""
+        return config.head_layout
 
     def inner_size(self, config: MechanismConfig) -> tuple[int, int]:
         """Heads and the elements of one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -60,6 +61,12 @@ def translate(
         on_batch()
     model.train(training)
     return [text.strip() for text in written]
+
+
+def require_bleu() -> None:
+    """Raise `MissingPackage` where BLEU cannot be measured."""
+    if find_spec("sacrebleu") is None:
+        raise MissingPackage.of("attn-train[bleu]", "measuring BLEU (bleu_sentences)")
 
 
 def bleu(translations: Sequence[str], references: Sequence[str]) -> float:

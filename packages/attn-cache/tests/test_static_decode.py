@@ -1,0 +1,110 @@
+"""Inputs of decode steps that stay in place say the same as those of steps that are made anew."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from attn_core import Field, Paged, RaggedBatch, Slot, Source, installed
+from attn_core.errors import NotGraphSafe, WrongState
+from attn_core.stores import StoreSize
+
+BLOCK, LONGEST, MOST = 16, 120, 6
+KV = {"key": Field((2,)), "value": Field((2,))}
+SPECS = {"near": {"kv": Paged(KV, window=20)}, "far": {"kv": Paged(KV)}}
+
+
+def store_of(cache: str, specs=SPECS):
+    """A store in which blocks are scarce enough to be used again."""
+    return installed().caches.get(cache).create(specs, StoreSize(tokens=MOST * LONGEST, requests=MOST))
+
+
+def addresses(store, names: list[int], contexts: list[int]) -> dict[str, tuple[list[int], list[list[int]]]]:
+    """Where new rows go and where all rows of each request lie, by layer, as a step made anew says."""
+    batch = RaggedBatch.of([1] * len(names), contexts, torch.tensor)
+    views, found = store.view(batch, names), {}
+    for layer in SPECS:
+        rows = views[layer]["kv"].in_place()
+        lists = [
+            rows.kv_indices[number, : context + 1 - rows.firsts[number]].tolist()
+            for number, context in enumerate(contexts)
+        ]
+        found[layer] = rows.slot_mapping.tolist(), lists
+    return found
+
+
+def static_addresses(store, static, names: list[int], contexts: list[int], padded: int):
+    """The same of inputs in place."""
+    static.load([7] * len(names), contexts, names, padded)
+    views, found = static.view(padded), {}
+    for layer, states in SPECS.items():
+        rows, window = views[layer]["kv"].in_place(), states["kv"].window
+        assert rows.contexts.tolist() == [*contexts, *[-1] * (padded - len(names))]
+        lists = []
+        for number, context in enumerate(contexts):
+            first = 0 if window is None else max(0, context + 1 - window)
+            places = torch.arange(first, context + 1)
+            lists.append((rows.kv_indices[number, places // BLOCK] * BLOCK + places % BLOCK).tolist())
+        found[layer] = rows.slot_mapping[: len(names)].tolist(), lists
+        spare = rows.slot_mapping[len(names) :].tolist()
+        taken = {row for one in lists for row in one}
+        assert not taken & set(spare)
+        assert all(row >= BLOCK for row in spare), "row 0 is what padding of other steps reads"
+    return found
+
+
+@pytest.mark.parametrize("cache", ["paged", "shared"])
+@pytest.mark.parametrize("seed", range(3))
+def test_addresses_in_place_are_those_of_a_step_made_anew(cache, seed):
+    rng = random.Random(seed)
+    store = store_of(cache)
+    static = store.static_decode(MOST, LONGEST)
+    lengths: dict[int, int] = {}
+    steps = 0
+    for number in range(200):
+        if len(lengths) < MOST and rng.random() < 0.2:
+            assert store.admit(number)
+            lengths[number] = 0
+        if lengths and rng.random() < 0.1:
+            name = rng.choice(list(lengths))
+            store.release(name)
+            del lengths[name]
+        if 0 < len(lengths) < MOST and rng.random() < 0.1:
+            name = rng.choice(list(lengths))
+            if store.fork(name, 1000 + number, lengths[name]):
+                lengths[1000 + number] = lengths[name]
+        going = [name for name, length in lengths.items() if length < LONGEST - 1 and rng.random() < 0.8]
+        names = [name for name in store.order(going) if store.reserve(name, lengths[name] + 1)]
+        if not names:
+            continue
+        contexts = [lengths[name] for name in names]
+        padded = rng.randint(len(names), MOST)
+        expected = addresses(store, names, contexts)
+        assert static_addresses(store, static, names, contexts, padded) == expected
+        assert static.tokens(padded).tolist() == [7] * len(names) + [0] * (padded - len(names))
+        for name in names:
+            lengths[name] += 1
+        steps += 1
+    assert steps > 100
+
+
+def test_a_position_that_is_not_reserved_is_refused():
+    store = store_of("paged")
+    static = store.static_decode(MOST, LONGEST)
+    assert store.admit(1)
+    assert store.reserve(1, 5)
+    with pytest.raises(WrongState, match="are reserved"):
+        static.load([1], [BLOCK], [1], 1)
+
+
+@pytest.mark.parametrize("spec", [Slot(KV), Source(KV)], ids=["slot", "source"])
+def test_states_that_are_no_rows_in_blocks_are_named(spec):
+    store = store_of("paged", {"deep": {"state": spec}, "far": {"kv": Paged(KV)}})
+    with pytest.raises(NotGraphSafe, match="deep"):
+        store.static_decode(MOST, LONGEST)
+
+
+def test_a_cache_without_blocks_says_so():
+    with pytest.raises(NotGraphSafe, match="blocks"):
+        store_of("contiguous").static_decode(MOST, LONGEST)

@@ -1,0 +1,146 @@
+"""Causal forms of attention within hash buckets and clusters: the last tokens of the same kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from attn_core import Capability, Cost, Heads, MechanismConfig, Shape, Step
+from attn_core.checks import require_number, require_whole
+from attn_core.errors import InvalidValue
+
+from attn_variants.mechanisms.clusters import HashedAttention, RoutingAttention
+from attn_variants.mechanisms.common import BASIC
+from attn_variants.mechanisms.whole_sequence import WholeSequence
+
+
+class LastOfKind(WholeSequence):
+    """Base of mechanisms whose tokens see the last few earlier tokens of their own kind; keys are the queries."""
+
+    capabilities = BASIC | frozenset({Capability.CAUSAL, Capability.PADDING})
+    projections = 3
+
+    def heads(self, config: MechanismConfig) -> Heads:
+        """The heads of a config."""
+        return config.head_layout
+
+    def pairs(self, config: MechanismConfig, shape: Shape | Step, window: int) -> int:
+        """FLOPs of one round: tokens are cut into pieces of `window`, each of which meets itself and the one before."""
+        heads, size = self.inner_size(config)
+        length = -(-shape.query // window) * window
+        return 2 * shape.batch * heads * length * 2 * window * 2 * size
+
+
+class CausalHashedAttention(LastOfKind):
+    """A token sees the last `window` tokens of its hash bucket, itself only where it sees no other.
+
+    Reformer cuts the sorted tokens into chunks, whose borders move as later tokens are sorted in, so that outputs
+    depend on the future a little even under a causal mask. Counted back from the token itself, the last tokens of its
+    bucket do not.
+    """
+
+    name = "lsh_causal"
+    summary = "a token attends to the last tokens of its hash bucket, in several rounds"
+    paper = HashedAttention.paper
+    equation = (
+        r"o_i = \sum_{j \in P_i} \exp\left(\frac{q_i^\top q_j}{\|q_j\| \sqrt{d}} - z_i\right) v_j,\quad"
+        r" P_i = \bigcup_r \mathrm{last}_w \{j \le i : h_r(q_j) = h_r(q_i)\},\quad h(x) = \arg\max [x R; -x R]"
+    )
+    sketch: ClassVar = {"buckets": 4, "window": 3, "rounds": 1}
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`buckets`, even; the `window` w of tokens that are seen in a bucket, the own among them; `rounds` of hashing,
+        in which a pair that meets several times counts once; the `seed` of the rotations."""
+
+        buckets: int = 32
+        window: int = 64
+        rounds: int = 4
+        seed: int = 0
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            for name in ("buckets", "window", "rounds"):
+                require_whole(name, getattr(self, name), ge=1, unit=name)
+            if self.buckets % 2:
+                raise InvalidValue.of("buckets", self.buckets, "an even number: a rotation makes two of each direction")
+            require_whole("seed", self.seed)
+
+    def attention(self, config: MechanismConfig) -> Any:
+        """Buckets of rotations drawn from the seed."""
+        from attn_variants.mechanisms.causal_clusters_layers import CausalHashBuckets
+
+        options = self.Config.of(config)
+        return CausalHashBuckets(
+            size=config.head_layout.key_size,
+            buckets=options.buckets,
+            chunk=options.window,
+            rounds=options.rounds,
+            seed=options.seed,
+            within="bucket",
+            duplicates="corrected",
+        )
+
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
+        """Rotations of every token, and the pairs of each round."""
+        (heads, size), options = self.inner_size(config), self.Config.of(config)
+        hashing = 2 * shape.batch * heads * shape.query * size * options.buckets // 2
+        inner = options.rounds * (hashing + self.pairs(config, shape, options.window))
+        flops = self.projected(config, shape) + inner
+        return Cost(flops=flops, allowed_flops=flops, parameters=self.weights(config))
+
+
+class CausalRoutingAttention(LastOfKind):
+    """A token sees the last `window` tokens nearest to its own centroid, itself only where it sees no other.
+
+    The paper lets a cluster take its nearest tokens of the whole sequence, where a later one may push out an earlier
+    one. Here each token belongs to its nearest centroid, and sees back from itself. Keys are the queries, as in the
+    paper's causal form.
+    """
+
+    name = "routing_causal"
+    summary = "a token attends to the last tokens near the same learned centroid"
+    paper = RoutingAttention.paper
+    equation = (
+        r"o_i = \sum_{j \in T_i} \mathrm{softmax}_j\left(\frac{q_i^\top q_j}{\|q_j\| \sqrt{d}}\right) v_j,\quad"
+        r" T_i = \mathrm{last}_w \{j \le i : c_j = c_i\},\quad c_i = \arg\max_c \mu_c^\top q_i"
+    )
+    sketch: ClassVar = {"clusters": 3, "window": 4}
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`clusters`; the `window` w of tokens that are seen in a cluster, the own among them; the `decay` of centroids
+        in training; their first `seed`."""
+
+        clusters: int = 8
+        window: int = 64
+        decay: float = 0.999
+        seed: int = 0
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            require_whole("clusters", self.clusters, ge=1, unit="clusters")
+            require_whole("window", self.window, ge=1, unit="tokens")
+            require_number("decay", self.decay, ge=0, le=1)
+            require_whole("seed", self.seed)
+
+    def attention(self, config: MechanismConfig) -> Any:
+        """Clusters with centroids drawn from the seed."""
+        from attn_variants.mechanisms.causal_clusters_layers import CausalRouting
+
+        heads, options = config.head_layout, self.Config.of(config)
+        return CausalRouting(
+            heads=heads.query,
+            size=heads.key_size,
+            clusters=options.clusters,
+            window=options.window,
+            decay=options.decay,
+            seed=options.seed,
+        )
+
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
+        """Every token meets every centroid, and the last ones of its cluster."""
+        (heads, size), options = self.inner_size(config), self.Config.of(config)
+        nearest = 2 * shape.batch * heads * shape.query * options.clusters * size
+        flops = self.projected(config, shape) + nearest + self.pairs(config, shape, options.window)
+        return Cost(flops=flops, allowed_flops=flops, parameters=self.weights(config))

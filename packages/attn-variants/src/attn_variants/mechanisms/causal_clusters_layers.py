@@ -1,0 +1,83 @@
+"""What the causal forms of LSH and routing attention compute between the projections and the output."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize, one_hot
+
+from attn_variants.mechanisms.clusters_layers import Buckets, HashBuckets, Order, of_tokens
+
+
+class CausalOrder(Order):
+    """A token meets the last tokens of its bucket, counted back from itself.
+
+    Sorted by bucket and place, how far two tokens of one bucket stand apart depends on what lies between them alone,
+    and so on no later token; where their chunks begin does not matter.
+    """
+
+    def allowed(self, within: str) -> Tensor:
+        """As `Order.allowed`, of the same bucket and no more than a chunk back."""
+        spots = torch.arange(self.order.shape[-1], device=self.order.device).expand_as(self.order)
+        cut = spots.reshape(self.tokens.shape)
+        back = cut[..., :, None] - self.seen(cut)[..., None, :]
+        return super().allowed(within) & (back >= 0) & (back < self.chunk)
+
+    def times_met(self, within: str) -> Tensor:  # noqa: ARG002 -- buckets alone
+        """In how many rounds a pair meets, at least 1, [batch, heads, rounds, chunks, chunk, 2 chunk], int64."""
+        one, other = self.tokens, self.seen(self.tokens)
+        met = torch.zeros((), dtype=torch.int64, device=one.device)
+        for turn in range(self.order.shape[2]):
+            place, bucket = self.place[:, :, turn], self.bucket[:, :, turn]
+            back = of_tokens(place, one)[..., :, None] - of_tokens(place, other)[..., None, :]
+            same = of_tokens(bucket, one)[..., :, None] == of_tokens(bucket, other)[..., None, :]
+            met = met + (same & (back >= 0) & (back < self.chunk)).to(torch.int64)
+        return met.clamp(min=1)
+
+
+class CausalBuckets(Buckets):
+    """`Buckets` in which a token sees the last `chunk` tokens of its own, itself among them."""
+
+    order = CausalOrder
+
+
+class CausalHashBuckets(HashBuckets):
+    """`HashBuckets` in which a token sees the last `chunk` tokens of its bucket, the own among them."""
+
+    order = CausalOrder
+
+
+class CausalRouting(nn.Module):
+    """Each token sees the last `window` tokens whose nearest centroid is its own, itself only where it sees no other.
+
+    `centroids` [heads, clusters, size], a buffer of length one, start at random from `seed` and in training follow the
+    mean direction of the queries that are nearest to them, by 1 - `decay` a call.
+    """
+
+    def __init__(self, *, heads: int, size: int, clusters: int, window: int, decay: float, seed: int) -> None:
+        super().__init__()
+        self.decay = decay
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.randn(heads, clusters, size, generator=generator, device="cpu")
+        self.centroids: Tensor
+        self.register_buffer("centroids", normalize(drawn, dim=-1))
+        self.near = CausalBuckets(count=clusters, chunk=window, within="bucket", duplicates="counted")
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """Outputs [batch, heads, tokens, size]; `key` is the query."""
+        similar = torch.matmul(normalize(query.detach(), dim=-1), self.centroids.to(query.dtype).mT)
+        nearest = similar.argmax(-1)
+        out = self.near.attend(nearest[:, :, None], key, value, key_padding_mask)
+        if self.training:
+            self._follow(query, nearest, key_padding_mask)
+        return out
+
+    @torch.no_grad()
+    def _follow(self, rows: Tensor, nearest: Tensor, key_padding_mask: Tensor | None) -> None:
+        taken = one_hot(nearest, self.centroids.shape[1]).to(rows.dtype)
+        if key_padding_mask is not None:
+            taken = taken * key_padding_mask[:, None, :, None]
+        sums = torch.matmul(taken.mT, normalize(rows, dim=-1)).sum(0)
+        moved = self.decay * self.centroids + (1 - self.decay) * normalize(sums, dim=-1).to(self.centroids.dtype)
+        met = taken.sum((0, 2)) > 0
+        self.centroids.copy_(torch.where(met[..., None], normalize(moved, dim=-1), self.centroids))
