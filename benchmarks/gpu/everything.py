@@ -84,36 +84,35 @@ ASKED = [*(name for table in TABLES for name in table.verdicts), "layers.verdict
 VERDICTS = [Part(*name.split("."), JUDGING) for name in dict.fromkeys(ASKED)]
 
 
-def rows(options: list[str], device: str, tables: list[str]) -> Iterator[dict[str, Any]]:
+def rows(options: list[str], device: str, tables: list[Table], *, judged: bool) -> Iterator[dict[str, Any]]:
     """Verdicts of all kernels, at once where there is a GPU; times of those that are right, one by one; the bars.
 
-    Where modules of tables are named, those tables alone, whatever is right.
+    Unless `judged`, times alone, whatever is right.
     """
     found: list[dict[str, Any]] = []
-    for row in named(tables, options, device) if tables else judged_and_measured(options, device):
+    for row in judged_and_measured(tables, options, device) if judged else measured(tables, options, device):
         found.append(row)
         yield row
     yield from bars.verdicts(found)
 
 
-def named(tables: list[str], options: list[str], device: str) -> Iterator[dict[str, Any]]:
-    """The tables of some modules."""
-    for table in (*TABLES, *ALONE):
-        if table.part.module in tables:
-            yield from apart(table.part, options, (1 if device == "cuda" else INTERPRETED) * table.part.limit)
-            yield {"part": table.part.name, "clocks": chip.asked() if device == "cuda" else {}}
+def measured(tables: list[Table], options: list[str], device: str) -> Iterator[dict[str, Any]]:
+    """The rows of some tables."""
+    for table in tables:
+        yield from apart(table.part, options, (1 if device == "cuda" else INTERPRETED) * table.part.limit)
+        yield {"part": table.part.name, "clocks": chip.asked() if device == "cuda" else {}}
 
 
-def judged_and_measured(options: list[str], device: str) -> Iterator[dict[str, Any]]:
+def judged_and_measured(tables: list[Table], options: list[str], device: str) -> Iterator[dict[str, Any]]:
     """Verdicts, then times."""
     slack = 1 if device == "cuda" else INTERPRETED
     ends = time.monotonic() + slack * BUDGET
     wrong = set()
-    for row in at_once(VERDICTS, prepared() if device == "cuda" else [], options, slack):
+    for row in at_once(VERDICTS, prepared(tables) if device == "cuda" else [], options, slack):
         yield row
         if row.get("right") is False or row.get("failed"):
             wrong.add(row["part"])
-    for table in TABLES:
+    for table in tables:
         left = ends - time.monotonic()
         if bad := wrong.intersection(table.verdicts):
             yield {"part": table.part.name, "stopped": f"not measured, for {', '.join(sorted(bad))} found it wrong"}
@@ -137,9 +136,9 @@ def at_once(verdicts: list[Part], compiled: list[Part], options: list[str], slac
                     yield {**row, "part": f"compiling for {row['part']}"}
 
 
-def prepared() -> list[Part]:
+def prepared(tables: list[Table]) -> list[Part]:
     """The parts by which programs of tables are compiled."""
-    names = (table.part.name if table.prepared is None else table.prepared for table in TABLES)
+    names = (table.part.name if table.prepared is None else table.prepared for table in tables)
     return [Part(*name.split("."), JUDGING) for name in names if name]
 
 
@@ -167,6 +166,7 @@ def main() -> int:
     parser.add_argument("--small", action="store_true", help="sizes for Triton's interpreter")
     parser.add_argument("--part", help="one part alone, whose rows are printed: as decoding.verdicts")
     parser.add_argument("--tables", nargs="+", default=[], metavar="MODULE", choices=known, help="these tables alone")
+    parser.add_argument("--without", nargs="+", default=[], metavar="MODULE", choices=known, help="all but these")
     parser.add_argument("--once", action="store_true", help="call everything once, to have it compiled")
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
@@ -176,10 +176,13 @@ def main() -> int:
     name = "interpreted" if options.device == "cpu" else "h200"
     day = "-".join([name, *options.tables, f"{datetime.now(UTC):%Y-%m-%d}"])
     out = options.out or Path(os.environ.get("OUT") or RESULTS) / f"{day}.json"
+    asked = [table for table in TABLES if table.part.module not in options.without]
+    if options.tables:
+        asked = [table for table in (*TABLES, *ALONE) if table.part.module in options.tables]
     given = ["--device", options.device, *(["--small"] if options.small else [])]
     found: list[dict[str, Any]] = []
     facts = {"question": __doc__, **chip.facts(options.device)}
-    write_report(name, facts, kept(rows(given, options.device, options.tables), found), out)
+    write_report(name, facts, kept(rows(given, options.device, asked, judged=not options.tables), found), out)
     print(bars.table(found))
     return int(any("stopped" in row or row.get("right") is False or row.get("errors") for row in found))
 

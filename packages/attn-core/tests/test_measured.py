@@ -159,3 +159,16 @@ def test_what_was_not_measured_is_predicted(on, parts):
 def test_a_cpu_asks_no_measurements_of_a_gpu(on):
     on(H200, shipped=[table(SHORT)])
     assert [verdict.measured_on for verdict in verdicts("cpu", mask=Causal())] == [None] * 3
+
+
+def test_what_is_shipped_for_the_h200_prefers_what_was_fastest_there(monkeypatch, tmp_path):
+    monkeypatch.setenv(measured.FOLDER, str(tmp_path))
+    monkeypatch.setattr(devices, "nvidia_gpu", lambda: H200)
+    measured.table_here.cache_clear()
+    found = measured.table_here()
+    measured.table_here.cache_clear()
+    assert (found.device, found.capability) == H200
+    for row in found.rows:
+        times = {name: time for name, time in row.microseconds.items() if time is not None}
+        shares = {name: found.share(row.call, name) for name in times}
+        assert min(times, key=times.get) == min(shares, key=shares.get)

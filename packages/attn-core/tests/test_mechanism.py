@@ -64,6 +64,16 @@ def test_a_layer_that_is_not_what_its_mechanism_declares_is_refused(capabilities
         Offering(capabilities, methods).build(MechanismConfig(hidden_size=6, causal=Capability.CAUSAL in capabilities))
 
 
+def test_a_replayed_mechanism_that_remembers_something_else_is_refused_with_the_states_and_their_shapes():
+    class Other(Offering):
+        def state(self, config):
+            return {"kv": Paged({"key": Field((2, 3)), "value": Field((2, 3))})}
+
+    said = r"its state is Paged 'kv' \(key \[2, 3\], value \[2, 3\]\), not Paged 'inputs' \(x \[6\]\)"
+    with pytest.raises(MechanismInvalid, match=said):
+        Other((Capability.CAUSAL,), ()).build(MechanismConfig(hidden_size=6))
+
+
 def test_a_layer_that_is_what_its_mechanism_declares_is_built():
     every = Offering((Capability.INCREMENTAL, Capability.WEIGHTS), ("step", "weights"))
     assert every.build(MechanismConfig(hidden_size=6, causal=False)) is not None

@@ -2,14 +2,16 @@
 
 import pytest
 import torch
-from attn_core import Capability, ComputedMechanism
-from attn_core.errors import UnknownName
+from attn_core import Capability, ComputedMechanism, MechanismConfig
+from attn_core.errors import InvalidValue, UnknownName
 
 from attn_testing import check, laws
 from attn_testing.broken import BROKEN
+from attn_testing.broken.unseen import LeaksFar
 from attn_testing.check import judge
 from attn_testing.subject import Subject
 
+CONFIG = MechanismConfig(hidden_size=8, num_heads=2)
 ONE = ({"hidden_size": 8, "num_heads": 2},)
 
 
@@ -67,3 +69,21 @@ def test_a_mechanism_that_raises_breaks_the_law_and_not_the_check():
     result = judge(laws.Cost, Subject(Raises(), settings=ONE))
     assert not result.passed
     assert "ZeroDivisionError: no price" in result.detail
+
+
+def test_more_tokens_find_what_begins_behind_the_usual_ones():
+    class Leaks(type(LeaksFar().build(CONFIG))):
+        def changed(self, out, query):
+            return super().changed(out, query) if out.shape[1] > 60 else out
+
+    class Late(LeaksFar):
+        layer = Leaks
+
+    usual, more = (judge(laws.CausalityByPerturbation, Subject(Late(), settings=ONE, tokens=n)) for n in (37, 80))
+    assert usual.passed
+    assert not more.passed
+
+
+def test_too_few_tokens_are_refused():
+    with pytest.raises(InvalidValue, match=r"tokens: 3 .* 26"):
+        check(LeaksFar(), tokens=3)

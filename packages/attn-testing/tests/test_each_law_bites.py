@@ -2,7 +2,7 @@
 
 import pytest
 
-from attn_testing.broken import BROKEN
+from attn_testing.broken import ALSO_BROKEN, BROKEN
 from attn_testing.broken.sound import Dropper, SharedKvMechanism, Sound
 from attn_testing.check import judge
 from attn_testing.laws import MECHANISM_LAWS, Compiles, DroppedWeights, KVSharing
@@ -24,6 +24,16 @@ def test_a_mechanism_that_breaks_one_law_is_found_by_that_law_alone(law):
     found = {result.law: result.detail for result in results if not result.passed}
     assert set(found) == {law.title()}, found
     assert "LawBroken" in found[law.title()]
+
+
+@pytest.mark.parametrize(
+    ("law", "mechanism"), ALSO_BROKEN, ids=lambda one: one.title() if isinstance(one, type) else type(one).__name__
+)
+def test_what_a_short_trial_would_miss_is_found(law, mechanism):
+    result = judge(law, Subject(mechanism, settings=SETTINGS))
+    assert result.applied
+    assert not result.passed
+    assert judge(law, Subject(Sound(), settings=SETTINGS)).passed
 
 
 def test_the_sound_mechanism_breaks_no_law():

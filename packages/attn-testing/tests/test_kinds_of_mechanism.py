@@ -87,9 +87,7 @@ class Mean(ComputedMechanism):
     summary = "The mean of all values so far."
     paper = VASWANI
     equation = r"c_t = \frac{1}{t} \sum_{i \le t} W x_i"
-    capabilities = frozenset(
-        {Capability.CAUSAL, Capability.INCREMENTAL, Capability.EXACT, Capability.BIAS, Capability.HEAD_DIM}
-    )
+    capabilities = frozenset({Capability.CAUSAL, Capability.INCREMENTAL, Capability.EXACT, Capability.BIAS})
 
     def build(self, config: MechanismConfig):
         if config.rotary or not config.causal or config.num_kv_heads not in {None, config.num_heads}:

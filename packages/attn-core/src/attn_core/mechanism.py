@@ -314,6 +314,7 @@ def checked(build: Build) -> Build:
         except InvalidValue as error:
             raise error.in_mechanism(mechanism.name) from error
         require_declared(mechanism, config, layer)
+        require_replayed(mechanism, config)
         hooks = getattr(layer, "_forward_pre_hooks", None)
         if hooks is not None and not any(isinstance(hook, InputCheck) for hook in hooks.values()):
             layer.register_forward_pre_hook(InputCheck(mechanism.name, config.hidden_size), with_kwargs=True)
@@ -372,6 +373,30 @@ def require_declared(mechanism: Mechanism, config: MechanismConfig, layer: Any) 
         raise MechanismInvalid.of(
             mechanism.name, what, "declare it, or nothing calls the step: the whole sequence is computed at every token"
         )
+
+
+def require_replayed(mechanism: Mechanism, config: MechanismConfig) -> None:
+    """Raise `MechanismInvalid`, with names and shapes, where a causal mechanism without a step remembers other things
+    than its inputs, which a model runs again for every token.
+    """
+    if not mechanism.can(Capability.CAUSAL) or mechanism.can(Capability.INCREMENTAL) or config.shares_kv:
+        return
+    given, needed = mechanism.state(config), replay_state(config)
+    if given != needed:
+        what = f"does not declare INCREMENTAL, and its state is {described(given)}, not {described(needed)}"
+        remedy = "leave state() out, or declare INCREMENTAL and write a step"
+        raise MechanismInvalid.of(mechanism.name, what, remedy)
+
+
+def described(specs: StateSpecs) -> str:
+    """The states of a layer by kind, name and shape of a row, such as "Paged 'kv' (key [2, 4], value [2, 4])"."""
+    return (
+        ", ".join(
+            f"{type(spec).__name__} {name!r} ({', '.join(f'{n} {list(f.shape)}' for n, f in spec.fields.items())})"
+            for name, spec in specs.items()
+        )
+        or "nothing"
+    )
 
 
 def require_supported(mechanism: Mechanism, config: MechanismConfig) -> None:

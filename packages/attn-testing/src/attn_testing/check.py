@@ -11,7 +11,7 @@ from attn_core import Mechanism
 
 from attn_testing.law import Law
 from attn_testing.laws import MECHANISM_LAWS
-from attn_testing.subject import Subject
+from attn_testing.subject import TOKENS, Subject
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,12 +26,15 @@ class LawResult:
     detail: str
 
 
-def check(mechanism: str | Mechanism, options: Mapping[str, Any] | None = None) -> list[LawResult]:
+def check(
+    mechanism: str | Mechanism, options: Mapping[str, Any] | None = None, *, tokens: int = TOKENS
+) -> list[LawResult]:
     """The result of every law for a mechanism, by name or as an object, with its `options`.
 
+    `tokens` is the length of the longest sequences that it is tried at; raises `InvalidValue` for too few.
     Raises `UnknownName` where there is no such mechanism; what the laws find is in the results, never raised.
     """
-    subject = Subject(mechanism, options or {})
+    subject = Subject(mechanism, options or {}, tokens=tokens)
     _ = subject.mechanism
     return [judge(law, subject) for law in MECHANISM_LAWS]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from attn_core import Capability, Mechanism, MechanismConfig, Rotary, StateSpecs, configure, installed
+from attn_core.checks import require_whole
 from torch import Tensor
 
 from attn_testing.memory import rounding
@@ -16,15 +17,23 @@ from attn_testing.memory import rounding
 JITTER = 0.1
 """Added to fresh weights, so that nothing that starts at zero stays untested."""
 
+FEWEST = 26
+TOKENS = 37
+"""The longest sequences of most laws, unless more are asked for: more than a usual block, and no multiple of one."""
+
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A mechanism at the config of one setting; layers and inputs are float64 unless a law asks for less."""
+    """A mechanism at the config of one setting; layers and inputs are float64 unless a law asks for less.
+
+    `tokens` is the length of the longest sequences that it is tried at.
+    """
 
     mechanism: Mechanism
     config: MechanismConfig
     setting: Mapping[str, Any]
     label: str
+    tokens: int = TOKENS
 
     @cached_property
     def layer(self) -> Any:
@@ -89,6 +98,27 @@ class Case:
         return () if source is None else (source,)
 
 
+def in_mode(
+    case: Case,
+    query: Tensor,
+    source: Tensor | None = None,
+    key_padding_mask: Tensor | None = None,
+    *,
+    training: bool,
+    seed: int = 3,
+) -> Tensor:
+    """The outputs in evaluation, or of a fresh layer in training, which draws what it draws by this seed."""
+    out: Tensor
+    if not training:
+        out = case.attend(query, source, key_padding_mask)
+        return out
+    layer = case.build().train()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        out = case.attend(query, source, key_padding_mask, layer)
+    return out
+
+
 Setting = Mapping[str, Any]
 """What a model may tell a mechanism: shared fields of `MechanismConfig`."""
 
@@ -105,8 +135,8 @@ SETTINGS: tuple[Setting, ...] = (
 """The first must be taken by every mechanism; others may be refused with a `UserError`, as long as what is declared
 is taken in some setting."""
 
-CONTEXT = 64
-"""The longest sequence that any law uses fits well into this."""
+SPARE = 27
+"""By how much the context of a model is longer than the longest sequences."""
 
 
 @dataclass(frozen=True)
@@ -120,11 +150,20 @@ class Refusal:
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A mechanism by name or as an object, its options, and the settings it is tried at."""
+    """A mechanism by name or as an object, its options, the settings it is tried at, and up to how many tokens."""
 
     given: str | Mechanism
     options: Mapping[str, Any] = field(default_factory=dict)
     settings: Sequence[Setting] = SETTINGS
+    tokens: int = TOKENS
+
+    def __post_init__(self) -> None:
+        require_whole("tokens", self.tokens, ge=FEWEST)
+
+    @property
+    def context(self) -> int:
+        """The longest sequence that a model with such a layer would have."""
+        return self.tokens + SPARE
 
     @cached_property
     def mechanism(self) -> Mechanism:
@@ -151,7 +190,7 @@ class Subject:
 
     @cached_property
     def _tried(self) -> list[Case | Refusal]:
-        return [self._try({**setting, **mode}) for setting in self._promised() for mode in self.modes]
+        return [self.attempt({**setting, **mode}) for setting in self._promised() for mode in self.modes]
 
     def _promised(self) -> Iterator[dict[str, Any]]:
         """The settings that ask for nothing undeclared; a head size is asked for where the heads are not as wide as
@@ -167,12 +206,14 @@ class Subject:
                 Capability.HEAD_DIM: setting.get("head_dim") not in {None, setting["hidden_size"] / heads},
             }
             if can(*(capability for capability, needed in asked.items() if needed)):
-                yield {"max_seq_len": CONTEXT, **setting}
+                yield {"max_seq_len": self.context, **setting}
 
-    def _try(self, setting: Setting) -> Case | Refusal:
+    def attempt(self, setting: Setting, **options: Any) -> Case | Refusal:
+        """The case of a setting, with some options changed, or that it was not taken."""
         label = label_of(setting)
         try:
-            case = Case(self.mechanism, configure(self.mechanism, self.options, **setting), setting, label)
+            config = configure(self.mechanism, {**self.options, **options}, **setting)
+            case = Case(self.mechanism, config, setting, label, self.tokens)
             case.layer  # noqa: B018  # building may refuse what the config alone could not
         except Exception as error:  # noqa: BLE001  # a mechanism may raise anything; the law `settings` says so
             return Refusal(label, setting, error)

@@ -71,8 +71,10 @@ def select(shares_of_blocks: Tensor, own: Tensor, blocks: int, options: NsaConfi
         for rank, fixed in enumerate((block == here - 1, block == 0, block == here)):
             worth = worth.masked_fill(fixed, ALWAYS * (rank + 1))
         worth = worth.masked_fill(block > here, NEVER)
-        best = worth.topk(min(options.top, blocks), dim=-1)
-        return best.indices.masked_fill(best.values == NEVER, -1)
+        # Blocks are worth the same where φ gives zeros, as ReLU may: then the first are taken, however many there are.
+        ordered, indices = worth.sort(dim=-1, descending=True, stable=True)
+        best = slice(min(options.top, blocks))
+        return indices[..., best].masked_fill(ordered[..., best] == NEVER, -1)
 
 
 class Branches(InnerAttention, nn.Module):

@@ -181,18 +181,23 @@ def show(found: list[dict[str, Any]], *, json: bool) -> None:
 def check_command(
     name: Annotated[str, typer.Argument(help="A mechanism; `attn list mechanisms` names them.")],
     option: Options = None,
+    tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="The longest sequences that it is tried at; from 26, by default 37.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Check a mechanism against the laws of attention; exit code 1 if one is broken.
 
     The laws are those of the conformance kit: causality, padding, decoding equals the full computation, state
-    bytes, cost, gradients and more. A law that does not apply says which capability is missing.
+    bytes, cost, gradients and more. A law that does not apply says which capability is missing. What holds of short
+    sequences may fail in long ones: `--tokens 300` tries them.
     """
     try:
         from attn_testing import check
     except ModuleNotFoundError as error:
         raise MissingPackage.of("attn-testing", "attn check") from error
-    results = check(installed().mechanisms.get(name), parse_options(option))
+    longest = {} if tokens is None else {"tokens": tokens}
+    results = check(installed().mechanisms.get(name), parse_options(option), **longest)
     rows = [
         {
             "law": result.law,

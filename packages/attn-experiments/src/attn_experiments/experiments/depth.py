@@ -154,7 +154,8 @@ def residuals(settings: Settings) -> Result:
     verdict, because = judged(
         all_of={
             "with residuals the loss is lower, in every run": max(with_[0]) < min(without[0]),
-            "and the surface around what was learned is smoother": max(with_[2]) < min(without[2]),
+            "and the surface around it is smoother, relative to the spread of its losses": max(with_[2])
+            < min(without[2]),
         }
     )
     drawings = {"landscape": partial(draw_landscapes, planes)}

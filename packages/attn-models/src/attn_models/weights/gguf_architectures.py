@@ -363,7 +363,7 @@ def architecture_of(header: GgufHeader) -> Architecture:
     if name not in ARCHITECTURES:
         raise UnknownName.of("GGUF architecture", name, ARCHITECTURES)
     architecture = ARCHITECTURES[name]
-    passed = CHANGES_NOTHING | architecture.passed
+    passed = {**CHANGES_NOTHING, **architecture.passed}
     for key in sorted(header.metadata):
         own = key.removeprefix(f"{name}.")
         if own == key or own in READ | architecture.read | OF_FILES or header.metadata[key] in passed.get(own, ()):

@@ -34,7 +34,9 @@ def gguf_config(header: GgufHeader, dtype: WeightDtype) -> dict[str, Any]:
     """The Hugging Face config.json for the model in `header`, its weights stored in `dtype`."""
     config = architecture_of(header).config(header)
     ids = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
-    tokens = {name: header.metadata.get(f"tokenizer.ggml.{word}_token_id") for name, word in ids.items()}
+    tokens: dict[str, Any] = {
+        name: header.metadata.get(f"tokenizer.ggml.{word}_token_id") for name, word in ids.items()
+    }
     others = [header.metadata.get(f"tokenizer.ggml.{word}_token_id") for word in ENDS]
     ends = list(dict.fromkeys(end for end in (tokens["eos_token_id"], *others) if end is not None))
     if len(ends) > 1:

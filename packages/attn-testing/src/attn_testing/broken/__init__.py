@@ -7,15 +7,17 @@ from collections.abc import Mapping
 from attn_core import Mechanism
 
 from attn_testing import laws
-from attn_testing.broken import mechanisms, sound
+from attn_testing.broken import mechanisms, sound, unseen
 from attn_testing.law import MechanismLaw
 
 BROKEN: Mapping[type[MechanismLaw], Mechanism] = {
     laws.Described: mechanisms.NoEquation(),
     laws.Options: mechanisms.Unchecked(),
+    laws.EveryOptionActs: unseen.Idle(),
     laws.Settings: mechanisms.RefusesGroups(),
     laws.Undeclared: mechanisms.IgnoredMask(),
     laws.RowSums: mechanisms.Unnormalised(),
+    laws.WeightsOfOutput: unseen.Unrelated(),
     laws.CausalityByPerturbation: mechanisms.LargeLeak(),
     laws.CausalityByGradient: mechanisms.GradientLeak(),
     laws.Bidirectionality: mechanisms.NeverAhead(),
@@ -27,6 +29,7 @@ BROKEN: Mapping[type[MechanismLaw], Mechanism] = {
     laws.TreeEqualsPaths: mechanisms.Orphan(),
     laws.KVSharing: sound.FirstRequest(),
     laws.DroppedWeights: sound.AlwaysDrops(),
+    laws.Training: unseen.LouderInTraining(),
     laws.Gradients: mechanisms.WrongBackward(),
     laws.Precision: mechanisms.Widens(),
     laws.StateBytes: mechanisms.OverstatedState(),
@@ -35,4 +38,22 @@ BROKEN: Mapping[type[MechanismLaw], Mechanism] = {
     laws.SavedAndLoaded: mechanisms.HiddenWeight(),
     laws.Compiles: mechanisms.LooksInside(),
 }
-"""The mechanism that breaks each law."""
+"""The mechanism that breaks each law, and no other."""
+
+ALSO_BROKEN: tuple[tuple[type[MechanismLaw], Mechanism], ...] = (
+    (laws.Training, unseen.NoNumberInTraining()),
+    (laws.CausalityByGradient, unseen.LeaksInTraining()),
+    (laws.CausalityByPerturbation, unseen.LeaksInTraining()),
+    (laws.CausalityByPerturbation, unseen.LeaksFar()),
+    (laws.DecodeEqualsForward, unseen.Forgets()),
+    (laws.BatchInvariance, unseen.LargeBatch()),
+    (laws.BatchInvariance, unseen.Crowded()),
+    (laws.Settings, unseen.Without()),
+    (laws.Settings, unseen.WithoutGroups()),
+    (laws.Settings, unseen.WithoutHeadSize()),
+    (laws.Settings, unseen.WithoutRotary()),
+    (laws.Described, unseen.Unwritable()),
+    (laws.Cost, unseen.Free()),
+    (laws.StepCost, unseen.Paid()),
+)
+"""Further mechanisms, each with a law that it breaks; it may break others too."""

@@ -316,19 +316,30 @@ class RefusesGroups(Sound):
         return super().build(config)
 
 
+class UncheckedLayer(SoundLayer):
+    """Multiplies scores by a number."""
+
+    coldness = 1.0
+
+    def _scores(self, query: Tensor, key: Tensor) -> Tensor:
+        return super()._scores(query, key) * self.coldness
+
+
 class Unchecked(Sound):
     """Breaks options: nobody looks at the temperature before it divides."""
 
+    layer = UncheckedLayer
+
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """A `temperature` that changes nothing."""
+        """A `temperature` by which scores are divided."""
 
         temperature: float = 1.0
 
     def build(self, config: MechanismConfig) -> nn.Module:
         """A layer, unless it is so cold that it cannot be."""
         layer = super().build(config)
-        layer.register_buffer("coldness", torch.tensor(1 / self.Config.of(config).temperature), persistent=False)
+        layer.coldness = 1 / self.Config.of(config).temperature  # type: ignore[assignment]
         return layer
 
 

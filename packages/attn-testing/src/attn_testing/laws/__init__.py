@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from attn_testing.law import MechanismLaw
-from attn_testing.laws.attention_weights import DroppedWeights, NoAllowedKey, PaddingInvariance, RowSums
+from attn_testing.laws.attention_weights import (
+    DroppedWeights,
+    NoAllowedKey,
+    PaddingInvariance,
+    RowSums,
+    WeightsOfOutput,
+)
 from attn_testing.laws.causality import Bidirectionality, CausalityByGradient, CausalityByPerturbation
-from attn_testing.laws.declarations import Described, Options, Settings, Undeclared
+from attn_testing.laws.declarations import Described, Settings, Undeclared
 from attn_testing.laws.decoding import BatchInvariance, ChunkedPrefill, DecodeEqualsForward, StateBytes, TreeEqualsPaths
 from attn_testing.laws.kv_sharing import KVSharing
-from attn_testing.laws.numerics import Compiles, Gradients, Precision, SavedAndLoaded
+from attn_testing.laws.numerics import Compiles, Gradients, Precision, SavedAndLoaded, Training
+from attn_testing.laws.options import EveryOptionActs, Options
 from attn_testing.laws.prices import Cost, StepCost
 
 MECHANISM_LAWS: tuple[type[MechanismLaw], ...] = (
     Described,
     Options,
+    EveryOptionActs,
     Settings,
     Undeclared,
     RowSums,
+    WeightsOfOutput,
     CausalityByPerturbation,
     CausalityByGradient,
     Bidirectionality,
@@ -29,6 +38,7 @@ MECHANISM_LAWS: tuple[type[MechanismLaw], ...] = (
     KVSharing,
     DroppedWeights,
     Gradients,
+    Training,
     Precision,
     StateBytes,
     Cost,
@@ -49,6 +59,7 @@ __all__ = [
     "DecodeEqualsForward",
     "Described",
     "DroppedWeights",
+    "EveryOptionActs",
     "Gradients",
     "KVSharing",
     "MechanismLaw",
@@ -61,6 +72,8 @@ __all__ = [
     "Settings",
     "StateBytes",
     "StepCost",
+    "Training",
     "TreeEqualsPaths",
     "Undeclared",
+    "WeightsOfOutput",
 ]

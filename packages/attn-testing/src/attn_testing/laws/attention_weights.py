@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from attn_testing.law import MechanismLaw, require, require_same
 from attn_testing.laws.decoding import PLAN, follow, silent_where_nothing_decodes
-from attn_testing.subject import Case
+from attn_testing.subject import Case, in_mode
 
-TOKENS, PADDED = 5, 8
+SHORT, PADDED = 5, 26
 
 
 class PaddingInvariance(MechanismLaw):
@@ -26,14 +26,14 @@ class PaddingInvariance(MechanismLaw):
         query, source, key_padding_mask = padded_batch(case)
         with torch.no_grad():
             together = case.attend(query, source, key_padding_mask)
-            for row, length in enumerate((PADDED, TOKENS)):
+            for row, length in enumerate((PADDED, SHORT)):
                 one = query[row : row + 1] if case.cross else query[row : row + 1, :length]
                 alone = case.attend(one, None if source is None else source[row : row + 1, :length])
                 what = f"a sequence of {length} padded to {PADDED} and alone"
                 require_same(together[row : row + 1, : one.shape[1]], alone, what, 1e-10)
 
     def test_the_content_of_padding_is_never_seen(self, case: Case) -> None:
-        key_padding_mask = torch.tensor([[True, True, False, True, True, False, False, True]])
+        key_padding_mask = torch.tensor([[True, True, False, True, True, False, False, True, *[True] * (PADDED - 8)]])
         query, source = case.rows(1, PADDED), case.source(1, PADDED)
         rubbish = 100 * case.rows(1, PADDED, seed=4)
         with torch.no_grad():
@@ -45,11 +45,24 @@ class PaddingInvariance(MechanismLaw):
         real = torch.ones_like(key_padding_mask) if case.cross else key_padding_mask
         require_same(after[real], before[real], "outputs with other content in the padding", 1e-10)
 
+    def test_padding_is_not_seen_in_training(self, case: Case) -> None:
+        mask = torch.arange(case.tokens)[None] % 5 != 2
+        rows, source = case.rows(1, case.tokens), case.source(1, case.tokens)
+        rubbish = torch.where(mask[..., None], 0, 100 * case.rows(1, case.tokens, seed=4))
+        with torch.no_grad():
+            before = in_mode(case, rows, source, mask, training=True)
+            if source is None:
+                after = in_mode(case, rows + rubbish, None, mask, training=True)[mask]
+                before = before[mask]
+            else:
+                after = in_mode(case, rows, source + rubbish, mask, training=True)
+        require_same(after, before, "outputs in training with other content in the padding", 1e-9)
+
 
 def padded_batch(case: Case) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Two sequences, of 8 and of 5 tokens, padded to 8; for cross attention the sources are padded."""
+    """Two sequences, of many and of 5 tokens, padded to many; for cross attention the sources are padded."""
     key_padding_mask = torch.ones(2, PADDED, dtype=torch.bool)
-    key_padding_mask[1, TOKENS:] = False
+    key_padding_mask[1, SHORT:] = False
     return case.rows(2, PADDED), case.source(2, PADDED), key_padding_mask
 
 
@@ -109,7 +122,7 @@ class RowSums(MechanismLaw):
     needs: ClassVar[tuple[Capability, ...]] = (Capability.WEIGHTS, Capability.NORMALISED)
 
     def test_weights_are_shares_of_the_allowed_keys(self, case: Case) -> None:
-        query, source = case.rows(2, 7), case.source(2, 5)
+        query, source = case.rows(2, case.tokens), case.source(2, 29)
         check_weights(case, case.weights(query, source), None)
 
     def test_weights_of_padded_sequences_are_shares_of_the_real_keys(self, case: Case) -> None:
@@ -151,6 +164,59 @@ def allowed_pairs(case: Case, queries: int, keys: int, key_padding_mask: Tensor 
     mask = spec.mask.over(int((real * (columns + 1)).max()))
     heads = [mask.of_head(head).allows(rows, columns).expand(queries, keys) for head in range(mask.heads or 1)]
     return torch.stack(heads) & real
+
+
+SEQUENCES = 12
+"""So many sequences tell weights apart by the outputs."""
+
+EXPLAINED, BETTER = 1e-8, 0.999
+"""The share of outputs that weights need not explain, and by what they must explain it better than others do."""
+
+
+class WeightsOfOutput(MechanismLaw):
+    """Weights are those that the outputs come from: rows summed by them say more of the outputs than by other weights.
+
+    Outputs of attention without more are linear in such sums, head by head, so a least-squares fit leaves nothing of
+    them. Where a gate, a norm or a convolution follows, the fit leaves a rest, and less of it than the equal weights of
+    all allowed keys do and, where weights are shares, than those of another sequence. All know a query's own row.
+    """
+
+    needs: ClassVar[tuple[Capability, ...]] = (Capability.WEIGHTS,)
+    cases_at_most = 2
+
+    @classmethod
+    def silent_on(cls, case: Case) -> str | None:
+        return "it attends to what it computed before, not to rows" if case.mechanism.sequential else None
+
+    def test_sums_of_rows_by_the_weights_explain_the_outputs(self, case: Case) -> None:
+        query, source = case.rows(SEQUENCES, PADDED), case.source(SEQUENCES, PADDED)
+        with torch.no_grad():
+            weights, out = case.weights(query, source), case.attend(query, source)
+        rows = query if source is None else source
+        allowed = allowed_pairs(case, query.shape[1], rows.shape[1], None).to(weights)
+        own = None if case.cross else rows
+        equal = (allowed / allowed.sum(-1, keepdim=True).clamp(min=1)).expand_as(weights)
+        rest = unexplained(out, weights, rows, own)
+        others = {"equal weights": equal}
+        if case.mechanism.can(Capability.NORMALISED):
+            others["weights of another sequence"] = weights.roll(1, 0)
+        for name, given in others.items():
+            left = unexplained(out, given, rows, own)
+            require(
+                rest <= EXPLAINED or rest <= BETTER * left,
+                f"sums of rows by the weights leave {rest:.3f} of the outputs unexplained, those by {name} {left:.3f}",
+            )
+
+
+def unexplained(out: Tensor, weights: Tensor, rows: Tensor, own: Tensor | None) -> float:
+    """The share of outputs [batch, query, width] that no linear function of rows [batch, key, width] summed by weights
+    [batch, heads, query, key], and of the queries' own rows, gives."""
+    sums = torch.einsum("bhqk,bkd->bqhd", weights, rows).flatten(0, 1).flatten(1)
+    known = [torch.ones_like(sums[:, :1])] + ([] if own is None else [own.flatten(0, 1)])
+    sums = torch.cat([sums, *known], dim=1)
+    flat = out.flatten(0, 1)
+    fitted = sums @ torch.linalg.lstsq(sums, flat, driver="gelsd").solution
+    return float((flat - fitted).square().sum() / (flat - flat.mean(0)).square().sum())
 
 
 PROBABILITY = 0.5

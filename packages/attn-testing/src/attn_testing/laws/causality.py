@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 import torch
 from attn_core import Capability, DeclaredMechanism
 
 from attn_testing.law import MechanismLaw, require, require_same
-from attn_testing.subject import Case
+from attn_testing.subject import Case, in_mode
 
 
 class CausalityByGradient(MechanismLaw):
-    """The gradient of an output to every later input is exactly zero, and to some earlier or its own it is not."""
+    """The gradient of an output to every later input is exactly zero, and to some earlier or its own it is not.
+
+    Few tokens show it of every output; many, of some, in evaluation and in training.
+    """
 
     needs: ClassVar[tuple[Capability, ...]] = (Capability.CAUSAL,)
 
@@ -21,18 +25,28 @@ class CausalityByGradient(MechanismLaw):
         return None if case.causal else "it is configured not causal"
 
     def test_no_gradient_reaches_a_later_input(self, case: Case) -> None:
-        query = case.rows(1, 9).requires_grad_()
-        out = case.attend(query, case.source(1, 5))
-        probe = torch.randn(out.shape[-1], generator=torch.Generator().manual_seed(5), dtype=out.dtype)
-        for row in range(9):
-            (gradient,) = torch.autograd.grad((out[0, row] * probe).sum(), query, retain_graph=True)
-            later = gradient[0, row + 1 :].abs().sum().item()
-            require(later == 0, f"the gradient of output {row} with respect to later inputs is {later:g}")
-            seen = gradient[0, : row + 1].abs().sum().item()
-            if blind(case, row):
-                require(seen == 0, f"output {row} depends on inputs that the mask hides: the gradient is {seen:g}")
-            else:
-                require(seen > 0, f"output {row} depends on no input at all")
+        no_gradient_from_behind(case, 9, range(9), training=False)
+
+    def test_no_gradient_reaches_a_later_input_among_many_tokens_or_in_training(self, case: Case) -> None:
+        for training in (False, True):
+            no_gradient_from_behind(case, case.tokens, (0, case.tokens // 2, case.tokens - 2), training=training)
+
+
+def no_gradient_from_behind(case: Case, tokens: int, places: Iterable[int], *, training: bool) -> None:
+    """Raise `LawBroken` unless the outputs at these places depend on what they may, by their gradients."""
+    query = case.rows(1, tokens).requires_grad_()
+    out = in_mode(case, query, case.source(1, 5), training=training)
+    probe = torch.randn(out.shape[-1], generator=torch.Generator().manual_seed(5), dtype=out.dtype)
+    mode = "in training " * training
+    for row in places:
+        (gradient,) = torch.autograd.grad((out[0, row] * probe).sum(), query, retain_graph=True)
+        later = gradient[0, row + 1 :].abs().sum().item()
+        require(later == 0, f"{mode}the gradient of output {row} with respect to later inputs is {later:g}")
+        seen = gradient[0, : row + 1].abs().sum().item()
+        if blind(case, row):
+            require(seen == 0, f"{mode}output {row} depends on inputs that the mask hides: the gradient is {seen:g}")
+        else:
+            require(seen > 0, f"{mode}output {row} depends on no input at all")
 
 
 def blind(case: Case, row: int) -> bool:
@@ -55,16 +69,26 @@ class CausalityByPerturbation(MechanismLaw):
         return None if case.causal else "it is configured not causal"
 
     def test_changing_later_inputs_changes_no_earlier_output(self, case: Case) -> None:
-        query, source = case.rows(2, 9), case.source(2, 5)
-        with torch.no_grad():
-            before = case.attend(query, source)
-            for first in (1, 4, 8):
-                for size in SIZES:
-                    changed = query.clone()
-                    changed[:, first:] = size * case.rows(2, 9 - first, seed=3)
-                    after = case.attend(changed, source)
-                    what = f"outputs before position {first} with and without other inputs from there on"
-                    require_same(after[:, :first], before[:, :first], what, 1e-10)
+        no_change_from_behind(case, 9, (1, 4, 8), training=False)
+
+    def test_changing_later_inputs_changes_none_among_many_tokens_or_in_training(self, case: Case) -> None:
+        for training in (False, True):
+            no_change_from_behind(case, case.tokens, (case.tokens // 2, case.tokens - 1), training=training)
+
+
+def no_change_from_behind(case: Case, tokens: int, places: Iterable[int], *, training: bool) -> None:
+    """Raise `LawBroken` unless outputs before these places stay when inputs from there on change."""
+    query, source = case.rows(2, tokens), case.source(2, 5)
+    with torch.no_grad():
+        before = in_mode(case, query, source, training=training)
+        for first in places:
+            for size in SIZES:
+                changed = query.clone()
+                changed[:, first:] = size * case.rows(2, tokens - first, seed=3)
+                after = in_mode(case, changed, source, training=training)
+                mode = " in training" * training
+                what = f"outputs before position {first}{mode} with and without other inputs from there on"
+                require_same(after[:, :first], before[:, :first], what, 1e-10)
 
 
 class Bidirectionality(MechanismLaw):

@@ -1,4 +1,4 @@
-"""Laws of what a mechanism declares: description, options, configs, capabilities."""
+"""Laws of what a mechanism declares: description, configs, capabilities."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 from typing import Any
 
 import torch
-from attn_core import Capability, Mechanism, Paper, Rotary, configure
+from attn_core import Capability, Paper, Rotary, configure
 from attn_core.errors import UnknownName, UserError
-from attn_core.options import option_fields
 
+from attn_testing.latex import latex_error
 from attn_testing.law import LawBroken, MechanismLaw, require
-from attn_testing.subject import CONTEXT, Case, Subject
+from attn_testing.subject import Case, Subject
 
 TOKENS = 12
 
@@ -28,7 +28,10 @@ class Described(MechanismLaw):
         )
         summary = getattr(mechanism, "summary", "")
         require(summary.strip() and "\n" not in summary, f"summary {summary!r} is not one line")
-        require(getattr(mechanism, "equation", "").strip(), "there is no equation")
+        equation = getattr(mechanism, "equation", "")
+        require(equation.strip(), "there is no equation")
+        wrong = latex_error(equation)
+        require(wrong is None, f"the equation {equation!r} is no LaTeX: {wrong}")
         require(isinstance(getattr(mechanism, "paper", None), Paper), "there is no paper")
         unknown = set(mechanism.capabilities) - set(Capability)
         require(not unknown, f"capabilities {unknown} are not of {', '.join(Capability)}")
@@ -51,39 +54,11 @@ class Described(MechanismLaw):
         raise LawBroken("an option that does not exist is taken")
 
 
-ODD: tuple[Any, ...] = (-1, 0, 1.5, -0.5, True, "word", None, float("nan"), float("inf"), (), (0,), {})
-"""What a user may give by mistake; some of it is right for some options."""
-TOKENS = 12
-
-
-class Options(MechanismLaw):
-    """An option is refused by its name with what is allowed, or taken and computed with: no other error, no NaN."""
-
-    def test_an_odd_option_is_refused_by_name_or_computed_with(self, subject: Subject) -> None:
-        for name in option_fields(subject.mechanism):
-            for value in ODD:
-                options = {**subject.options, name: value}
-                require_answer(subject.mechanism, name, options)
-
-
-def require_answer(mechanism: Mechanism, name: str, options: dict[str, Any]) -> None:
-    """Raise `LawBroken` where a layer with these options neither works nor is refused for the option of this name."""
-    given, causal = f"{name}={options[name]!r}", mechanism.can(Capability.CAUSAL)
-    try:
-        config = configure(mechanism, options, hidden_size=16, num_heads=2, causal=causal, max_seq_len=TOKENS)
-        layer, rows = mechanism.build(config).eval(), torch.ones(1, TOKENS, 16)
-        with torch.no_grad():
-            out = layer(rows, *((rows,) if mechanism.can(Capability.CROSS) else ()))
-    except UserError as error:
-        require(name in str(error), f"{given} is refused without its name: {error}")
-    except Exception as error:
-        raise LawBroken(f"{given} ends in {type(error).__name__}: {error}") from error
-    else:
-        require(bool(out.isfinite().all()), f"{given} is taken, and gives what is not finite")
-
-
 ASKED = {Capability.GROUPED: "num_kv_heads", Capability.ROTARY: "rotary"}
 """Capabilities that let a mechanism take a field of the config, in some of its values at least."""
+
+SLIGHT = 1e-9
+"""A difference that rounding does not make."""
 
 ADDED = ("max_seq_len", "causal")
 """What the kit adds to every setting."""
@@ -110,11 +85,42 @@ class Settings(MechanismLaw):
             if asked and not taken:
                 raise LawBroken(f"{capability.name} is declared, but {asked[0].label} is refused: {asked[0].error}")
 
+    def test_a_field_that_is_taken_changes_the_layer(self, subject: Subject) -> None:
+        usual = {**subject.settings[0], **subject.modes[0], "max_seq_len": subject.context}
+        heads, rotary = usual.get("num_heads", 1), subject.mechanism.can(Capability.ROTARY)
+        asked: dict[str, Any] = {"bias": True, "head_dim": 3 * (usual["hidden_size"] // heads)}
+        asked |= {"num_kv_heads": 1} if subject.mechanism.can(Capability.GROUPED) and heads > 1 else {}
+        asked |= {"rotary": Rotary(base=50.0)} if rotary else {}
+        for field, value in asked.items():
+            # Said, as multi-query attention has one key/value head where nothing is.
+            absent = {"num_kv_heads": heads, "bias": False}.get(field)
+            settings = {**usual, field: absent}, {**usual, field: value}
+            # An option may say the same more exactly, such as the sizes of keys and values; then its default does not.
+            plain = dataclasses.replace(subject, options={})
+            acts = [differ(one, settings) for one in (subject, plain)]
+            require(
+                True in acts or False not in acts, f"{field}={value!r} is taken, and the layer computes as without it"
+            )
+
     def test_a_layer_keeps_the_shape_of_its_input(self, subject: Subject) -> None:
         for case in subject.cases:
             query = case.rows(2, 5)
             shape = tuple(case.attend(query, case.source(2, 4)).shape)
             require(shape == tuple(query.shape), f"{case.label}: output {shape} for input {tuple(query.shape)}")
+
+
+def differ(subject: Subject, settings: tuple[dict[str, Any], dict[str, Any]]) -> bool | None:
+    """Whether layers of two settings have other parameters, or other outputs from the same draws of them; None where
+    one is not taken."""
+    one, other = (subject.attempt(setting) for setting in settings)
+    if not (isinstance(one, Case) and isinstance(other, Case)):
+        return None
+    sizes = [{name: weight.shape for name, weight in case.layer.named_parameters()} for case in (one, other)]
+    if sizes[0] != sizes[1]:
+        return True
+    rows, source = one.rows(2, one.tokens), one.source(2, one.tokens)
+    with torch.no_grad():
+        return bool((one.attend(rows, source) - other.attend(rows, source)).abs().max() > SLIGHT)
 
 
 class Undeclared(MechanismLaw):
@@ -182,7 +188,7 @@ class Undeclared(MechanismLaw):
 def build(subject: Subject, **setting: Any) -> Any:
     """A layer at the first setting, changed by `setting`."""
     values = {
-        "max_seq_len": CONTEXT,
+        "max_seq_len": subject.context,
         **subject.settings[0],
         **subject.modes[0],
         "num_heads": 4,
@@ -194,7 +200,13 @@ def build(subject: Subject, **setting: Any) -> Any:
 
 def directed(subject: Subject, *, causal: bool) -> Any:
     """A layer of a config that says so itself: `configure` would refuse it before the mechanism is asked."""
-    values = {"max_seq_len": CONTEXT, **subject.settings[0], **subject.modes[0], "num_heads": 4, "hidden_size": 16}
+    values = {
+        "max_seq_len": subject.context,
+        **subject.settings[0],
+        **subject.modes[0],
+        "num_heads": 4,
+        "hidden_size": 16,
+    }
     config = configure(subject.mechanism, subject.options, **values)
     return subject.mechanism.build(dataclasses.replace(config, causal=causal))
 

@@ -29,22 +29,22 @@ class DecodeEqualsForward(MechanismLaw):
         return silent_where_nothing_decodes(case)
 
     def test_every_token_decoded_alone_equals_its_row_of_the_full_forward(self, case: Case) -> None:
-        run(case, prompt=1)
+        run(case, TOKENS, prompt=1)
 
-    def test_a_prompt_and_then_single_tokens_equal_the_full_forward(self, case: Case) -> None:
-        run(case, prompt=5)
+    def test_a_prompt_and_then_many_single_tokens_equal_the_full_forward(self, case: Case) -> None:
+        run(case, case.tokens, prompt=5)
 
 
-def run(case: Case, prompt: int) -> None:
+def run(case: Case, tokens: int, prompt: int) -> None:
     """Feed `prompt` tokens, then one at a time, and compare with the full forward."""
-    rows, source = case.rows(TOKENS), case.source(5)
+    rows, source = case.rows(tokens), case.source(5)
     with torch.no_grad():
         full = case.attend(rows[None], None if source is None else source[None])[0]
     serving = Serving(case)
     serving.open(0, source)
     first = serving.step({0: rows[:prompt]})[0]
     require_same(first, full[:prompt], f"a first step of {prompt} tokens and the full forward", case.tolerance)
-    for position in range(prompt, TOKENS):
+    for position in range(prompt, tokens):
         out = serving.step({0: rows[position : position + 1]})[0]
         what = f"token {position} decoded alone and row {position} of the full forward"
         require_same(out[0], full[position], what, case.tolerance)
@@ -61,11 +61,19 @@ class ChunkedPrefill(MechanismLaw):
         return silent_where_nothing_decodes(case)
 
     def test_chunks_equal_one_prefill(self, case: Case) -> None:
-        rows, source = case.rows(13), case.source(5)
-        whole = feed(case, (12, 1), rows, source)
-        for split in SPLITS:
-            chunks = feed(case, (*split, 1), rows, source)
-            require_same(chunks, whole, f"a prompt in chunks of {split} and at once", case.tolerance)
+        same_in_chunks(case, TOKENS, SPLITS)
+
+    def test_long_chunks_equal_one_prefill(self, case: Case) -> None:
+        same_in_chunks(case, case.tokens, ((19, 1, case.tokens - 20),))
+
+
+def same_in_chunks(case: Case, tokens: int, splits: Sequence[tuple[int, ...]]) -> None:
+    """Raise `LawBroken` unless a prompt of so many tokens gives the same in each of these splits as at once."""
+    rows, source = case.rows(tokens + 1), case.source(5)
+    whole = feed(case, (tokens, 1), rows, source)
+    for split in splits:
+        chunks = feed(case, (*split, 1), rows, source)
+        require_same(chunks, whole, f"a prompt in chunks of {split} and at once", case.tolerance)
 
 
 def feed(case: Case, lengths: tuple[int, ...], rows: torch.Tensor, source: torch.Tensor | None) -> torch.Tensor:
@@ -84,21 +92,25 @@ PLAN: tuple[Mapping[int, int], ...] = (
     {2: 2, 1: 1, 0: 1},
     {0: 1, 2: 4, 3: 1, 1: 1},
     {3: 5, 0: 1},
-    {1: 1, 3: 1, 2: 1, 0: 1},
+    {4: 3, 5: 11, 1: 1, 6: 2, 0: 1},
+    {1: 1, 6: 1, 3: 1, 5: 1, 2: 1, 0: 1, 4: 1},
 )
 """Steps of request -> new tokens: some prefill, in chunks, while others decode, and the order changes."""
+
+BATCH = 19
+"""Sequences of a large batch."""
 
 
 class BatchInvariance(MechanismLaw):
     """A sequence alone gives what it gives in a batch, and a request alone what it gives in a crowd."""
 
     def test_a_sequence_alone_equals_itself_in_a_batch(self, case: Case) -> None:
-        query, source = case.rows(3, 7), case.source(3, 5)
+        query, source = case.rows(BATCH, 7), case.source(BATCH, 5)
         with torch.no_grad():
             together = case.attend(query, source)
-            for row in range(3):
+            for row in (0, 1, BATCH - 1):
                 alone = case.attend(query[row : row + 1], None if source is None else source[row : row + 1])
-                require_same(together[row], alone[0], f"sequence {row} of a batch of 3 and alone", 1e-10)
+                require_same(together[row], alone[0], f"sequence {row} of a batch of {BATCH} and alone", 1e-10)
 
     def test_a_request_alone_equals_itself_in_a_crowd(self, case: Case) -> None:
         if silent_where_nothing_decodes(case):
@@ -194,7 +206,7 @@ class StateBytes(MechanismLaw):
         serving = Serving(case)
         serving.open(0, case.source(SOURCE))
         tokens = 0
-        for length in (1, 5, 1, 2, 9):
+        for length in (1, 5, 1, 2, case.tokens - 9):
             serving.step({0: case.rows(length)})
             tokens += length
             said = state_bytes(case.specs, tokens=tokens, source=SOURCE if case.cross else 0, dtype="float64")

@@ -17,8 +17,8 @@ from attn_testing.memory import DictionaryStore
 from attn_testing.serving import ragged
 from attn_testing.subject import Case
 
-TOKENS = 9
-CHUNKS = (4, 1, 3, 1)
+TOKENS = 33
+CHUNKS = (4, 1, 27, 1)
 LAYER = "layer"
 
 

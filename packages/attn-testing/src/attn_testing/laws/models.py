@@ -79,7 +79,7 @@ class CrowdEqualsAlone(Law):
 
     def test_requests_in_a_crowd_equal_the_full_forward_of_each(self, case: ModelCase) -> None:
         serving = ModelServing(case.model)
-        tokens = {name: case.tokens(TOKENS, seed=name) for name in range(4)}
+        tokens = {name: case.tokens(TOKENS, seed=name) for name in range(7)}
         out: dict[int, list[torch.Tensor]] = {name: [] for name in tokens}
         for plan in PLAN:
             at = {name: serving.done.get(name, 0) for name in plan}

@@ -13,7 +13,7 @@ from torch.autograd.gradcheck import GradcheckError, gradcheck
 from torch.func import functional_call
 
 from attn_testing.law import LawBroken, MechanismLaw, require, require_same
-from attn_testing.subject import Case
+from attn_testing.subject import Case, in_mode
 
 
 class Gradients(MechanismLaw):
@@ -35,6 +35,23 @@ class Gradients(MechanismLaw):
             gradcheck(compute, [value.clone().requires_grad_() for value in values], fast_mode=True)
         except GradcheckError as error:
             raise LawBroken(str(error).strip()) from error
+
+
+class Training(MechanismLaw):
+    """In training outputs and gradients are finite; where nothing is drawn, outputs are those of evaluation."""
+
+    cases_at_most = 4
+
+    def test_training_is_finite_and_without_draws_the_same_as_evaluation(self, case: Case) -> None:
+        rows, source = case.rows(2, case.tokens).requires_grad_(), case.source(2, case.tokens)
+        once, again = (in_mode(case, rows, source, training=True, seed=seed) for seed in (3, 4))
+        require(bool(torch.isfinite(once).all()), "an output in training is not finite")
+        if once.requires_grad:
+            (gradient,) = torch.autograd.grad(once.square().sum(), rows, materialize_grads=True)
+            require(bool(torch.isfinite(gradient).all()), "a gradient in training is not finite")
+        if torch.equal(once, again):
+            with torch.no_grad():
+                require_same(once, case.attend(rows, source), "outputs in training and in evaluation", 1e-9)
 
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 1e-1}

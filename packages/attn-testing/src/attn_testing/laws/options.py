@@ -1,0 +1,151 @@
+"""Laws of a mechanism's own options: what is odd is refused or computed with, and every option does something."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from attn_core import Capability, Mechanism, Rotary, Shape, Step, configure
+from attn_core.errors import UserError
+from attn_core.options import option_fields
+
+from attn_testing.law import LawBroken, MechanismLaw, require
+from attn_testing.laws.declarations import SLIGHT
+from attn_testing.subject import Case, Refusal, Subject
+
+ROTARY = Rotary()
+PASSES = 3
+
+ODD: tuple[Any, ...] = (-1, 0, 1.5, -0.5, True, "word", None, float("nan"), float("inf"), (), (0,), {})
+"""What a user may give by mistake; some of it is right for some options."""
+TOKENS = 12
+
+
+class Options(MechanismLaw):
+    """An option is refused by its name with what is allowed, or taken and computed with: no other error, no NaN."""
+
+    def test_an_odd_option_is_refused_by_name_or_computed_with(self, subject: Subject) -> None:
+        for name in option_fields(subject.mechanism):
+            for value in ODD:
+                options = {**subject.options, name: value}
+                require_answer(subject.mechanism, name, options)
+
+
+def require_answer(mechanism: Mechanism, name: str, options: dict[str, Any]) -> None:
+    """Raise `LawBroken` where a layer with these options neither works nor is refused for the option of this name."""
+    given, causal = f"{name}={options[name]!r}", mechanism.can(Capability.CAUSAL)
+    try:
+        config = configure(mechanism, options, hidden_size=16, num_heads=2, causal=causal, max_seq_len=TOKENS)
+        layer, rows = mechanism.build(config).eval(), torch.ones(1, TOKENS, 16)
+        with torch.no_grad():
+            out = layer(rows, *((rows,) if mechanism.can(Capability.CROSS) else ()))
+    except UserError as error:
+        require(name in str(error), f"{given} is refused without its name: {error}")
+    except Exception as error:
+        raise LawBroken(f"{given} ends in {type(error).__name__}: {error}") from error
+    else:
+        require(bool(out.isfinite().all()), f"{given} is taken, and gives what is not finite")
+
+
+class EveryOptionActs(MechanismLaw):
+    """Every option, in some other value, changes outputs, gradients, parameters, states, prices or training."""
+
+    def test_every_option_changes_something_in_some_value(self, subject: Subject) -> None:
+        for name, default in option_fields(subject.mechanism).items():
+            present = subject.options.get(name, default)
+            taken = []
+            for value in other_values(subject, name, present):
+                found = effect(subject, name, value)
+                if found is None:
+                    continue
+                if found:
+                    break
+                taken.append(value)
+            else:
+                shown = ", ".join(map(repr, taken))
+                acts = not taken or any(effect(subject, name, taken[0], beside) for beside in one_other(subject, name))
+                require(acts, f"option {name} takes {shown} beside {present!r}, and changes nothing")
+
+
+def other_values(subject: Subject, name: str, present: Any) -> Iterator[Any]:
+    """Values that an option may take, likely ones first: near the present one, then what its refusal names."""
+    known: list[Any] = []
+    if isinstance(present, bool):
+        known = [not present]
+    elif isinstance(present, int):
+        known = [2 * present, present + 1, present // 2]
+    elif isinstance(present, float):
+        known = [2 * present, present / 2, (1 + present) / 2]
+    refusal = subject.attempt({**subject.settings[0], **subject.modes[0]}, **{name: "no such word"})
+    words = re.findall(r"[a-z][a-z0-9_]+", str(refusal.error)) if isinstance(refusal, Refusal) else []
+    for value in (*known, *words, *(2, 3, 1, 0, 4, 0.5, 0.25, True, False), *((1, 0), (0, 1, 0, 1), (0,))):
+        if value != present or isinstance(value, bool) != isinstance(present, bool):
+            yield value
+
+
+def one_other(subject: Subject, name: str) -> Iterator[dict[str, Any]]:
+    """Each other option at another value: some options act only beside others, as how to count what several rounds
+    find."""
+    for other, default in option_fields(subject.mechanism).items():
+        for value in other_values(subject, other, subject.options.get(other, default)) if other != name else ():
+            if isinstance(subject.attempt({**subject.settings[0], **subject.modes[0]}, **{other: value}), Case):
+                yield {other: value}
+                break
+
+
+def effect(subject: Subject, name: str, value: Any, beside: Mapping[str, Any] = MappingProxyType({})) -> bool | None:
+    """Whether this value of an option changes anything, `beside` others; None where it is not taken."""
+    tried = False
+    for setting in ({}, {"rotary": ROTARY}) if subject.mechanism.can(Capability.ROTARY) else ({},):
+        for mode in subject.modes:
+            usual = {**subject.settings[0], **mode, **setting, "max_seq_len": subject.context}
+            given, without = subject.attempt(usual, **{**beside, name: value}), subject.attempt(usual, **beside)
+            if isinstance(given, Case) and isinstance(without, Case):
+                tried = True
+                if changed(given, without):
+                    return True
+    return False if tried else None
+
+
+def changed(one: Case, other: Case) -> bool:
+    """Whether two layers differ in anything that can be seen of them."""
+    if said(one) != said(other):
+        return True
+    return any(
+        ours.shape != theirs.shape or bool((ours - theirs).abs().max() > SLIGHT)
+        for ours, theirs in zip(seen(one), seen(other), strict=True)
+    )
+
+
+def said(case: Case) -> list[Any]:
+    """Parameters, states and prices of a layer, and the equation of its parts."""
+    mechanism, config = case.mechanism, case.config
+    sizes = [(name, tuple(weight.shape)) for name, weight in case.layer.named_parameters()]
+    calls: list[Shape | Step] = [Shape(query=case.tokens, key=case.tokens)]
+    calls += [Step(remembered=case.tokens, source=case.tokens)] if case.causal or case.cross else []
+    return [sizes, mechanism.state(config), *(mechanism.cost(config, call) for call in calls)]
+
+
+def seen(case: Case) -> list[torch.Tensor]:
+    """Outputs before training, in its last of some passes and after it, gradients of that pass, and a loss of the
+    layer's own, which `take_auxiliary_loss` gives, where it has one."""
+    rows, source, layer = case.rows(2, case.tokens), case.source(2, case.tokens), case.build()
+    with torch.no_grad():
+        before = case.attend(rows, source, None, layer)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        layer.train()
+        out = before
+        for _ in range(PASSES):
+            out = case.attend(rows, source, None, layer)
+    learned = list(layer.parameters())
+    probe = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+    gradients = torch.autograd.grad((out * probe).sum(), learned, materialize_grads=True) if out.requires_grad else ()
+    take = getattr(layer, "take_auxiliary_loss", lambda: None)
+    loss = take()
+    with torch.no_grad():
+        own = torch.zeros(()) if loss is None else loss.detach()
+        return [before, own, out.detach(), case.attend(rows, source, None, layer.eval()), *gradients]
