@@ -82,6 +82,15 @@ def test_gradients_take_what_was_measured_and_are_joined_only_where_heads_fill_t
         assert backward.chosen_backward(many, CPU) == candidate
 
 
+def test_paired_programs_are_taken_for_whole_tiles_where_they_run(monkeypatch):
+    paired = tiles.PAIRED_CHOICES[128]
+    assert forward.chosen(plan(Causal(), 1024), CPU) == tiles.DENSE_CHOICES[128]
+    monkeypatch.setattr(forward, "pairs", lambda device: True)
+    assert forward.chosen(plan(Causal(), 1024), CPU) == forward.chosen(plan(Full(), 1024), CPU) == paired
+    for other in (plan(Causal(), 1000), plan(Window(left=100), 1024)):
+        assert forward.chosen(other, CPU) == tiles.DENSE_CHOICES[128]
+
+
 def test_programs_of_keys_are_others_where_masks_leave_pairs_out():
     full, causal = (backward.chosen_backward(plan(mask, 5000), CPU) for mask in (Full(), Causal()))
     assert (full, causal) == (tiles.DENSE_APART[128], tiles.DENSE_APART_BOUNDED[128])

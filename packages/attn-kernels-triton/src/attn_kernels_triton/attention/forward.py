@@ -11,7 +11,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from attn_kernels_triton.attention.plan import Plan
-from attn_kernels_triton.attention.tiles import NEWER, Choice, choice_of, dense_choice, tile_of
+from attn_kernels_triton.attention.tiles import NEWER, PAIRED_CHOICES, Choice, choice_of, dense_choice, tile_of
 from attn_kernels_triton.attention.varlen import Listed
 from attn_kernels_triton.kernels.arguments import Forward, Places
 from attn_kernels_triton.kernels.attention_forward import attend_dense, attend_forward
@@ -125,8 +125,12 @@ def forward_launch(plan: Plan, inputs: Inputs, result: Attended) -> Launch:
 
 def chosen(plan: Plan, device: torch.device) -> Choice:
     """The choice for a band whose tiles the chip copies."""
-    measured = known(Choice, kind_of(plan.sizes, plan.rule).name, device)
-    return dense_choice(plan.sizes, measured, pairs=pairs(device))
+    found, paired = known(Choice, kind_of(plan.sizes, plan.rule).name, device), pairs(device)
+    best = PAIRED_CHOICES.get(plan.sizes.width)
+    if found is None and paired and best is not None and plan.rule.left is None:
+        whole = plan.sizes.queries % best.queries == 0 and plan.sizes.keys % best.keys == 0
+        found = best if whole else None
+    return dense_choice(plan.sizes, found, pairs=paired)
 
 
 def launch_of(plan: Plan, inputs: Inputs, result: Attended, choice: Choice) -> Launch:

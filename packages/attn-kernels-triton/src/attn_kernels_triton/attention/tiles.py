@@ -95,8 +95,9 @@ Two stages hold one tile, which is fetched while nothing is computed. On an H200
 128, 581 TFLOP/s over 8192 full and 568 causal, 0.85 and 0.93 of cuDNN; width 64 follows it.
 """
 
-PAIRED_QUERIES = 128
-"""Queries of the two groups of warps of a paired program."""
+PAIRED_CHOICES: dict[int, Choice] = {128: Choice(128, 128, 4, 2, "paired")}
+"""The same where paired programs run, full and causal, over whole tiles: on an H200 692 TFLOP/s over 8192 full and 642
+causal, 1.01 and 1.05 of cuDNN. At width 64 they were slower than the others."""
 
 DENSE_BACKWARD: dict[int, tuple[Choice, ...]] = {
     64: (Choice(64, 128, 8, 3, "joined"),),
