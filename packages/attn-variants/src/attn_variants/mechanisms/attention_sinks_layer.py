@@ -75,6 +75,14 @@ class AttentionSinksLayer(SpecLayer):
         self.sinks = sinks
         self.window = window
 
+    def use_kernel(self, name: str | None) -> None:
+        """As of `SpecLayer`; kernels are given queries and keys of twice the size where positions turn."""
+        super().use_kernel(name)
+        if self.spec.rotary is not None:
+            heads = dataclasses.replace(self.spec.heads, key_size=2 * self.spec.heads.key_size)
+            self._plan = KernelPlan(dataclasses.replace(self.spec, heads=heads, rotary=None), name)
+            self._last_plan = KernelPlan(self._plan.spec, name)
+
     def weights(
         self,
         query: Tensor,
