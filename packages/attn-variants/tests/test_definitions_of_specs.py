@@ -1,5 +1,7 @@
 """Every mechanism that is declared as a spec, against the definition of its parts, head by head in float64."""
 
+import dataclasses
+
 import pytest
 import torch
 from attn_core import Capability, configure, installed
@@ -74,6 +76,9 @@ def by_definition(layer, rows, source=None):
         fields["key"] = turned(layer.spec.rotary, key)
     places = None if source is None else torch.arange(rows.shape[1])[None]
     operands = layer.operands(turned(layer.spec.rotary, query), fields, positions=(places, None))
+    if layer.spec.score.projects_keys:  # these keys are not projected yet
+        parameters = {**operands.parameters, "score.key_weight": layer.score.key_weight}
+        operands = dataclasses.replace(operands, parameters=parameters)
     return oracle.attend(layer.spec, operands).flatten(-2) @ layer.output.weight.T
 
 

@@ -60,10 +60,11 @@ def scaled(query, key, head, i, j):
 
 def concatenated(layer):
     """v · tanh(W [k; q] + b): Luong et al. 2015, the third row of equation 8, with a bias."""
-    weight, bias, vector = layer.score.weight, layer.score.bias, layer.score.vector
+    weights = layer.score
 
     def score(query, key, head, i, j):
-        return vector[head] @ torch.tanh(torch.cat([key, query]) @ weight[head] + bias[head])
+        weight = torch.cat([weights.key_weight[head], weights.query_weight[head]])
+        return weights.vector[head] @ torch.tanh(torch.cat([key, query]) @ weight + weights.bias[head])
 
     return score, past
 

@@ -144,6 +144,7 @@ UNMOVED = {
     "sampled": {"query.weight", "key.weight"},  # nor has a draw, which takes the mean's place every other time
     "visual_hard": {"query.weight", "key.weight", *SCORE},  # likewise; learning by reward has tests of its own
     "compressive": {"mix.weight"},  # so short a sequence is remembered as it is
+    "routing_causal": {"query.weight"},  # so few tokens are each alone in a cluster
 }
 
 
