@@ -57,13 +57,16 @@ def test_padding_before_and_between_tokens_is_not_seen():
 
 def test_routing_sees_the_last_tokens_of_its_cluster(agrees):
     layer = CausalRouting(heads=2, size=6, clusters=3, window=3, decay=0.9, seed=1).double()
-    query, value = rows(1, 2, 13, 6), rows(1, 2, 13, 4)
+    query, value = rows(1, 2, 13, 6).requires_grad_(), rows(1, 2, 13, 4).requires_grad_()
     parts = []
     for h in range(2):
         kinds = [max(range(3), key=lambda c: (layer.centroids[h, c] @ row).item()) for row in query[0, h]]
         parts.append(by_loops([kinds], query[0, h], value[0, h], 3))
     loops = agrees("routing_causal", paper="the last tokens of each cluster in loops")
-    loops.outputs(layer.eval()(query, query, value, None)[0], torch.stack(parts), 1e-12)
+    out, expected = layer.eval()(query, query, value, None)[0], torch.stack(parts)
+    loops.outputs(out, expected, 1e-12)
+    probe = torch.randn_like(out)
+    loops.gradients(*(torch.autograd.grad((made * probe).sum(), [query, value]) for made in (out, expected)), 1e-10)
 
 
 def test_centroids_follow_the_tokens_nearest_to_them_after_the_pass_that_they_serve():
