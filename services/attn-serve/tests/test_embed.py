@@ -106,11 +106,14 @@ async def test_an_encoder_refuses_what_only_a_writer_can_do(
         [message async for message in encoder.AttentionMaps(wire.AttentionMapsRequest(model=NAME, prompt=prompt))]
 
 
-@pytest.mark.parametrize(("field", "value"), [("quantization", "int3"), ("draft_model", "tiny"), ("device", "tpu")])
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [("quantization", "int3", "int8"), ("draft_model", "tiny", "encoder"), ("device", "tpu", "auto, cpu, cuda")],
+)
 async def test_an_encoder_refuses_settings_that_it_cannot_keep(
-    models: ModelServiceStub, field: str, value: str
+    models: ModelServiceStub, field: str, value: str, says: str
 ) -> None:
-    async with refused(grpc.StatusCode.INVALID_ARGUMENT, field, "int8" if field == "quantization" else "encoder"):
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, field, says):
         await models.LoadModel(LoadModelRequest(name=NAME, engine=model_pb2.EngineConfig(**{field: value})))
 
 

@@ -31,7 +31,7 @@ PAGED_CHOICES: dict[tuple[int, bool, int], PagedChoice] = {
     (64, True, 64): PagedChoice(64, 4, 3),
     (64, True, 128): PagedChoice(64, 4, 2),
     (64, True, 256): PagedChoice(32, 8, 2),
-    (32, True, 512): PagedChoice(64, 8, 2, times=8, programs=1),
+    (32, True, 512): PagedChoice(32 if NEWER else 64, 8, 2, times=8, programs=1),
     (64, True, 512): PagedChoice(64, 8, 3, times=8, programs=1),
     (16, False, 64): PagedChoice(32, 4, 1),
     (16, False, 128): PagedChoice(32, 4, 1),

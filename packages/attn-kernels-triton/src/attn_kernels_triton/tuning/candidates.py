@@ -32,7 +32,7 @@ PAIRED: dict[int, tuple[Choice, ...]] = {
 CANDIDATES: dict[int, tuple[Choice, ...]] = {
     width: (*found, *(() if NEWER else PAIRED[width]))
     for width, found in {
-        64: (Choice(128, 128, 8, 3, "descriptors"), Choice(64, 64, 4, 3, "descriptors")),
+        64: (Choice(128, 64, 8, 3, "descriptors"), Choice(64, 64, 4, 3, "descriptors")),
         128: (Choice(128, 128, 8, 3, "descriptors"), Choice(64, 64, 4, 3, "descriptors")),
         256: (Choice(128, 64, 8, 2, "descriptors"), Choice(128, 32, 8, 3, "descriptors")),
     }.items()
