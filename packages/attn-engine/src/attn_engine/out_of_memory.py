@@ -6,8 +6,13 @@ request of the step is computed alone; one that does not fit alone ends with `Ou
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
 from attn_core.errors import AttnError, InternalError, OutOfCapacity
+
+T = TypeVar("T")
 
 SAID = ("out of memory", "can't allocate memory")
 """What torch's allocators say where the error has no class of its own: MPS and the CPU."""
@@ -28,6 +33,18 @@ def out_of_memory(error: BaseException, device: torch.device, what: str) -> OutO
     """What a caller is told when `what` did not fit: what torch says is needed and free, and which options help."""
     said = " ".join(str(error).split())[:300] or type(error).__name__
     return OutOfCapacity(f"{what} does not fit into the memory of {device}: {said}; {REMEDY}", device=device)
+
+
+def within_memory(compute: Callable[[], T], device: torch.device, what: str) -> T:
+    """What `compute` returns; raises `OutOfCapacity` where `what` does not fit into memory, and releases it."""
+    try:
+        return compute()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        full = out_of_memory(error, device, what)
+    release_memory(device)
+    raise full
 
 
 def as_attn_error(error: Exception, device: torch.device, what: str) -> AttnError:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from attn_core.errors import ContextLengthExceeded, Incompatible, InvalidValue
-from attn_engine.out_of_memory import is_out_of_memory, out_of_memory, release_memory
+from attn_engine.out_of_memory import within_memory
 from attn_models.loading import LoadedModel
 from attn_schema import AttentionMap, AttentionMapsRequest, Tensor
 
@@ -58,15 +58,12 @@ def _weights(
 ) -> dict[int, torch.Tensor]:
     """Weights [heads, query, key] by layer, on the CPU; raises `OutOfCapacity` where memory is too small for them."""
     encoder_inputs = _encoder_inputs(loaded, encoder_ids)
-    try:
+
+    def computed() -> dict[int, torch.Tensor]:
         maps = loaded.model.attention_maps(torch.tensor(ids, device=loaded.device), layers, *encoder_inputs)
         return {layer: maps[layer][heads].float().contiguous().cpu() for layer in layers}
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        full = out_of_memory(error, loaded.device, f"the maps of {len(ids)} tokens in {len(layers)} layers")
-    release_memory(loaded.device)
-    raise full
+
+    return within_memory(computed, loaded.device, f"the maps of {len(ids)} tokens in {len(layers)} layers")
 
 
 def _encoder_inputs(loaded: LoadedModel, ids: Sequence[int] | None) -> tuple[torch.Tensor, ...]:

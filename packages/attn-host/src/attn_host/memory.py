@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from attn_core.errors import InvalidValue, OutOfCapacity
-from attn_engine.out_of_memory import is_out_of_memory, out_of_memory, release_memory
+from attn_engine.out_of_memory import release_memory, within_memory
 from attn_models.device import device_memory, in_words, require_memory
 from attn_schema import EngineConfig
 
@@ -66,18 +66,13 @@ def step_bytes(model: Any, config: EngineConfig, device: torch.device) -> int:
         return 0
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
-    before, full = torch.cuda.memory_allocated(device), None
-    sequences, tokens = config.batch_sizes
-    try:
+    before, (sequences, tokens) = torch.cuda.memory_allocated(device), config.batch_sizes
+
+    def computed() -> None:
         _compute(model, tokens, sequences, device)
         torch.cuda.synchronize(device)
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        full = out_of_memory(error, device, f"a step of {tokens} tokens")
-    if full is not None:
-        release_memory(device)
-        raise full
+
+    within_memory(computed, device, f"a step of {tokens} tokens")
     peak = torch.cuda.max_memory_allocated(device) - before
     release_memory(device)
     return peak

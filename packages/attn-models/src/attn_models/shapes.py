@@ -5,6 +5,8 @@ Each is from the paper or the config.json that its makers published.
 
 from __future__ import annotations
 
+from typing import Any
+
 from attn_core.models import ModelShape
 
 GPT2_VOCABULARY = 50257
@@ -13,61 +15,36 @@ LLAMA2_VOCABULARY = 32000
 LLAMA3_VOCABULARY = 128256
 
 
-def _gpt(name: str, summary: str, parameters: int, *, layers: int, width: int, heads: int) -> ModelShape:
-    """A GPT: every head has its own keys and values, the feed-forward is four times as wide as the model."""
+def _multi_head(name: str, summary: str, parameters: int, *, width: int, heads: int, **others: Any) -> ModelShape:
+    """Every head has its own keys and values, the feed-forward is four times as wide as the model."""
     return ModelShape(
         name=name,
         summary=summary,
-        num_layers=layers,
         hidden_size=width,
         num_heads=heads,
         num_kv_heads=heads,
         head_dim=width // heads,
         intermediate_size=4 * width,
-        vocab_size=GPT2_VOCABULARY,
         mechanism="attn-variants/mha",
-        bias=True,
         parameters=parameters,
+        **others,
     )
 
 
-def _encoder(
-    name: str, summary: str, parameters: int, *, layers: int, width: int, heads: int, vocabulary: int = 0
-) -> ModelShape:
-    """An encoder as BERT's and ViT's: every position sees every other, the feed-forward is four times as wide."""
-    return ModelShape(
-        name=name,
-        summary=summary,
-        num_layers=layers,
-        hidden_size=width,
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=width // heads,
-        intermediate_size=4 * width,
-        vocab_size=vocabulary,
-        mechanism="attn-variants/mha",
-        bias=True,
-        causal=False,
-        parameters=parameters,
-    )
+def _gpt(name: str, summary: str, parameters: int, *, layers: int, **sizes: int) -> ModelShape:
+    """A GPT."""
+    return _multi_head(name, summary, parameters, num_layers=layers, vocab_size=GPT2_VOCABULARY, bias=True, **sizes)
 
 
-def _transformer(name: str, summary: str, parameters: int, *, width: int, heads: int) -> ModelShape:
+def _encoder(name: str, summary: str, parameters: int, *, layers: int, vocabulary: int = 0, **sizes: int) -> ModelShape:
+    """An encoder as BERT's and ViT's: every position sees every other."""
+    own = {"num_layers": layers, "vocab_size": vocabulary, "bias": True, "causal": False}
+    return _multi_head(name, summary, parameters, **own, **sizes)
+
+
+def _transformer(name: str, summary: str, parameters: int, **sizes: int) -> ModelShape:
     """The encoder and decoder of Vaswani et al. 2017, six layers each, over 37,000 pieces of English and German."""
-    return ModelShape(
-        name=name,
-        summary=summary,
-        num_layers=6,
-        hidden_size=width,
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=width // heads,
-        intermediate_size=4 * width,
-        vocab_size=37000,
-        mechanism="attn-variants/mha",
-        encoder_layers=6,
-        parameters=parameters,
-    )
+    return _multi_head(name, summary, parameters, num_layers=6, encoder_layers=6, vocab_size=37000, **sizes)
 
 
 SHAPES = (

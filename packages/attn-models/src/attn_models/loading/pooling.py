@@ -3,7 +3,6 @@ arXiv 1908.10084, section 3)."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import torch
 from attn_core.errors import CheckpointInvalid
 from torch import Tensor, nn
 
-from attn_models.weights.safe_files import CONFIG_LIMIT, member, read_json_object
+from attn_models.weights.safe_files import CONFIG_LIMIT, member, read_json, read_json_object
 from attn_models.weights.safetensors_files import LazyTensors, weight_files
 
 MODULES = "modules.json"
@@ -120,14 +119,9 @@ def read_pooling(folder: Path, hidden_size: int) -> SentencePooling:
 
 def modules_of(path: Path) -> list[tuple[str, Path]]:
     """The kind and the folder of each module, in their order; raises `CheckpointInvalid` for another order or kind."""
-    try:
-        content = path.read_bytes()
-        listed = json.loads(content) if len(content) <= CONFIG_LIMIT else None
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointInvalid.of(path, f"cannot be read: {error}") from error
+    listed, found = read_json(path, CONFIG_LIMIT), []
     if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
         raise CheckpointInvalid.of(path, "is not a list of modules")
-    found = []
     for item in listed:
         kind = str(item.get("type")).rpartition(".")[2]
         if kind not in (TRANSFORMER, POOLING, DENSE, NORMALIZE):

@@ -66,21 +66,40 @@ def read_json_object(path: Path, limit: int) -> dict[str, Any]:
 
     Raises CheckpointInvalid for a longer file and for everything `parse_json_object` refuses.
     """
+    return parse_json_object(_read(path, limit), path)
+
+
+def read_json(path: Path, limit: int) -> Any:
+    """The JSON value in the file at `path`, of at most `limit` bytes; raises as `read_json_object`, for any kind."""
+    return parse_json(_read(path, limit), path)
+
+
+def _read(path: Path, limit: int) -> bytes:
     try:
         size = path.stat().st_size
         if size > limit:
             raise CheckpointInvalid.of(path, f"{size} bytes of JSON; allowed: at most {limit}")
-        content = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise CheckpointInvalid.of(path, f"cannot be read: {error.strerror}") from error
-    return parse_json_object(content, path)
 
 
 def parse_json_object(content: bytes, path: Path) -> dict[str, Any]:
     """The JSON object in `content`; `path` is only named in errors.
 
-    Raises CheckpointInvalid for bad UTF-8 or JSON, a key given twice, NaN or Infinity, nesting
-    beyond the parser, and a value that is no object.
+    Raises CheckpointInvalid for a value that is no object, and for everything `parse_json` refuses.
+    """
+    value = parse_json(content, path)
+    if not isinstance(value, dict):
+        raise CheckpointInvalid.of(path, f"a JSON object is needed, not {type(value).__name__}")
+    return value
+
+
+def parse_json(content: bytes, path: Path) -> Any:
+    """The JSON value in `content`; `path` is only named in errors.
+
+    Raises CheckpointInvalid for bad UTF-8 or JSON, a key given twice, NaN or Infinity, and nesting
+    beyond the parser.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -95,7 +114,7 @@ def parse_json_object(content: bytes, path: Path) -> dict[str, Any]:
         raise CheckpointInvalid.of(path, f"{name} is not JSON")
 
     try:
-        value = json.loads(content.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse_constant)
+        return json.loads(content.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse_constant)
     except UnicodeDecodeError as error:
         raise CheckpointInvalid.of(path, f"not UTF-8 at byte {error.start}") from error
     except RecursionError as error:
@@ -104,9 +123,6 @@ def parse_json_object(content: bytes, path: Path) -> dict[str, Any]:
         raise
     except ValueError as error:
         raise CheckpointInvalid.of(path, f"not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointInvalid.of(path, f"a JSON object is needed, not {type(value).__name__}")
-    return value
 
 
 CONFIG_LIMIT = 4 << 20

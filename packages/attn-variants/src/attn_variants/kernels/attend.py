@@ -39,6 +39,25 @@ TABLED = (*SKIPPING, "full", "causal", "predicate", "dense", "tensor")
 """Masks whose pairs become a tensor."""
 
 
+TABLES: Mapping[str, Condition] = {
+    "score": OneOf("scaled_dot", "dot"),
+    "modifiers": OneOf("alibi", "t5_bias", "relative_bias", "tensor_bias"),
+    "distribution": OneOf("softmax", "softmax_one", "sink"),
+    "mask": OneOf(*TABLED),
+    "key_size": Anything(),
+    "value_size": Anything(),
+    "query_heads": Anything(),
+    "key_value_heads": Anything(),
+    "head_masks": Anything(),
+    "length_bound": Anything(),
+    "padded": Anything(),
+    "has_positions": Anything(),
+    "kv_unordered": Anything(),
+    "gradients": Anything(),
+}
+"""What kernels accept that are given a tensor of masks and biases, beside types of elements and devices."""
+
+
 class Plain(AttendKernel):
     """Accepts every `attend` of one text a row, keeps all scores in memory and is chosen last."""
 
@@ -75,20 +94,7 @@ class TorchSdpa(AttendKernel):
     name = "torch_sdpa"
     summary = "torch's fused scaled dot-product attention"
     accepts: ClassVar[Mapping[str, Condition]] = {
-        "score": OneOf("scaled_dot", "dot"),
-        "modifiers": OneOf("alibi", "t5_bias", "relative_bias", "tensor_bias"),
-        "distribution": OneOf("softmax", "softmax_one", "sink"),
-        "mask": OneOf(*TABLED),
-        "key_size": Anything(),
-        "value_size": Anything(),
-        "query_heads": Anything(),
-        "key_value_heads": Anything(),
-        "head_masks": Anything(),
-        "length_bound": Anything(),
-        "padded": Anything(),
-        "has_positions": Anything(),
-        "kv_unordered": Anything(),
-        "gradients": Anything(),
+        **TABLES,
         "dtype": OneOf("float64", "float32", "bfloat16", "float16"),
         "device": OneOf("cpu", "mps"),
     }

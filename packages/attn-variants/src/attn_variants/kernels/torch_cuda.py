@@ -10,7 +10,7 @@ from attn_core.kernels import devices
 from attn_core.kernels.attend import AttendKernel, AttendProblem
 from attn_core.kernels.base import Anything, AtMost, Condition, OneOf
 
-from attn_variants.kernels.attend import TABLED
+from attn_variants.kernels.attend import TABLES
 
 if TYPE_CHECKING:
     from attn_core import AttentionSpec
@@ -122,20 +122,7 @@ class TorchEfficient(OfTorch):
     name = "torch_efficient"
     summary = "torch's memory-efficient attention, any mask or bias as a tensor, on a GPU"
     accepts: ClassVar[Mapping[str, Condition]] = {
-        "score": OneOf("scaled_dot", "dot"),
-        "modifiers": OneOf("alibi", "t5_bias", "relative_bias", "tensor_bias"),
-        "distribution": OneOf("softmax", "softmax_one", "sink"),
-        "mask": OneOf(*TABLED),
-        "key_size": Anything(),
-        "value_size": Anything(),
-        "query_heads": Anything(),
-        "key_value_heads": Anything(),
-        "head_masks": Anything(),
-        "length_bound": Anything(),
-        "padded": Anything(),
-        "has_positions": Anything(),
-        "kv_unordered": Anything(),
-        "gradients": Anything(),
+        **TABLES,
         "dtype": OneOf("float32", "bfloat16", "float16"),
         "device": OneOf("cuda"),
     }
