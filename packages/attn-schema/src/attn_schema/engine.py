@@ -50,8 +50,8 @@ class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
         float,
         Meta(
             gt=0, le=1,
-            description="Share of a GPU's memory that may be taken when weights, KV cache and a step are in it; also "
-            "how much of a GPU the model asks of Ray.",
+            description="Fraction of a GPU's memory for weights, activations and KV cache together; also the fraction "
+            "of a GPU that the model asks Ray for.",
         ),
     ] = 0.9  # fmt: skip
     max_num_seqs: Annotated[

@@ -229,7 +229,8 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
     precision: Annotated[
         Literal["float32", "bfloat16"],
         _optimizer(
-            "Element type of products in updates, on a GPU of attention too; weights and moments are float32 in both."
+            "Element type of matrix products in training, on a GPU also of attention; weights and optimizer state are "
+            "float32 in both."
         ),
     ] = "float32"
     torch_compile: Annotated[bool, _optimizer("Compile each block with torch.compile: slow to start, then faster.")] = (

@@ -192,7 +192,7 @@ class EngineConfig(_message.Message):
     speculative_tree_width: _builtins.int
     """Candidates for each draft token, at most 8; above 1 they form a tree that is verified in one step. Absent means 1."""
     gpu_memory_utilization: _builtins.float
-    """Share of a GPU's memory for weights, KV cache and what a step needs, above 0 and at most 1. Absent means 0.9."""
+    """Fraction of a GPU's memory for weights, activations and KV cache, above 0 and at most 1. Absent means 0.9."""
     def __init__(
         self,
         *,

@@ -88,7 +88,7 @@ class TrainingConfig(_message.Message):
     TORCH_COMPILE_FIELD_NUMBER: _builtins.int
     GRADIENT_CHECKPOINTING_FIELD_NUMBER: _builtins.int
     precision: _builtins.str
-    """Element type of products in updates, on a GPU of attention too; weights and moments are float32 in both."""
+    """Element type of matrix products in training, on a GPU also of attention; weights and optimizer state are float32."""
     seed: _builtins.int
     """Seed of initial weights, data order and dropout."""
     max_failures: _builtins.int
