@@ -29,7 +29,12 @@ CASES: dict[str, tuple[str, dict, Bytes]] = {
     "drafts": ("paged", {"num_speculative_tokens": 4}, LETTERS),
     "structured": (
         "paged",
-        {"temperature": 1.0, "seed": 11, "ignore_eos": False, "structured_output": StructuredOutput(json_schema=SCHEMA)},
+        {
+            "temperature": 1.0,
+            "seed": 11,
+            "ignore_eos": False,
+            "structured_output": StructuredOutput(json_schema=SCHEMA),
+        },
         JSON,
     ),
     "structured several": (
@@ -154,7 +159,7 @@ def test_where_numbers_are_rounded_otherwise_the_last_message_says_so() -> None:
     assert not any(delta.computed_on for delta in first[1:])
     received = (PartialCompletion(token_ids=tuple(token.id for delta in first for token in delta.tokens)),)
     for before, warns in ((here, False), ("", False), ("another chip", True), (f"{here}; then another chip", True)):
-        request = replace(ask("paged", {}), resume=Resumption(completions=received, computed_on=before))
+        request = replace(ask("paged", {}), resume=Resumption(received=received, computed_on=before))
         *rest, last = deltas_of(make_engine(model), request)
         assert all(delta.warning is None for delta in rest)
         assert (last.warning is not None) is warns
@@ -177,7 +182,7 @@ def test_where_numbers_are_rounded_otherwise_the_last_message_says_so() -> None:
 )
 def test_what_cannot_have_been_received_is_refused(sampling: dict, completions: list, field: str) -> None:
     engine = make_engine(small_model("paged"))
-    request = replace(ask("paged", sampling), resume=Resumption(completions=completions))
+    request = replace(ask("paged", sampling), resume=Resumption(received=completions))
     with pytest.raises(InvalidValue, match=field):
         engine.submit(request)
     assert engine.idle
@@ -190,5 +195,5 @@ def test_tokens_that_the_grammar_forbids_are_refused() -> None:
     request = ask("paged", {"structured_output": wanted, "ignore_eos": False})
     with pytest.raises(InvalidValue, match="structured_output"):
         make_engine(small_model("paged"), tokenizer=JSON).submit(
-            replace(request, resume=Resumption(completions=(received,)))
+            replace(request, resume=Resumption(received=(received,)))
         )

@@ -50,13 +50,13 @@ class Request:
 
     def received(self, index: int) -> tuple[int, ...]:
         """The tokens of completion number `index` that have been received already."""
-        partials = self.resume.completions if self.resume else ()
+        partials = self.resume.received if self.resume else ()
         return next((partial.token_ids for partial in partials if partial.index == index), ())
 
     @property
     def open_indices(self) -> list[int]:
         """The numbers of the completions that have not been received to their end."""
-        partials = self.resume.completions if self.resume else ()
+        partials = self.resume.received if self.resume else ()
         finished = {partial.index for partial in partials if partial.finished}
         return [index for index in range(self.n) if index not in finished]
 
@@ -113,7 +113,7 @@ class ModelLimits:
             self._check_resume(request, request.resume, new_tokens)
 
     def _check_resume(self, request: Request, resume: Resumption, new_tokens: int) -> None:
-        indices = [partial.index for partial in resume.completions]
+        indices = [partial.index for partial in resume.received]
         if len(set(indices)) < len(indices) or max(indices) >= request.n:
             raise InvalidValue.of("resume", f"completions {indices}", f"each once, from 0 to {request.n - 1}")
         if not request.open_indices:
@@ -121,13 +121,13 @@ class ModelLimits:
         params = request.params
         if isinstance(params, SamplingParams) and params.temperature > 0 and params.seed is None:
             raise InvalidValue.of("seed", None, "the seed that the request began with, as it is resumed")
-        for partial in resume.completions:
+        for partial in resume.received:
             field, received = f"resume[{partial.index}].token_ids", len(partial.token_ids)
             self._check_ids(field, partial.token_ids, required=False)
             if partial.finished:
                 continue
             if isinstance(params, SamplingParams) and params.num_beams > 1 and received:
-                raise InvalidValue.of(field, f"{received} tokens", "none, as a beam search tells nothing before its end")
+                raise InvalidValue.of(field, f"{received} tokens", "none, as beam search tells nothing before its end")
             if isinstance(params, SamplingParams) and received >= new_tokens:
                 raise InvalidValue.of(field, f"{received} tokens", f"fewer than {new_tokens}, max_new_tokens")
             if isinstance(params, ScoringParams) and partial.token_ids != request.token_ids[:received]:

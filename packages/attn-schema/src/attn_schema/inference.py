@@ -162,7 +162,8 @@ class OutputDelta(Schema, frozen=True, kw_only=True):
         int, Meta(description="How often the request went on at another engine; on the last delta of the stream only.")
     ] = 0  # fmt: skip
     computed_on: Annotated[
-        str, Meta(description="Device, element types and libraries of the engine; on the first delta of the stream only.")
+        str,
+        Meta(description="Device, element types and libraries of the engine; on the first delta of the stream only."),
     ] = ""  # fmt: skip
     warning: Annotated[
         str,
@@ -306,7 +307,7 @@ class PartialCompletion(Checked, frozen=True, kw_only=True):
 class Resumption(Checked, frozen=True, kw_only=True):
     """Where a request goes on whose stream broke."""
 
-    completions: Annotated[
+    received: Annotated[
         tuple[PartialCompletion, ...],
         Meta(min_length=1, max_length=MAX_N, description="What has been received, each completion at most once."),
     ]

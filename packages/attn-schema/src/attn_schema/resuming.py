@@ -30,10 +30,8 @@ class StreamProgress:
     without a new token after which a break is final, both in seconds from now.
     """
 
-    def __init__(
-        self, resume: Resumption | None = None, timeout: float | None = None, patience: float = 120.0
-    ) -> None:
-        partials = resume.completions if resume else ()
+    def __init__(self, resume: Resumption | None = None, timeout: float | None = None, patience: float = 120.0) -> None:
+        partials = resume.received if resume else ()
         self._tokens = {partial.index: list(partial.token_ids) for partial in partials}
         self._finished = {partial.index for partial in partials if partial.finished}
         self._computed_on = resume.computed_on if resume else ""
@@ -67,7 +65,7 @@ class StreamProgress:
             for index, tokens in sorted(self._tokens.items())
             if tokens or index in self._finished
         )
-        return Resumption(completions=partials, computed_on=self._computed_on) if partials else None
+        return Resumption(received=partials, computed_on=self._computed_on) if partials else None
 
     def remaining(self) -> float | None:
         """Seconds until the deadline, None without one; raises `DeadlineExceeded` when it is over."""
@@ -89,7 +87,7 @@ class StreamProgress:
         if self._breaks > MAX_BREAKS or now - self._failing_since > self._patience:
             raise error
         self.resumptions += accepted
-        wait, self._wait = random.uniform(0, self._wait), min(2 * self._wait, LONGEST_WAIT)  # noqa: S311
+        wait, self._wait = random.uniform(0, self._wait), min(2 * self._wait, LONGEST_WAIT)
         left = self.remaining()
         return wait if left is None else min(wait, left)
 

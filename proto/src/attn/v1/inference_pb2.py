@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from attn.v1 import common_pb2 as attn_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x61ttn/v1/inference.proto\x12\x07\x61ttn.v1\x1a\x14\x61ttn/v1/common.proto\"\xa6\x06\n\x0eSamplingParams\x12\x1b\n\x0emax_new_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x16\n\x0emin_new_tokens\x18\x02 \x01(\x05\x12\x13\n\x0btemperature\x18\x03 \x01(\x02\x12\r\n\x05top_k\x18\x04 \x01(\x05\x12\x12\n\x05top_p\x18\x05 \x01(\x02H\x01\x88\x01\x01\x12\r\n\x05min_p\x18\x06 \x01(\x02\x12\x16\n\ttypical_p\x18\x07 \x01(\x02H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\t \x01(\x02H\x04\x88\x01\x01\x12\x19\n\x11\x66requency_penalty\x18\n \x01(\x02\x12\x18\n\x10presence_penalty\x18\x0b \x01(\x02\x12:\n\nlogit_bias\x18\x0c \x03(\x0b\x32&.attn.v1.SamplingParams.LogitBiasEntry\x12\x0c\n\x04stop\x18\r \x03(\t\x12\x12\n\nignore_eos\x18\x0e \x01(\x08\x12\x19\n\x0ctop_logprobs\x18\x0f \x01(\x05H\x05\x88\x01\x01\x12\x34\n\x11structured_output\x18\x10 \x01(\x0b\x32\x19.attn.v1.StructuredOutput\x12\x0e\n\x01n\x18\x11 \x01(\x05H\x06\x88\x01\x01\x12\x16\n\tnum_beams\x18\x12 \x01(\x05H\x07\x88\x01\x01\x12\x1b\n\x0elength_penalty\x18\x13 \x01(\x02H\x08\x88\x01\x01\x12.\n\x0e\x65\x61rly_stopping\x18\x14 \x01(\x0e\x32\x16.attn.v1.EarlyStopping\x12#\n\x16num_speculative_tokens\x18\x15 \x01(\x05H\t\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x11\n\x0f_max_new_tokensB\x08\n\x06_top_pB\x0c\n\n_typical_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x0f\n\r_top_logprobsB\x04\n\x02_nB\x0c\n\n_num_beamsB\x11\n\x0f_length_penaltyB\x19\n\x17_num_speculative_tokens\"R\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x0e\n\x04lark\x18\x03 \x01(\tH\x00\x42\x06\n\x04kind\"\x91\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1f\n\x06prompt\x18\x02 \x01(\x0b\x32\x0f.attn.v1.Prompt\x12)\n\x08sampling\x18\x03 \x01(\x0b\x32\x17.attn.v1.SamplingParams\x12#\n\x06resume\x18\x04 \x01(\x0b\x32\x13.attn.v1.Resumption\"R\n\nResumption\x12/\n\x0b\x63ompletions\x18\x01 \x03(\x0b\x32\x1a.attn.v1.PartialCompletion\x12\x13\n\x0b\x63omputed_on\x18\x02 \x01(\t\"G\n\x11PartialCompletion\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\"\xb0\x02\n\x10GenerateResponse\x12\x1e\n\x06tokens\x18\x01 \x03(\x0b\x32\x0e.attn.v1.Token\x12\x0c\n\x04text\x18\x02 \x01(\t\x12,\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x15.attn.v1.FinishReason\x12\x18\n\x0bstop_reason\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x1d\n\x05usage\x18\x05 \x01(\x0b\x32\x0e.attn.v1.Usage\x12\r\n\x05index\x18\x06 \x01(\x05\x12\x12\n\x05score\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x13\n\x0bresumptions\x18\x08 \x01(\x05\x12\x14\n\x07warning\x18\t \x01(\tH\x02\x88\x01\x01\x12\x13\n\x0b\x63omputed_on\x18\n \x01(\tB\x0e\n\x0c_stop_reasonB\x08\n\x06_scoreB\n\n\x08_warning\"U\n\x0cScoreRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12 \n\x07prompts\x18\x02 \x03(\x0b\x32\x0f.attn.v1.Prompt\x12\x14\n\x0ctop_logprobs\x18\x03 \x01(\x05\"D\n\rSequenceScore\x12\x1e\n\x06tokens\x18\x01 \x03(\x0b\x32\x0e.attn.v1.Token\x12\x13\n\x0bsum_logprob\x18\x02 \x01(\x01\"V\n\rScoreResponse\x12&\n\x06scores\x18\x01 \x03(\x0b\x32\x16.attn.v1.SequenceScore\x12\x1d\n\x05usage\x18\x02 \x01(\x0b\x32\x0e.attn.v1.Usage\",\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05texts\x18\x02 \x03(\t\"S\n\rEmbedResponse\x12#\n\nembeddings\x18\x01 \x01(\x0b\x32\x0f.attn.v1.Tensor\x12\x1d\n\x05usage\x18\x02 \x01(\x0b\x32\x0e.attn.v1.Usage\"A\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1f\n\x06prompt\x18\x02 \x01(\x0b\x32\x0f.attn.v1.Prompt\"@\n\x10TokenizeResponse\x12\x1e\n\x06tokens\x18\x01 \x03(\x0b\x32\x0e.attn.v1.Token\x12\x0c\n\x04text\x18\x02 \x01(\t\"e\n\x14\x41ttentionMapsRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1f\n\x06prompt\x18\x02 \x01(\x0b\x32\x0f.attn.v1.Prompt\x12\x0e\n\x06layers\x18\x03 \x03(\x05\x12\r\n\x05heads\x18\x04 \x03(\x05\"\x9e\x01\n\x15\x41ttentionMapsResponse\x12\r\n\x05layer\x18\x01 \x01(\x05\x12\r\n\x05heads\x18\x02 \x03(\x05\x12*\n\x11\x61ttention_weights\x18\x03 \x01(\x0b\x32\x0f.attn.v1.Tensor\x12\x14\n\x0cquery_tokens\x18\x04 \x03(\t\x12\x12\n\nkey_tokens\x18\x05 \x03(\t\x12\x11\n\tmechanism\x18\x06 \x01(\t\"&\n\x15GetEngineStatsRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xab\x02\n\x16GetEngineStatsResponse\x12\x0f\n\x07running\x18\x01 \x01(\x05\x12\x0f\n\x07waiting\x18\x02 \x01(\x05\x12\x16\n\x0ekv_tokens_used\x18\x03 \x01(\x03\x12\x17\n\x0fkv_tokens_total\x18\x04 \x01(\x03\x12\x13\n\x0bpreemptions\x18\x05 \x01(\x03\x12\x15\n\rcached_tokens\x18\x06 \x01(\x03\x12\x18\n\x10generated_tokens\x18\x07 \x01(\x03\x12\x14\n\x0c\x64raft_tokens\x18\x08 \x01(\x03\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\t \x01(\x03\x12\x17\n\x0f\x63omputed_tokens\x18\n \x01(\x03\x12\x17\n\x0freloaded_tokens\x18\x0b \x01(\x03\x12\x17\n\x0foffloaded_bytes\x18\x0c \x01(\x03*\x82\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12!\n\x1d\x46INISH_REASON_END_OF_SEQUENCE\x10\x01\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x02\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x03*|\n\rEarlyStopping\x12\x1e\n\x1a\x45\x41RLY_STOPPING_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45\x41RLY_STOPPING_FALSE\x10\x01\x12\x17\n\x13\x45\x41RLY_STOPPING_TRUE\x10\x02\x12\x18\n\x14\x45\x41RLY_STOPPING_NEVER\x10\x03\x32\xab\x03\n\x10InferenceService\x12\x41\n\x08Generate\x12\x18.attn.v1.GenerateRequest\x1a\x19.attn.v1.GenerateResponse0\x01\x12\x36\n\x05Score\x12\x15.attn.v1.ScoreRequest\x1a\x16.attn.v1.ScoreResponse\x12\x36\n\x05\x45mbed\x12\x15.attn.v1.EmbedRequest\x1a\x16.attn.v1.EmbedResponse\x12?\n\x08Tokenize\x12\x18.attn.v1.TokenizeRequest\x1a\x19.attn.v1.TokenizeResponse\x12P\n\rAttentionMaps\x12\x1d.attn.v1.AttentionMapsRequest\x1a\x1e.attn.v1.AttentionMapsResponse0\x01\x12Q\n\x0eGetEngineStats\x12\x1e.attn.v1.GetEngineStatsRequest\x1a\x1f.attn.v1.GetEngineStatsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x61ttn/v1/inference.proto\x12\x07\x61ttn.v1\x1a\x14\x61ttn/v1/common.proto\"\xa6\x06\n\x0eSamplingParams\x12\x1b\n\x0emax_new_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x16\n\x0emin_new_tokens\x18\x02 \x01(\x05\x12\x13\n\x0btemperature\x18\x03 \x01(\x02\x12\r\n\x05top_k\x18\x04 \x01(\x05\x12\x12\n\x05top_p\x18\x05 \x01(\x02H\x01\x88\x01\x01\x12\r\n\x05min_p\x18\x06 \x01(\x02\x12\x16\n\ttypical_p\x18\x07 \x01(\x02H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\t \x01(\x02H\x04\x88\x01\x01\x12\x19\n\x11\x66requency_penalty\x18\n \x01(\x02\x12\x18\n\x10presence_penalty\x18\x0b \x01(\x02\x12:\n\nlogit_bias\x18\x0c \x03(\x0b\x32&.attn.v1.SamplingParams.LogitBiasEntry\x12\x0c\n\x04stop\x18\r \x03(\t\x12\x12\n\nignore_eos\x18\x0e \x01(\x08\x12\x19\n\x0ctop_logprobs\x18\x0f \x01(\x05H\x05\x88\x01\x01\x12\x34\n\x11structured_output\x18\x10 \x01(\x0b\x32\x19.attn.v1.StructuredOutput\x12\x0e\n\x01n\x18\x11 \x01(\x05H\x06\x88\x01\x01\x12\x16\n\tnum_beams\x18\x12 \x01(\x05H\x07\x88\x01\x01\x12\x1b\n\x0elength_penalty\x18\x13 \x01(\x02H\x08\x88\x01\x01\x12.\n\x0e\x65\x61rly_stopping\x18\x14 \x01(\x0e\x32\x16.attn.v1.EarlyStopping\x12#\n\x16num_speculative_tokens\x18\x15 \x01(\x05H\t\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x11\n\x0f_max_new_tokensB\x08\n\x06_top_pB\x0c\n\n_typical_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x0f\n\r_top_logprobsB\x04\n\x02_nB\x0c\n\n_num_beamsB\x11\n\x0f_length_penaltyB\x19\n\x17_num_speculative_tokens\"R\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x0e\n\x04lark\x18\x03 \x01(\tH\x00\x42\x06\n\x04kind\"\x91\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1f\n\x06prompt\x18\x02 \x01(\x0b\x32\x0f.attn.v1.Prompt\x12)\n\x08sampling\x18\x03 \x01(\x0b\x32\x17.attn.v1.SamplingParams\x12#\n\x06resume\x18\x04 \x01(\x0b\x32\x13.attn.v1.Resumption\"O\n\nResumption\x12,\n\x08received\x18\x01 \x03(\x0b\x32\x1a.attn.v1.PartialCompletion\x12\x13\n\x0b\x63omputed_on\x18\x02 \x01(\t\"G\n\x11PartialCompletion\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\"\xb0\x02\n\x10GenerateResponse\x12\x1e\n\x06tokens\x18\x01 \x03(\x0b\x32\x0e.attn.v1.Token\x12\x0c\n\x04text\x18\x02 \x01(\t\x12,\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x15.attn.v1.FinishReason\x12\x18\n\x0bstop_reason\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x1d\n\x05usage\x18\x05 \x01(\x0b\x32\x0e.attn.v1.Usage\x12\r\n\x05index\x18\x06 \x01(\x05\x12\x12\n\x05score\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x13\n\x0bresumptions\x18\x08 \x01(\x05\x12\x14\n\x07warning\x18\t \x01(\tH\x02\x88\x01\x01\x12\x13\n\x0b\x63omputed_on\x18\n \x01(\tB\x0e\n\x0c_stop_reasonB\x08\n\x06_scoreB\n\n\x08_warning\"U\n\x0cScoreRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12 \n\x07prompts\x18\x02 \x03(\x0b\x32\x0f.attn.v1.Prompt\x12\x14\n\x0ctop_logprobs\x18\x03 \x01(\x05\"D\n\rSequenceScore\x12\x1e\n\x06tokens\x18\x01 \x03(\x0b\x32\x0e.attn.v1.Token\x12\x13\n\x0bsum_logprob\x18\x02 \x01(\x01\"V\n\rScoreResponse\x12&\n\x06scores\x18\x01 \x03(\x0b\x32\x16.attn.v1.SequenceScore\x12\x1d\n\x05usage\x18\x02 \x01(\x0b\x32\x0e.attn.v1.Usage\",\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05texts\x18\x02 \x03(\t\"S\n\rEmbedResponse\x12#\n\nembeddings\x18\x01 \x01(\x0b\x32\x0f.attn.v1.Tensor\x12\x1d\n\x05usage\x18\x02 \x01(\x0b\x32\x0e.attn.v1.Usage\"A\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1f\n\x06prompt\x18\x02 \x01(\x0b\x32\x0f.attn.v1.Prompt\"@\n\x10TokenizeResponse\x12\x1e\n\x06tokens\x18\x01 \x03(\x0b\x32\x0e.attn.v1.Token\x12\x0c\n\x04text\x18\x02 \x01(\t\"e\n\x14\x41ttentionMapsRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1f\n\x06prompt\x18\x02 \x01(\x0b\x32\x0f.attn.v1.Prompt\x12\x0e\n\x06layers\x18\x03 \x03(\x05\x12\r\n\x05heads\x18\x04 \x03(\x05\"\x9e\x01\n\x15\x41ttentionMapsResponse\x12\r\n\x05layer\x18\x01 \x01(\x05\x12\r\n\x05heads\x18\x02 \x03(\x05\x12*\n\x11\x61ttention_weights\x18\x03 \x01(\x0b\x32\x0f.attn.v1.Tensor\x12\x14\n\x0cquery_tokens\x18\x04 \x03(\t\x12\x12\n\nkey_tokens\x18\x05 \x03(\t\x12\x11\n\tmechanism\x18\x06 \x01(\t\"&\n\x15GetEngineStatsRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xab\x02\n\x16GetEngineStatsResponse\x12\x0f\n\x07running\x18\x01 \x01(\x05\x12\x0f\n\x07waiting\x18\x02 \x01(\x05\x12\x16\n\x0ekv_tokens_used\x18\x03 \x01(\x03\x12\x17\n\x0fkv_tokens_total\x18\x04 \x01(\x03\x12\x13\n\x0bpreemptions\x18\x05 \x01(\x03\x12\x15\n\rcached_tokens\x18\x06 \x01(\x03\x12\x18\n\x10generated_tokens\x18\x07 \x01(\x03\x12\x14\n\x0c\x64raft_tokens\x18\x08 \x01(\x03\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\t \x01(\x03\x12\x17\n\x0f\x63omputed_tokens\x18\n \x01(\x03\x12\x17\n\x0freloaded_tokens\x18\x0b \x01(\x03\x12\x17\n\x0foffloaded_bytes\x18\x0c \x01(\x03*\x82\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12!\n\x1d\x46INISH_REASON_END_OF_SEQUENCE\x10\x01\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x02\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x03*|\n\rEarlyStopping\x12\x1e\n\x1a\x45\x41RLY_STOPPING_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45\x41RLY_STOPPING_FALSE\x10\x01\x12\x17\n\x13\x45\x41RLY_STOPPING_TRUE\x10\x02\x12\x18\n\x14\x45\x41RLY_STOPPING_NEVER\x10\x03\x32\xab\x03\n\x10InferenceService\x12\x41\n\x08Generate\x12\x18.attn.v1.GenerateRequest\x1a\x19.attn.v1.GenerateResponse0\x01\x12\x36\n\x05Score\x12\x15.attn.v1.ScoreRequest\x1a\x16.attn.v1.ScoreResponse\x12\x36\n\x05\x45mbed\x12\x15.attn.v1.EmbedRequest\x1a\x16.attn.v1.EmbedResponse\x12?\n\x08Tokenize\x12\x18.attn.v1.TokenizeRequest\x1a\x19.attn.v1.TokenizeResponse\x12P\n\rAttentionMaps\x12\x1d.attn.v1.AttentionMapsRequest\x1a\x1e.attn.v1.AttentionMapsResponse0\x01\x12Q\n\x0eGetEngineStats\x12\x1e.attn.v1.GetEngineStatsRequest\x1a\x1f.attn.v1.GetEngineStatsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,10 +34,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=2679
-  _globals['_FINISHREASON']._serialized_end=2809
-  _globals['_EARLYSTOPPING']._serialized_start=2811
-  _globals['_EARLYSTOPPING']._serialized_end=2935
+  _globals['_FINISHREASON']._serialized_start=2676
+  _globals['_FINISHREASON']._serialized_end=2806
+  _globals['_EARLYSTOPPING']._serialized_start=2808
+  _globals['_EARLYSTOPPING']._serialized_end=2932
   _globals['_SAMPLINGPARAMS']._serialized_start=59
   _globals['_SAMPLINGPARAMS']._serialized_end=865
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=659
@@ -47,33 +47,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEREQUEST']._serialized_start=952
   _globals['_GENERATEREQUEST']._serialized_end=1097
   _globals['_RESUMPTION']._serialized_start=1099
-  _globals['_RESUMPTION']._serialized_end=1181
-  _globals['_PARTIALCOMPLETION']._serialized_start=1183
-  _globals['_PARTIALCOMPLETION']._serialized_end=1254
-  _globals['_GENERATERESPONSE']._serialized_start=1257
-  _globals['_GENERATERESPONSE']._serialized_end=1561
-  _globals['_SCOREREQUEST']._serialized_start=1563
-  _globals['_SCOREREQUEST']._serialized_end=1648
-  _globals['_SEQUENCESCORE']._serialized_start=1650
-  _globals['_SEQUENCESCORE']._serialized_end=1718
-  _globals['_SCORERESPONSE']._serialized_start=1720
-  _globals['_SCORERESPONSE']._serialized_end=1806
-  _globals['_EMBEDREQUEST']._serialized_start=1808
-  _globals['_EMBEDREQUEST']._serialized_end=1852
-  _globals['_EMBEDRESPONSE']._serialized_start=1854
-  _globals['_EMBEDRESPONSE']._serialized_end=1937
-  _globals['_TOKENIZEREQUEST']._serialized_start=1939
-  _globals['_TOKENIZEREQUEST']._serialized_end=2004
-  _globals['_TOKENIZERESPONSE']._serialized_start=2006
-  _globals['_TOKENIZERESPONSE']._serialized_end=2070
-  _globals['_ATTENTIONMAPSREQUEST']._serialized_start=2072
-  _globals['_ATTENTIONMAPSREQUEST']._serialized_end=2173
-  _globals['_ATTENTIONMAPSRESPONSE']._serialized_start=2176
-  _globals['_ATTENTIONMAPSRESPONSE']._serialized_end=2334
-  _globals['_GETENGINESTATSREQUEST']._serialized_start=2336
-  _globals['_GETENGINESTATSREQUEST']._serialized_end=2374
-  _globals['_GETENGINESTATSRESPONSE']._serialized_start=2377
-  _globals['_GETENGINESTATSRESPONSE']._serialized_end=2676
-  _globals['_INFERENCESERVICE']._serialized_start=2938
-  _globals['_INFERENCESERVICE']._serialized_end=3365
+  _globals['_RESUMPTION']._serialized_end=1178
+  _globals['_PARTIALCOMPLETION']._serialized_start=1180
+  _globals['_PARTIALCOMPLETION']._serialized_end=1251
+  _globals['_GENERATERESPONSE']._serialized_start=1254
+  _globals['_GENERATERESPONSE']._serialized_end=1558
+  _globals['_SCOREREQUEST']._serialized_start=1560
+  _globals['_SCOREREQUEST']._serialized_end=1645
+  _globals['_SEQUENCESCORE']._serialized_start=1647
+  _globals['_SEQUENCESCORE']._serialized_end=1715
+  _globals['_SCORERESPONSE']._serialized_start=1717
+  _globals['_SCORERESPONSE']._serialized_end=1803
+  _globals['_EMBEDREQUEST']._serialized_start=1805
+  _globals['_EMBEDREQUEST']._serialized_end=1849
+  _globals['_EMBEDRESPONSE']._serialized_start=1851
+  _globals['_EMBEDRESPONSE']._serialized_end=1934
+  _globals['_TOKENIZEREQUEST']._serialized_start=1936
+  _globals['_TOKENIZEREQUEST']._serialized_end=2001
+  _globals['_TOKENIZERESPONSE']._serialized_start=2003
+  _globals['_TOKENIZERESPONSE']._serialized_end=2067
+  _globals['_ATTENTIONMAPSREQUEST']._serialized_start=2069
+  _globals['_ATTENTIONMAPSREQUEST']._serialized_end=2170
+  _globals['_ATTENTIONMAPSRESPONSE']._serialized_start=2173
+  _globals['_ATTENTIONMAPSRESPONSE']._serialized_end=2331
+  _globals['_GETENGINESTATSREQUEST']._serialized_start=2333
+  _globals['_GETENGINESTATSREQUEST']._serialized_end=2371
+  _globals['_GETENGINESTATSRESPONSE']._serialized_start=2374
+  _globals['_GETENGINESTATSRESPONSE']._serialized_end=2673
+  _globals['_INFERENCESERVICE']._serialized_start=2935
+  _globals['_INFERENCESERVICE']._serialized_end=3362
 # @@protoc_insertion_point(module_scope)

@@ -327,23 +327,23 @@ class Resumption(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    COMPLETIONS_FIELD_NUMBER: _builtins.int
+    RECEIVED_FIELD_NUMBER: _builtins.int
     COMPUTED_ON_FIELD_NUMBER: _builtins.int
     computed_on: _builtins.str
     """What the first message of the stream said in `computed_on`."""
     @_builtins.property
-    def completions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartialCompletion]:
+    def received(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartialCompletion]:
         """What has been received, each completion at most once; at least one."""
 
     def __init__(
         self,
         *,
-        completions: _abc.Iterable[Global___PartialCompletion] | None = ...,
+        received: _abc.Iterable[Global___PartialCompletion] | None = ...,
         computed_on: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completions", b"completions", "computed_on", b"computed_on"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_on", b"computed_on", "received", b"received"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -45,7 +45,7 @@ async def resumed(task: TextTask, follow: Follow) -> AsyncGenerator[OutputDelta,
             return
 
 
-async def repeated(call: Callable[[], Awaitable[Answer]], timeout: float | None = None) -> Answer:
+async def repeated(call: Callable[[], Awaitable[Answer]], timeout: float | None = None) -> Answer:  # noqa: ASYNC109
     """The answer of a call that may be made twice: again where its engine is lost, for up to `timeout` seconds."""
     progress = StreamProgress(None, timeout)
     while True:

@@ -11,7 +11,7 @@ from attn_host import TextTask
 from attn_schema import OutputDelta
 
 
-class EngineLost(Unavailable):  # noqa: N818 - named as its family in attn_core.errors
+class EngineLost(Unavailable):
     """The engine that computed a request is gone, or hands its requests over; they can go on at another engine."""
 
     reason = "ENGINE_LOST"
