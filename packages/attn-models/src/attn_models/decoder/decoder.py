@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from attn_core import Fields, RaggedBatch
@@ -53,8 +53,10 @@ class Decoder(nn.Module):
     """Embeddings, blocks, a last norm unless blocks are post-norm, and the unembedding.
 
     Implements `attn_core.models.LanguageModel`. Tokens are int64. After `quantize_model`, `quantization` is the storage
-    of the weights and `head` the unembedding.
+    of the weights and `head` the unembedding. A subclass may have blocks of another class, `block_type`.
     """
+
+    block_type: ClassVar[type[Block]] = Block
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -68,7 +70,7 @@ class Decoder(nn.Module):
         self.positions: Any = nn.Embedding(config.max_seq_len, config.hidden_size) if learned else None
         self.dropout: nn.Module = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         self.blocks = nn.ModuleList(
-            Block(config, attention, config.experts_in(layer)) for layer, attention in enumerate(attentions)
+            self.block_type(config, attention, config.experts_in(layer)) for layer, attention in enumerate(attentions)
         )
         self.norm: nn.Module = build_norm(config) if config.norm_place != "post" else nn.Identity()
         self.unembedding = (
@@ -127,7 +129,7 @@ class Decoder(nn.Module):
         done = None if self.stack is None else self.stack.step(hidden, batch, states)
         if done is not None:
             return cast("Tensor", self.norm(done))
-        blocks, apart = self._blocks(), self.config.norm_place != "post"
+        blocks, apart = self._blocks(), self.config.norm_place != "post" and self.block_type is Block
         if apart and all(block.joined is None for block in blocks):
             added = None
             for source_layer, block in zip(self._source_layer_names, blocks, strict=True):
