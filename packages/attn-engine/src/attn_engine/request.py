@@ -20,8 +20,8 @@ class Request:
 
     `token_ids` is the prompt; `encoder_token_ids` what the encoder of an encoder-decoder model reads. `deadline` is a
     time of `time.monotonic()`, in seconds. Requests are scheduled by `priority`, highest first, then by `tenant` (fair
-    queueing, see `EngineConfig.tenant_weights`), then by arrival. The KV cache of equal prefixes is shared between
-    requests of one `scope`, such as a tenant's; None shares nothing.
+    queueing, see `EngineConfig.tenant_weights`), then by deadline and arrival. The KV cache of equal prefixes is shared
+    between requests of one `scope`, such as a tenant's; None shares nothing.
 
     `resume` is what of the outputs has been received already, where another engine began the request: the outputs that
     are missing are returned, the same as if nothing had happened. A prompt to score has one, of the tokens whose log
