@@ -147,9 +147,9 @@ def _matched(pattern: Mapping[str, float], module: str, default: float) -> float
 
 
 def _number(values: Mapping[str, Any], key: str, path: Path, *, whole: bool = False) -> Any:
-    value = values[key]
+    value: Any = values[key]
     kinds: tuple[type, ...] = (int,) if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not (0 < value < math.inf):
+    if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < math.inf:  # type: ignore[operator]
         raise CheckpointInvalid.of(path, f"{key} is {value!r}; it must be {'a whole number' if whole else 'above 0'}")
     return value
 

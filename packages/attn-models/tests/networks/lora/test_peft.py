@@ -73,7 +73,7 @@ def test_layers_of_another_shape_are_refused_by_name(base: Path, tmp_path: Path)
     folder = write_adapter(tmp_path / "adapter", adapter, loaded.model, base)
     wider = dataclasses.replace(loaded.config, hidden_size=32)
     model = Decoder(wider)
-    with pytest.raises(Incompatible, match="outputs|inputs"):
+    with pytest.raises(Incompatible, match=r"outputs|inputs"):
         read_adapter(folder, model, base)
     fewer = Decoder(dataclasses.replace(loaded.config, num_layers=1))
     with pytest.raises(Incompatible, match="the model has none"):
@@ -140,7 +140,7 @@ def test_targets_are_named_by_either_name_and_unknown_ones_are_refused(
     config, modules = AdapterConfig(r=2, lora_alpha=2), modules_of(model, base)
     few = LoraAdapter.fresh(model, config, modules=modules, targets=("q_proj", "feed_forward.down"))
     assert {name.rpartition(".")[2] for name in few} == {"query", "down"}
-    with pytest.raises(InvalidValue, match="c_attn.*q_proj"):
+    with pytest.raises(InvalidValue, match=r"c_attn.*q_proj"):
         LoraAdapter.fresh(model, config, modules=modules, targets=("c_attn",))
 
 
