@@ -81,6 +81,9 @@ HF_HASHING = {"within": "chunks", "duplicates": "counted", "ring": "rounds"}
 class ReformerAdapter(EncoderAdapter):
     """Layers that hash, and layers of chunks in a ring; only the encoder.
 
+    A text has the rows that transformers gives it alone: in a padded batch there, the chunk before its first is the
+    last of the longest text, so that rows depend on their company.
+
     Hash rotations are not part of a checkpoint: transformers draws them at every call, or from `hash_seed`; ours are
     drawn from the layer's number, or from `hash_seed`.
     """
@@ -190,7 +193,9 @@ class ReformerLayout(Layout):
 def _choice(values: Mapping[str, Any], kind: str, layer: int) -> AttentionChoice:
     chunk = values.get("lsh_attn_chunk_length", 64)
     # Theirs pads to the larger, and the first of the smaller chunks would then follow one that holds padding only.
-    require_allowed(values, {"local_attn_chunk_length": (chunk,)})
+    require_allowed(
+        {"local_attn_chunk_length": values.get("local_attn_chunk_length", 64)}, {"local_attn_chunk_length": (chunk,)}
+    )
     if kind == "local":
         return AttentionChoice(mechanism=LOCAL, options={"chunk": chunk})
     buckets, seed = values.get("num_buckets"), values.get("hash_seed")

@@ -8,11 +8,20 @@ from typing import Any
 from attn_core.errors import Incompatible, UnknownName, near_names
 
 from attn_models.adapters.base import EncoderAdapter, StateDictAdapter
-from attn_models.adapters.bert import BertAdapter, BigBirdAdapter, LongformerAdapter
+from attn_models.adapters.bert import (
+    BertAdapter,
+    BigBirdAdapter,
+    CamembertAdapter,
+    LongformerAdapter,
+    RobertaAdapter,
+    XlmRobertaAdapter,
+)
 from attn_models.adapters.deepseek import DeepseekV2Adapter, DeepseekV3Adapter
+from attn_models.adapters.distilbert import DistilBertAdapter
 from attn_models.adapters.gemma import Gemma2Adapter, Gemma3Adapter
 from attn_models.adapters.gpt2 import Gpt2Adapter
 from attn_models.adapters.llama import LlamaAdapter, MistralAdapter, MixtralAdapter
+from attn_models.adapters.modernbert import ModernBertAdapter
 from attn_models.adapters.native import LAYOUTS, NativeAdapter, NativeEncoderAdapter, NativeVitAdapter
 from attn_models.adapters.qwen3 import Qwen3Adapter, Qwen3NextAdapter
 from attn_models.adapters.reformer import ReformerAdapter
@@ -53,7 +62,18 @@ def unknown_family(kind: str, model_type: object, known: Iterable[str]) -> Unkno
 
 ENCODER_ADAPTERS: dict[str, EncoderAdapter] = {
     adapter.model_type: adapter
-    for adapter in (NativeEncoderAdapter(), BertAdapter(), LongformerAdapter(), BigBirdAdapter(), ReformerAdapter())
+    for adapter in (
+        NativeEncoderAdapter(),
+        BertAdapter(),
+        RobertaAdapter(),
+        XlmRobertaAdapter(),
+        CamembertAdapter(),
+        DistilBertAdapter(),
+        ModernBertAdapter(),
+        LongformerAdapter(),
+        BigBirdAdapter(),
+        ReformerAdapter(),
+    )
 }
 
 
