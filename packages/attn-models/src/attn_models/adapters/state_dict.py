@@ -15,9 +15,6 @@ from attn_models.adapters.base import Layout, StoredTensor
 from attn_models.device import require_memory
 from attn_models.weights import CheckpointFolder
 
-EMBEDDING = "embedding.weight"
-"""Our name of the embedding, which is the unembedding too where the config ties them."""
-
 DRAWS = frozenset({"normal_", "uniform_", "trunc_normal_", "xavier_uniform_", "kaiming_uniform_", "_no_grad_normal_"})
 
 
@@ -51,6 +48,7 @@ def check_config_fits(checkpoint: CheckpointFolder, config: Any) -> None:
         "num_layers": len(entries),
         "num_heads": largest,
         "intermediate_size": largest,
+        "inner_width": largest,
     }
     for field, limit in limits.items():
         value = getattr(config, field, None)
@@ -67,6 +65,32 @@ def fill_buffers(model: nn.Module, fresh: nn.Module, device: torch.device | str)
         if buffer.is_meta:
             owner, _, leaf = name.rpartition(".")
             model.get_submodule(owner).register_buffer(leaf, values[name].to(device), persistent=False)
+
+
+def saved_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """The state of a model by name, each parameter that several modules share under its first name alone."""
+    others = shared_names(model)
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in others}
+
+
+def shared_names(model: nn.Module) -> dict[str, str]:
+    """The first name of each parameter that has several, by its other names: an unembedding that is the embedding."""
+    first: dict[int, str] = {}
+    return {
+        name: owner
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if (owner := first.setdefault(id(parameter), name)) != name
+    }
+
+
+def load_parameters(model: nn.Module, parameters: Mapping[str, Tensor]) -> None:
+    """Give a model the tensors that `saved_parameters` names, as they are; what was shared stays shared."""
+    others = shared_names(model)
+    both = {**parameters, **{name: parameters[owner] for name, owner in others.items()}}
+    model.load_state_dict(both, assign=True)
+    for name, owner in others.items():
+        module, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(module), leaf, model.get_parameter(owner))
 
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -159,7 +183,7 @@ def _require_tied(folder: CheckpointFolder, adapter: Layout, stored: list[Stored
     actual = adapter.canonical_names(folder.tensors)
     if adapter.head not in actual or any(item.name == adapter.head for item in stored):
         return
-    embedding = next((item.name for item in stored if item.parameters == (EMBEDDING,)), None)
+    embedding = next((item.name for item in stored if item.parameters == (adapter.embedding,)), None)
     if embedding is None or torch.equal(folder.tensors[actual[adapter.head]], folder.tensors[actual[embedding]]):
         return
     rule = (
