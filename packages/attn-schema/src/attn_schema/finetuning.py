@@ -20,9 +20,7 @@ class LoraConfig(Checked, frozen=True, kw_only=True):
     Without `lora_rank` there is none, and all weights are trained.
     """
 
-    lora_rank: (
-        Annotated[int, _lora("Rank of the adapter that is trained; without it all weights.", ge=1)] | None
-    ) = None
+    lora_rank: Annotated[int, _lora("Rank of the adapter that is trained; without it all weights.", ge=1)] | None = None
     lora_alpha: (
         Annotated[
             float,
