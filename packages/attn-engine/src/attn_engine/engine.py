@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 
 import torch
-from attn_core.errors import (
-    AlreadyExists,
-    DeadlineExceeded,
-    InvalidValue,
-    OutOfCapacity,
-    Unavailable,
-    UserError,
-)
+from attn_core.errors import DeadlineExceeded, InvalidValue, Unavailable, UserError
 from attn_core.models import LanguageModel, Tokenizer
 from attn_core.stores import BranchingStore, StateStore, TreeStore
 from attn_schema import EngineConfig, EngineStats, OutputDelta, SamplingParams, Usage
 from attn_schema.engine import DRAFT_MODEL_TOKENS
 from torch import Tensor
 
+from attn_engine.admission import AdmissionControl
 from attn_engine.beam_search import BeamSearch
 from attn_engine.decode_graphs import DecodeGraphs, recorder_for
 from attn_engine.detokenizer import Detokenizer, token_text
@@ -37,6 +32,9 @@ from attn_engine.structured_output import GrammarCompiler
 
 log = logging.getLogger(__name__)
 
+PATIENCE_SECONDS = 60.0
+"""Within a tenant the request with the earliest deadline goes first; none is passed by others for longer than this."""
+
 
 class SequenceGroup:
     """The completions of one request that have not ended, and the usage of those that have.
@@ -50,7 +48,7 @@ class SequenceGroup:
         self.deadline = members[0].request.deadline
         self._prompt_tokens = len(members[0].request.token_ids)
         self._cached_tokens = 0
-        self._completion_tokens = 0
+        self.completion_tokens = 0
 
     @property
     def usage(self) -> Usage | None:
@@ -61,7 +59,7 @@ class SequenceGroup:
             prompt_tokens=self._prompt_tokens,
             # A sequence that was preempted may have found its own tokens again; no more than the prompt counts.
             cached_tokens=min(self._cached_tokens, self._prompt_tokens),
-            completion_tokens=self._completion_tokens,
+            completion_tokens=self.completion_tokens,
         )
 
     @property
@@ -72,7 +70,7 @@ class SequenceGroup:
     def remove(self, sequence: Sequence) -> None:
         """Note that a completion has ended; the first tells what the prompt found cached."""
         self.members.remove(sequence)
-        self._completion_tokens += sequence.generated
+        self.completion_tokens += sequence.generated
         if sequence.index == 0:
             self._cached_tokens = sequence.cached_tokens
 
@@ -111,6 +109,7 @@ class Engine:
         self._grammars = GrammarCompiler(tokenizer)
         self._end_ids = tokenizer.end_ids if tokenizer else frozenset()
         self._clock = clock
+        self.admission = AdmissionControl(config)
         self._scheduler = Scheduler(store, config, draft_model or PromptLookupProposer())
         self._isolator = FaultIsolator(self._runner, self._scheduler)
         self._diagnosis = FaultDiagnosis(self._runner, self._scheduler.prefixes, config.batch_sizes[1])
@@ -189,20 +188,24 @@ class Engine:
             given = f"{num_beams} beams of up to {tokens} tokens"
             raise InvalidValue.of("num_beams", given, "what the KV cache can hold together")
 
-    def submit(self, request: Request) -> str:
-        """Queue a request; returns its id.
+    def admit(self, request: Request) -> None:
+        """Let a request wait for `begin`. Thread-safe.
 
         Raises `InvalidValue` or `ContextLengthExceeded` for a request that can never run, `AlreadyExists` for an id in
-        use, `OutOfCapacity` if `max_queued_requests` wait, `Unavailable` after `drain`.
+        use, `OutOfCapacity` if `max_queued_requests` wait or the deadline cannot be met.
         """
+        self.check(request)
+        self.admission.admit(request, self._limits.max_new_tokens(request), self._clock())
+
+    def submit(self, request: Request) -> str:
+        """Queue a request; returns its id. Raises as `admit` does, and `Unavailable` after `drain`."""
         if self._draining:
             raise Unavailable("the engine takes no new requests: it is shutting down")
-        self.check(request)
-        if request.id in self._groups:
-            raise AlreadyExists(f"a request with the id {request.id!r} is running", id=request.id)
-        limit = self.config.max_queued_requests
-        if len(self._scheduler.waiting) >= limit:
-            raise OutOfCapacity(f"{limit} requests are waiting already", waiting=limit)
+        self.admit(request)
+        return self.begin(request)
+
+    def begin(self, request: Request) -> str:
+        """Queue a request that was admitted; returns its id."""
         members = [self._sequence(request, index) for index in range(request.n)]
         beams = self._beam_search(request)
         self._groups[request.id] = SequenceGroup(list(members), beams)
@@ -223,10 +226,12 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Compute one step for as many requests as fit; returns all outputs since the last step."""
         self._drop_late()
+        began = self._clock()
         with torch.inference_mode():
             chunks = self._encoded(self._scheduler.schedule())
             if chunks:
                 self._compute(chunks)
+                self.admission.computed(_tokens_of(chunks), self._clock() - began)
         outputs, self._outputs = self._outputs, []
         return outputs
 
@@ -262,12 +267,17 @@ class Engine:
         late = [name for name, group in self._groups.items() if group.deadline is not None and now >= group.deadline]
         for request_id in late:
             self._end(request_id, DeadlineExceeded("the deadline passed before the request was completed"))
+        if self._scheduler.running:
+            waiting = [sequence.id for sequence in self._scheduler.waiting if not sequence.generated]
+            for request_id, error in self.admission.hopeless(waiting, now).items():
+                self._end(request_id, error)
 
     def _sequence(self, request: Request, index: int) -> Sequence:
         self._sequences += 1
         detokenizer = Detokenizer(self._tokenizer, request.token_ids) if self._tokenizer else None
         new_tokens = self._limits.max_new_tokens(request)
         sequence = Sequence(request, self._sequences, new_tokens, detokenizer, self._token_text, index)
+        sequence.due = min(self._clock() + PATIENCE_SECONDS, math.inf if request.deadline is None else request.deadline)
         if isinstance(request.params, SamplingParams) and request.params.structured_output is not None:
             sequence.matcher = self._grammars.matcher(request.params.structured_output)
         return sequence
@@ -393,6 +403,7 @@ class Engine:
             group.remove(sequence)
             if not group.members:
                 del self._groups[sequence.id]
+                self.admission.left(sequence.id, None if error else group.completion_tokens)
                 for held in group.sequences:
                     self._scheduler.remove(held)
                     self._isolator.forget(held)
@@ -409,3 +420,14 @@ class Engine:
             )
         known = None if error is None else as_attn_error(error, self._runner.device, "a request")
         self._outputs.append(RequestOutput(sequence.id, delta, known))
+
+
+def _tokens_of(chunks: list[ScheduledChunk]) -> dict[str, tuple[int, int]]:
+    """Tokens of prompts and of completions that a step has computed, by request."""
+    found: dict[str, tuple[int, int]] = {}
+    for chunk in chunks:
+        sequence = chunk.sequence
+        prompt, new = found.get(sequence.id, (0, 0))
+        decodes = bool(sequence.generated) and chunk.length == 1
+        found[sequence.id] = (prompt, new + chunk.rows) if decodes else (prompt + chunk.rows, new)
+    return found

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Self
 
-from attn_core.errors import AlreadyExists, AttnError, InternalError, OutOfCapacity, Unavailable
+from attn_core.errors import AttnError, InternalError, Unavailable
 from attn_schema import EngineStats, OutputDelta, Usage
 
 from attn_engine.engine import Engine
@@ -45,15 +45,11 @@ class EngineLoop:
 
     def submit(self, request: Request, deliver: Deliver | None = None) -> str:
         """Accept a request and return its id; raises what `Engine.submit` raises."""
-        self._engine.check(request)
+        self._engine.admit(request)
         with self._changed:
             if self._closed:
+                self._engine.admission.left(request.id)
                 raise Unavailable("the engine takes no new requests: it is shutting down")
-            if request.id in self._active:
-                raise AlreadyExists(f"a request with the id {request.id!r} is running", id=request.id)
-            limit = self._engine.config.max_queued_requests
-            if len(self._active) - self._stats.running >= limit:
-                raise OutOfCapacity(f"{limit} requests are waiting already", waiting=limit)
             self._active[request.id] = deliver
             self._calls.append(partial(self._begin, request))
             self._changed.notify_all()
@@ -135,8 +131,9 @@ class EngineLoop:
 
     def _begin(self, request: Request) -> None:
         try:
-            self._engine.submit(request)
+            self._engine.begin(request)
         except AttnError as error:
+            self._engine.admission.left(request.id)
             self._deliver([_failure(request.id, error)])
 
     def _step(self) -> list[RequestOutput]:

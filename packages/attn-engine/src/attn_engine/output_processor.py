@@ -18,8 +18,7 @@ from attn_engine.sampler import SamplingRow, choose_tokens, greedy_tokens, log_p
 from attn_engine.scheduler import ScheduledChunk
 from attn_engine.sequence import NOT_FINITE, NoTokenError, SequenceOutput
 from attn_engine.speculative import Verification, roll_back, verify
-
-NO_TOKEN = f"no token can be chosen: {NOT_FINITE}, or structured_output allows none of the vocabulary"
+from attn_engine.structured_output import UNSPELLABLE
 
 SCORED_ROWS = 256
 """Tokens of a scored prompt whose logits are computed together."""
@@ -155,20 +154,24 @@ def _with_logprobs(growing: Sequence[sequences.Sequence], logits: Tensor, tokens
 def _extend(sequence: sequences.Sequence, choice: Choice, end_ids: Collection[int]) -> SequenceOutput:
     """Append the token; decide whether the sequence ends."""
     id, logprob, top = choice  # noqa: A001
-    if id < 0:
-        error = NoTokenError(NO_TOKEN if sequence.matcher else NOT_FINITE)
+    ended = id in end_ids and not sequence.params.ignore_eos
+    matcher = sequence.matcher
+    # Where nothing spells the grammar any further, all that it allows is the end, before it is matched.
+    if matcher is not None and (matcher.allows_nothing if id < 0 else ended and not matcher.may_end):
+        error = UserError(UNSPELLABLE, field="structured_output")
         return SequenceOutput(sequence, (), sequence.remaining_text(), error=error)
+    if id < 0:
+        return SequenceOutput(sequence, (), sequence.remaining_text(), error=NoTokenError(NOT_FINITE))
     token = sequence.token(id, logprob, top)
     sequence.tokens.append(id)
-    ended = id in end_ids and not sequence.params.ignore_eos
     full = len(sequence.tokens) >= sequence.max_len
     text = "" if ended else sequence.text_of(id)
-    if sequence.matcher is not None and not ended:
+    if matcher is not None and not ended:
         try:
-            sequence.matcher.accept_checked(id)
+            matcher.accept_checked(id)
         except UserError as failure:
             return SequenceOutput(sequence, (token,), text, error=failure)
-        ended = sequence.matcher.complete
+        ended = matcher.complete
     if sequence.stops.found is None and (ended or full):
         text += sequence.remaining_text()
     reason = None

@@ -20,8 +20,8 @@ class Request:
 
     `token_ids` is the prompt; `encoder_token_ids` what the encoder of an encoder-decoder model reads. `deadline` is a
     time of `time.monotonic()`, in seconds. Requests are scheduled by `priority`, highest first, then by `tenant` (fair
-    queueing, see `EngineConfig.tenant_weights`), then by arrival. The KV cache of equal prefixes is shared between
-    requests of one `scope`, such as a tenant's; None shares nothing.
+    queueing, see `EngineConfig.tenant_weights`), then by deadline and arrival. The KV cache of equal prefixes is shared
+    between requests of one `scope`, such as a tenant's; None shares nothing.
     """
 
     id: str

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -224,6 +225,7 @@ class Scheduler:
                 self._store.release(sequence.number)
                 self._proposer.forget(sequence)
                 sequence.lost_states()
+                sequence.due = -inf  # what was computed of it is lost if others pass it now
                 self.waiting.append(sequence)
         self.preemptions += 1
 
@@ -250,13 +252,13 @@ class Scheduler:
                     left -= length
         return chunks
 
-    def _admission_order(self, sequence: Sequence) -> tuple[int, float, int, int]:
-        """Sorts by priority, then by how much the tenant was served, then by age.
+    def _admission_order(self, sequence: Sequence) -> tuple[int, float, float, int, int]:
+        """Sorts by priority, then by how much the tenant was served, then by deadline, then by age.
 
         Preemption goes by age alone, or two tenants would preempt each other.
         """
         urgency, order, number = sequence.rank
-        return urgency, self.fairness.served(sequence.request.tenant), order, number
+        return urgency, self.fairness.served(sequence.request.tenant), sequence.due, order, number
 
     def _enter(self, group: list[Sequence]) -> bool:
         """Admit all of them to the store, or none."""

@@ -41,6 +41,8 @@ class Sequence:
     """Number of the completion."""
     rank: tuple[int, int, int] = field(init=False)
     """Sorts the most urgent first: highest priority, then oldest."""
+    due: float = 0.0
+    """When it is to be completed at the latest, on the engine's clock in seconds; orders those of one tenant."""
     co_scheduled: list[Sequence] = field(init=False)
     """Sequences that are in the KV cache together or not at all, such as the beams of a search."""
     logits: Tensor | None = None

@@ -14,6 +14,7 @@ from torch import Tensor
 
 CACHED_GRAMMARS = 256
 """Compiled grammars kept for later requests."""
+UNSPELLABLE = "structured_output: the vocabulary has no token with which the completion could go on"
 
 
 @runtime_checkable
@@ -44,7 +45,7 @@ class GrammarCompiler:
 
     def matcher(self, wanted: StructuredOutput) -> GrammarMatcher:
         """A matcher at the start of the grammar; raises as `check` does."""
-        return GrammarMatcher(self._compile(wanted).deep_copy())
+        return GrammarMatcher(self._compile(wanted).deep_copy(), self._tokenizer.vocab_size if self._tokenizer else 0)
 
     def _compile_uncached(self, wanted: StructuredOutput) -> Any:
         from llguidance import LLMatcher
@@ -76,15 +77,26 @@ class GrammarCompiler:
 
 
 class GrammarMatcher:
-    """Follows one completion through its grammar."""
+    """Follows one completion through its grammar, of tokens of a vocabulary of this size."""
 
-    def __init__(self, matcher: Any) -> None:
+    def __init__(self, matcher: Any, vocab_size: int) -> None:
         self._matcher = matcher
+        self._vocab_size = vocab_size
 
     @property
     def complete(self) -> bool:
         """Whether the grammar allows no further token."""
         return bool(self._matcher.is_stopped())
+
+    @property
+    def allows_nothing(self) -> bool:
+        """Whether no token of the vocabulary may come next, nor may the completion end."""
+        return not any(self._matcher.compute_logit_bias()[: self._vocab_size])
+
+    @property
+    def may_end(self) -> bool:
+        """Whether what was accepted matches the whole grammar."""
+        return bool(self._matcher.is_accepting())
 
     @property
     def error(self) -> str:
@@ -103,7 +115,7 @@ class GrammarMatcher:
 
     def copy(self) -> GrammarMatcher:
         """A copy in the same state."""
-        return GrammarMatcher(self._matcher.deep_copy())
+        return GrammarMatcher(self._matcher.deep_copy(), self._vocab_size)
 
     def allowed(self, vocab_size: int, device: torch.device) -> Tensor:
         """Which tokens may come next [vocab_size], bool; an end-of-sequence token where the completion may end."""

@@ -127,7 +127,7 @@ class SamplingParams(Checked, frozen=True, kw_only=True):
     repetition_penalty: Annotated[
         float,
         Meta(
-            gt=0,
+            ge=0.001, le=1000,
             description="Divides positive and multiplies negative logits of tokens in prompt and completion; above 1 "
             "discourages repetition (Keskar et al. 2019).",
         ),

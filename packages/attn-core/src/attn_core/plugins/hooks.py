@@ -77,6 +77,16 @@ def attn_models() -> list[ModelFamily]:  # type: ignore[empty-body]
 
 
 @hookspec
+def attn_adapters() -> list[Any]:  # type: ignore[empty-body]
+    """Layouts of checkpoints, each a `Layout` of `attn_models.adapters` by the `model_type` of its config.json."""
+
+
+@hookspec
+def attn_gguf_architectures() -> list[Any]:  # type: ignore[empty-body]
+    """Layouts of GGUF files, each an `attn_models.weights.GgufArchitecture` by its `general.architecture`."""
+
+
+@hookspec
 def attn_shapes() -> list[ModelShape]:  # type: ignore[empty-body]
     """Published sizes of well-known models."""
 
