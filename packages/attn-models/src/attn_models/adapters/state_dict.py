@@ -115,7 +115,7 @@ def read_parameters(
         whole = tensor.T if item.transposed else tensor
         whole = whole.squeeze(1) if item.depthwise else whole
         sizes = [wanted[part].shape[0] for part in item.parameters]
-        for part, piece in zip(item.parameters, _split(whole, sizes, item.groups), strict=True):
+        for part, piece in zip(item.parameters, split_parts(whole, sizes, item.groups), strict=True):
             # A sum that is rounded to 16 bits would lose what the checkpoint's small numbers say.
             wide = item.float32 or item.offset
             needed = torch.promote_types(dtype, torch.float32) if wide else dtype
@@ -139,7 +139,7 @@ def stored_tensors(parameters: Mapping[str, Tensor], adapter: Layout) -> dict[st
     tensors = {}
     for item in adapter.tensor_mappings(list(parameters)):
         parts = [parameters[part].detach() for part in item.parameters]
-        whole = _joined(parts, item.groups)
+        whole = joined_parts(parts, item.groups)
         whole = whole - item.offset if item.offset else whole
         whole = whole / item.scale if item.scale != 1 else whole
         whole = whole.unsqueeze(1) if item.depthwise else whole
@@ -147,7 +147,7 @@ def stored_tensors(parameters: Mapping[str, Tensor], adapter: Layout) -> dict[st
     return tensors
 
 
-def _split(whole: Tensor, sizes: list[int], groups: int) -> list[Tensor]:
+def split_parts(whole: Tensor, sizes: list[int], groups: int) -> list[Tensor]:
     """The parts of these sizes, one after the other in each group of the first axis."""
     if len(sizes) == 1:
         return [whole]
@@ -155,8 +155,8 @@ def _split(whole: Tensor, sizes: list[int], groups: int) -> list[Tensor]:
     return [piece.flatten(0, 1) for piece in pieces]
 
 
-def _joined(parts: list[Tensor], groups: int) -> Tensor:
-    """The whole of which `_split` gives these parts."""
+def joined_parts(parts: list[Tensor], groups: int) -> Tensor:
+    """The whole of which `split_parts` gives these parts."""
     if len(parts) == 1:
         return parts[0]
     return torch.cat([part.reshape(groups, -1, *part.shape[1:]) for part in parts], dim=1).flatten(0, 1)
