@@ -89,6 +89,11 @@ class ModelHost:
         """The attention weights of a prompt, one map a layer."""
         raise Incompatible(self.REFUSAL, layers=request.layers)
 
+    @property
+    def alive(self) -> bool:
+        """Whether it can still answer."""
+        return True
+
     def stats(self) -> EngineStats:
         """How busy the model is."""
         raise NotImplementedError
