@@ -143,6 +143,12 @@ def imports(session: nox.Session) -> None:
     run_in("dev", session, "lint-imports", *session.posargs)
 
 
+@nox.session(venv_backend="none", requires=["dev"], default=False)
+def cluster(session: nox.Session) -> None:
+    """Replicas killed for five minutes under mixed streams, and what else needs several replicas and minutes."""
+    run_in("dev", session, "python", "-m", "pytest", "-m", "cluster", "-s", "--timeout", "900", *session.posargs)
+
+
 @nox.session(python=PYTHON)
 def lint(session: nox.Session) -> None:
     """Ruff: rules and format. `nox -s lint -- --fix` repairs what it can."""

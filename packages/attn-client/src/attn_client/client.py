@@ -10,6 +10,7 @@ from types import TracebackType
 from attn_core.errors import AttnError, Unavailable
 from attn_schema import (
     AttentionMap,
+    DeploymentConfig,
     EngineConfig,
     EngineStats,
     Mechanism,
@@ -119,10 +120,20 @@ class Models:
         return self._connection.unary(models.get_model(name), timeout)
 
     def load(
-        self, name: str, source: str = "", *, engine: EngineConfig | None = None, timeout: float | None = None
+        self,
+        name: str,
+        source: str = "",
+        *,
+        engine: EngineConfig | None = None,
+        deployment: DeploymentConfig | None = None,
+        timeout: float | None = None,
     ) -> ModelInfo:
         """Load a model from a folder on the server, a registered name or a finished job; returns when it serves."""
-        return self._connection.unary(models.load_model(name, source, engine), timeout)
+        return self._connection.unary(models.load_model(name, source, engine, deployment), timeout)
+
+    def scale(self, name: str, deployment: DeploymentConfig, *, timeout: float | None = None) -> ModelInfo:
+        """Change how many engines serve a model, which go on meanwhile; returns when there are as many."""
+        return self._connection.unary(models.scale_model(name, deployment), timeout)
 
     def unload(self, name: str, *, shutdown_timeout: float | None = None, timeout: float | None = None) -> None:
         """Take a model out of service, once its running requests have ended or `shutdown_timeout` are over."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from attn_core.errors import InvalidValue, Unavailable
-from attn_schema import EngineConfig
+from attn_schema import DeploymentConfig, EngineConfig
 from attn_schema.home import home_folder
 
 from attn_gateway.ray_process import RayProcess
@@ -37,7 +37,8 @@ class ClusterSettings:
     """How to reach or make the cluster, and what services need to know of this installation.
 
     Without `address` a private cluster is started on this machine, with `cpus` logical CPUs (None: all) and an object
-    store of `object_store_bytes`. `models` are loaded at the start, with the config `engine`.
+    store of `object_store_bytes`. `models` are loaded at the start, with the config `engine`, and served by as many
+    engines as `deployment` says.
     """
 
     address: str | None = None
@@ -46,6 +47,7 @@ class ClusterSettings:
     home: Path = field(default_factory=home_folder)
     models: tuple[ModelToLoad, ...] = ()
     engine: EngineConfig = field(default_factory=EngineConfig)
+    deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
 
 class Cluster:

@@ -57,7 +57,7 @@ class DeploymentBackend:
         self._watcher: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._tokenizer: PromptTokenizer | None = None
-        self._joined = False
+        self._joined = self._deployed = False
         self._background: set[asyncio.Task[Any]] = set()
 
     @property
@@ -120,10 +120,19 @@ class DeploymentBackend:
         """The processes of the replicas, for those who watch or kill processes."""
         return [replica.address.pid for replica in self._replicas.values()]
 
+    async def release(self, shutdown_timeout: float) -> None:
+        """As `stop`, but leave the replicas to other gateways that use them."""
+        others = any(replica.gateways > 1 for replica in self._replicas.values())
+        await self._leave(shutdown_timeout)
+        if not others:
+            await asyncio.to_thread(self._delete)
+
     async def stop(self, shutdown_timeout: float) -> None:
         """Let running tasks finish, then delete the deployment."""
-        if self._handle is None:
-            return
+        await self._leave(shutdown_timeout)
+        await asyncio.to_thread(self._delete)
+
+    async def _leave(self, shutdown_timeout: float) -> None:
         end = asyncio.get_running_loop().time() + shutdown_timeout
         self._handle = None
         if self._watcher is not None:
@@ -135,7 +144,6 @@ class DeploymentBackend:
         self._streams.fail(Unavailable(f"model {self._name!r} is being unloaded"))
         await asyncio.gather(*(replica.close() for replica in self._replicas.values()))
         self._replicas.clear()
-        await asyncio.to_thread(self._delete)
 
     def _choose(self, blocks: Sequence[bytes]) -> ReplicaClient:
         loads = {name: replica.load for name, replica in self._replicas.items() if not replica.draining}
@@ -229,13 +237,14 @@ class DeploymentBackend:
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING", "enable_access_log": False})
         if self._joined or (self._handle is None and app in serve.status().applications):
-            self._joined = True
+            self._joined = self._deployed = True
             return serve.get_app_handle(app)
         require_places(self._folder, self._config, self._deployment)
+        self._deployed = True
         gpu = gpu_request(self._config.device, self._config.gpu_memory_utilization, known_gpus())
         config = self._config.replace(device=gpu.device)
         size = replica_bytes(self._folder, config)
-        kind = serve.deployment(
+        kind: Any = serve.deployment(
             ModelReplica,
             name=self._name,
             ray_actor_options={
@@ -250,12 +259,17 @@ class DeploymentBackend:
             graceful_shutdown_timeout_s=SHUTDOWN_SECONDS + 5,
             logging_config={"log_level": "WARNING", "enable_access_log": False},
             **replica_counts(self._deployment),
-        ).options(version=fingerprint(self._folder, config), _internal=True)
+        )
+        # With a version that Ray Serve makes up, every change of the number would replace all replicas.
+        kind = kind.options(version=fingerprint(self._folder, config), _internal=True)
         return serve.run(kind.bind(self._folder, config, SHUTDOWN_SECONDS), name=app, route_prefix=None)
 
     def _delete(self) -> None:
         from ray import serve
 
+        if not self._deployed:
+            return
+        self._deployed = False
         with contextlib.suppress(Exception):  # Ray itself may be gone by now
             serve.delete(APP_PREFIX + self._name)
 

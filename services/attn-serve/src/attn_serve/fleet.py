@@ -5,23 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 from attn_core.errors import AlreadyExists, AttnError, InvalidValue, Unavailable, UnknownName
 from attn_host import find_folder
-from attn_schema import EngineConfig, ModelInfo, ModelState
+from attn_schema import DeploymentConfig, EngineConfig, ModelInfo, ModelState
 
 from attn_serve.engine_client import EngineClient
 
 log = logging.getLogger(__name__)
 
+HANDOVER_SECONDS = 60.0
+"""How long requests may take to finish in an engine that gives way to a deployment."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
-EngineMaker = Callable[[str, Path, EngineConfig], EngineClient]
-"""Makes an engine, not yet started, for the model of this name in this folder."""
+EngineMaker = Callable[[str, Path, EngineConfig, DeploymentConfig], EngineClient]
+"""Makes what serves the model of this name in this folder, not yet started."""
 
 
 @dataclass(eq=False)
@@ -30,12 +32,19 @@ class ServedModel:
 
     info: ModelInfo
     engine: EngineClient
+    folder: Path
+    config: EngineConfig
     ready: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def name(self) -> str:
         """The name that requests use."""
         return self.info.name
+
+    def now(self) -> ModelInfo:
+        """What it is, with the number of engines that answer now."""
+        serving = self.info.state is ModelState.SERVING
+        return self.info.replace(replicas=self.engine.replicas if serving else 0)
 
 
 class Fleet:
@@ -64,7 +73,9 @@ class Fleet:
             raise Unavailable(f"model {name!r} is {model.info.state}{detail}", model=name)
         return model.engine
 
-    async def load(self, name: str, source: str, config: EngineConfig) -> ServedModel:
+    async def load(
+        self, name: str, source: str, config: EngineConfig, deployment: DeploymentConfig | None = None
+    ) -> ServedModel:
         """Load a model and wait until it serves; the same name and source twice is one model."""
         if not NAME.fullmatch(name):
             allowed = "letters, digits, '-', '_' and '.', beginning with a letter or digit, at most 128 characters"
@@ -80,23 +91,45 @@ class Fleet:
         if config.draft_model is not None:
             config = config.replace(draft_model=str(find_folder(config.draft_model, self._home)))
         info = ModelInfo(name=name, source=source or name, state=ModelState.LOADING, load_time=datetime.now(UTC))
-        model = ServedModel(info=info, engine=self._make(name, folder, config))
+        engine = self._make(name, folder, config, deployment or DeploymentConfig())
+        model = ServedModel(info=info, engine=engine, folder=folder, config=config)
         self._models[name] = model
         await self._start(model)
+        return model
+
+    async def scale(self, name: str, deployment: DeploymentConfig) -> ServedModel:
+        """Change how many engines serve a model; returns when they do. Requests that run go on without a break."""
+        self.engine(name)
+        model = self.find(name)
+        if not deployment.deployed:
+            raise InvalidValue.of("replicas", None, "a number, or max_replicas")
+        if not await model.engine.scale(deployment):
+            # One engine in an actor of its own gives way to a deployment.
+            engine = self._make(name, model.folder, model.config, deployment)
+            try:
+                await engine.start()
+            except BaseException:
+                await asyncio.shield(engine.stop(0))
+                raise
+            former, model.engine = model.engine, engine
+            await former.stop(HANDOVER_SECONDS)
         return model
 
     async def unload(self, name: str, shutdown_timeout: float) -> None:
         """Take a model out of service; running requests have `shutdown_timeout` seconds to finish."""
         model = self.find(name)
-        model.info = model.info.replace(state=ModelState.DRAINING)
-        await model.engine.stop(shutdown_timeout)
-        if self._models.get(name) is model:
-            del self._models[name]
+        await self._end(model, model.engine.stop(shutdown_timeout))
 
     async def stop(self, shutdown_timeout: float) -> None:
-        """Unload everything."""
-        names = [model.name for model in self.models()]
-        await asyncio.gather(*(self.unload(name, shutdown_timeout) for name in names), return_exceptions=True)
+        """Unload everything, but what other gateways use."""
+        ends = [self._end(model, model.engine.release(shutdown_timeout)) for model in self.models()]
+        await asyncio.gather(*ends, return_exceptions=True)
+
+    async def _end(self, model: ServedModel, ending: Awaitable[None]) -> None:
+        model.info = model.info.replace(state=ModelState.DRAINING)
+        await ending
+        if self._models.get(model.name) is model:
+            del self._models[model.name]
 
     async def _start(self, model: ServedModel) -> None:
         try:

@@ -78,7 +78,7 @@ class ReplicaServer:
             loop.call_soon_threadsafe(self._deliver, outputs)
 
         self.host = await asyncio.to_thread(self._open_host, deliver)
-        handlers = {
+        handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
             "Call": grpc.unary_unary_rpc_method_handler(self._call),
             "Outputs": grpc.unary_stream_rpc_method_handler(self._outputs),
         }
@@ -157,7 +157,8 @@ class ReplicaServer:
             session.wake()  # the first message says that the session is open
             while host is not None:
                 outputs = await session.next()
-                yield messages.encode_outputs(SentOutputs.of(outputs, host.stats(), draining=self._draining))
+                sent = SentOutputs.of(outputs, host.stats(), len(self._sessions), draining=self._draining)
+                yield messages.encode_outputs(sent)
         finally:
             # Nobody waits any more for what this gateway asked.
             del self._sessions[name]
@@ -176,7 +177,7 @@ class ReplicaServer:
 class ModelReplica:
     """What Ray Serve runs: a `ReplicaServer`, with its health, its load and its end. Errors of loading are kept."""
 
-    async def __init__(self, folder: Path, config: EngineConfig, shutdown_timeout: float) -> None:
+    async def __init__(self, folder: Path, config: EngineConfig, shutdown_timeout: float) -> None:  # type: ignore[misc]
         import ray.util
 
         self._server = ReplicaServer(lambda deliver: open_host(folder, config, deliver))
@@ -184,7 +185,7 @@ class ModelReplica:
         self._error: AttnError | None = None
         self._told = False
         try:
-            await self._server.start(ray.util.get_node_ip_address())
+            await self._server.start(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         except AttnError as error:
             self._error = error
 

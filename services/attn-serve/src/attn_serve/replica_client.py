@@ -30,13 +30,15 @@ class ReplicaClient:
         self.address = address
         self.stats = EngineStats()
         self.draining = False
+        self.gateways = 1
+        """Gateways that are connected to it."""
         self.tasks: set[str] = set()
         self._streams = streams
         self._lost = lost
         self._gone = False
         self._channel = grpc.aio.insecure_channel(address.target, messages.CHANNEL_OPTIONS)
         self._metadata = ((messages.SECRET, address.secret), (messages.SESSION, secrets.token_hex(8)))
-        self._ask = self._channel.unary_unary(messages.CALL)
+        self._ask: Any = self._channel.unary_unary(messages.CALL)
         self._listener: asyncio.Task[None] | None = None
 
     @property
@@ -52,7 +54,8 @@ class ReplicaClient:
 
     async def connect(self) -> None:
         """Open the session; raises `EngineLost` where nobody answers or the secret is refused."""
-        call = self._channel.unary_stream(messages.OUTPUTS)(b"", metadata=self._metadata)
+        outputs: Any = self._channel.unary_stream(messages.OUTPUTS)
+        call = outputs(b"", metadata=self._metadata)
         try:
             first = await asyncio.wait_for(call.read(), OPEN_SECONDS)
         except (grpc.aio.AioRpcError, TimeoutError) as error:
@@ -110,7 +113,7 @@ class ReplicaClient:
         if data is grpc.aio.EOF:
             raise EngineLost(f"replica {self.id} closed the session")
         sent = messages.decode_outputs(cast("bytes", data))
-        self.stats = sent.stats
+        self.stats, self.gateways = sent.stats, sent.gateways
         outputs = sent.received()
         for output in outputs:
             if output.last:

@@ -119,14 +119,16 @@ class SentOutputs(msgspec.Struct, frozen=True):
     errors: dict[int, SentError]
     """By place."""
     stats: EngineStats
+    gateways: int = 1
+    """Gateways that are connected to the replica."""
     draining: bool = False
     """It takes no more tasks, and hands over those that it has."""
 
     @classmethod
-    def of(cls, outputs: Sequence[RequestOutput], stats: EngineStats, *, draining: bool) -> SentOutputs:
+    def of(cls, outputs: Sequence[RequestOutput], stats: EngineStats, gateways: int, *, draining: bool) -> SentOutputs:
         """The outputs as they are sent."""
         errors = {place: SentError.of(output.error) for place, output in enumerate(outputs) if output.error is not None}
-        return cls([o.request_id for o in outputs], [o.delta for o in outputs], errors, stats, draining)
+        return cls([o.request_id for o in outputs], [o.delta for o in outputs], errors, stats, gateways, draining)
 
     def received(self) -> list[RequestOutput]:
         """The outputs as the engine made them."""

@@ -12,6 +12,7 @@ from attn_gateway import Context, call_of, page_of
 from attn_host import EmbedTask, TextTask
 from attn_schema import (
     AttentionMapsRequest,
+    DeploymentConfig,
     EmbedRequest,
     EngineConfig,
     GenerateRequest,
@@ -122,7 +123,7 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         """List models by name."""
         page, following = page_of(self._fleet.models(), request)
         return model_pb2.ListModelsResponse(
-            models=[to_message(model.info) for model in page], next_page_token=following
+            models=[to_message(model.now()) for model in page], next_page_token=following
         )
 
     async def GetModel(
@@ -131,7 +132,7 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         context: Context,  # noqa: ARG002
     ) -> model_pb2.GetModelResponse:
         """Return one model."""
-        return model_pb2.GetModelResponse(model=to_message(self._fleet.find(request.name).info))
+        return model_pb2.GetModelResponse(model=to_message(self._fleet.find(request.name).now()))
 
     async def LoadModel(
         self,
@@ -140,8 +141,18 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
     ) -> model_pb2.LoadModelResponse:
         """Load a model and return when it answers."""
         config = from_message(EngineConfig, request.engine)
-        model = await self._fleet.load(request.name, request.source, config)
-        return model_pb2.LoadModelResponse(model=to_message(model.info))
+        deployment = from_message(DeploymentConfig, request.deployment)
+        model = await self._fleet.load(request.name, request.source, config, deployment)
+        return model_pb2.LoadModelResponse(model=to_message(model.now()))
+
+    async def ScaleModel(
+        self,
+        request: model_pb2.ScaleModelRequest,
+        context: Context,  # noqa: ARG002
+    ) -> model_pb2.ScaleModelResponse:
+        """Change how many engines serve a model."""
+        model = await self._fleet.scale(request.name, from_message(DeploymentConfig, request.deployment))
+        return model_pb2.ScaleModelResponse(model=to_message(model.now()))
 
     async def UnloadModel(
         self,
