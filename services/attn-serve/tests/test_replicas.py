@@ -25,6 +25,7 @@ from attn_serve.engine_client import EngineClient
 from attn_serve.service import InferenceGrpc
 from mixed_requests import chaos, mixed_tasks, outcome
 
+pytest.importorskip("fastapi", reason="needs attn-serve[replicas]")
 ONE_THREAD = EngineConfig(num_threads=1)
 
 

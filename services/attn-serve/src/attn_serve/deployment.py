@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
-from attn_core.errors import AttnError, InvalidValue, OutOfCapacity, Unavailable
+from attn_core.errors import AttnError, InvalidValue, MissingPackage, OutOfCapacity, Unavailable
 from attn_gateway.ray_gpus import gpu_request, known_gpus
 from attn_host import PromptTokenizer
 from attn_models.tokenizers import Tokenizer
@@ -117,8 +117,8 @@ class DeploymentBackend:
             replica.tasks.discard(task_id)
 
     async def pids(self) -> list[int]:
-        """The processes of the replicas, for those who watch or kill processes."""
-        return [replica.address.pid for replica in self._replicas.values()]
+        """The processes of the replicas that take tasks, for those who watch or kill processes."""
+        return [replica.address.pid for replica in self._replicas.values() if not replica.draining]
 
     async def release(self, shutdown_timeout: float) -> None:
         """As `stop`, but leave the replicas to other gateways that use them."""
@@ -213,7 +213,7 @@ class DeploymentBackend:
     def _lost(self, replica: ReplicaClient) -> None:
         """Let the tasks of a replica that is gone, or hands them over, go on at others."""
         tasks = list(replica.tasks)
-        if not replica.draining:
+        if replica.gone:
             self._replicas.pop(replica.id, None)
             self._later(replica.close())
         elif self.replicas:
@@ -231,8 +231,10 @@ class DeploymentBackend:
         task.add_done_callback(self._background.discard)
 
     def _deploy(self) -> Any:
-        from ray import serve
-
+        try:
+            from ray import serve
+        except ImportError as error:
+            raise MissingPackage.of("attn-serve[replicas]", "serving a model from several engines") from error
         app = APP_PREFIX + self._name
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING", "enable_access_log": False})

@@ -24,7 +24,7 @@ OPEN_SECONDS = 10.0
 
 
 class ReplicaClient:
-    """One replica, as one gateway sees it. `lost` is called once, when the connection breaks or the replica drains."""
+    """One replica, as one gateway sees it. `lost` is called when the replica drains, and when the connection breaks."""
 
     def __init__(self, address: ReplicaAddress, streams: Streams, lost: Callable[[ReplicaClient], None]) -> None:
         self.address = address
@@ -35,7 +35,8 @@ class ReplicaClient:
         self.tasks: set[str] = set()
         self._streams = streams
         self._lost = lost
-        self._gone = False
+        self.gone = False
+        """Whether the connection has broken or was closed."""
         self._channel = grpc.aio.insecure_channel(address.target, messages.CHANNEL_OPTIONS)
         self._metadata = ((messages.SECRET, address.secret), (messages.SESSION, secrets.token_hex(8)))
         self._ask: Any = self._channel.unary_unary(messages.CALL)
@@ -91,7 +92,7 @@ class ReplicaClient:
 
     async def close(self) -> None:
         """End the connection; the replica cancels what it still computes for this gateway."""
-        self._gone = True
+        self.gone = True
         if self._listener is not None:
             self._listener.cancel()
         await self._channel.close()
@@ -124,6 +125,6 @@ class ReplicaClient:
             self._lost(self)
 
     def _report(self) -> None:
-        if not self._gone:
-            self._gone = True
+        if not self.gone:
+            self.gone = True
             self._lost(self)
