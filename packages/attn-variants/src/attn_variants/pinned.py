@@ -60,7 +60,7 @@ class PinnedRows:
 
     def _find(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """The number of the pinned position that each of some positions is, and whether it is one."""
-        numbers = torch.searchsorted(self._places, positions).clamp(max=len(self._positions) - 1)
+        numbers = torch.searchsorted(self._places, positions.contiguous()).clamp(max=len(self._positions) - 1)
         return numbers, self._places[numbers] == positions
 
 
