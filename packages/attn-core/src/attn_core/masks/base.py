@@ -13,7 +13,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from operator import or_
 from typing import Any, ClassVar, Self
 
@@ -360,6 +360,26 @@ class Predicate(Mask):
     @property
     def closed(self) -> bool:
         return False
+
+
+LONGEST = 1 << 40
+"""No context has as many tokens."""
+
+
+@lru_cache(maxsize=256)
+def pinned_positions(mask: Mask, count: int) -> tuple[int, ...]:
+    """The first `count` keys that decoding by the mask pins, ascending; all of them where there are fewer.
+
+    A mask that pins keys without end, such as the last of every block, does so within a context: here within one that
+    is long enough.
+    """
+    found, keys = mask.reach(None), max(1, count)
+    if found.window is None and mask.reach(keys).window is not None:
+        found = mask.reach(keys)
+        while found.count < count and keys < LONGEST:
+            keys *= 2
+            found = mask.reach(keys)
+    return found.positions[:count]
 
 
 def told(field: str, length: Positions | None) -> Positions:

@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from attn_core.masks.ranges import Runs, intersect, size, unite
-
-if TYPE_CHECKING:
-    from attn_core.masks.base import Mask
-
-
-LONGEST = 1 << 40
-"""No context has as many tokens."""
 
 
 @dataclass(frozen=True)
@@ -62,19 +53,3 @@ class Reach:
 
 def _window(reach: Reach) -> int:
     return reach.window or 0
-
-
-@lru_cache(maxsize=256)
-def pinned_positions(mask: Mask, count: int) -> tuple[int, ...]:
-    """The first `count` keys that decoding by the mask pins, ascending; all of them where there are fewer.
-
-    A mask that pins keys without end, such as the last of every block, does so within a context: here within one that
-    is long enough.
-    """
-    found, keys = mask.reach(None), max(1, count)
-    if found.window is None and mask.reach(keys).window is not None:
-        found = mask.reach(keys)
-        while found.count < count and keys < LONGEST:
-            keys *= 2
-            found = mask.reach(keys)
-    return found.positions[:count]
