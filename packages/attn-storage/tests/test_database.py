@@ -113,7 +113,7 @@ def test_many_who_open_an_empty_database_at_once_make_its_tables_once(url):
         assert ids(database) == []
 
 
-@pytest.mark.parametrize(("version", "remedy"), [("0000", "attn_storage.upgrade"), ("9999", "newer")])
+@pytest.mark.parametrize(("version", "remedy"), [("0000", "attn_storage upgrade"), ("9999", "newer")])
 def test_a_database_of_another_schema_version_is_refused_in_one_line(url, version, remedy):
     with Database(url) as database, database.writing() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = :version"), {"version": version})
@@ -190,7 +190,7 @@ def test_the_url_is_that_of_the_environment_or_a_file_at_home(tmp_path):
 
 
 def test_the_upgrade_command_says_what_it_did(tmp_path):
-    command = [sys.executable, "-m", "attn_storage.upgrade", str(tmp_path)]
+    command = [sys.executable, "-m", "attn_storage", "upgrade", str(tmp_path)]
     first = subprocess.run(command, capture_output=True, text=True, check=True)
     again = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "0001" in first.stdout

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, inspect, text
 MIGRATIONS = Path(__file__).parent / "migrations"
 NEWEST = max(path.stem[1:5] for path in MIGRATIONS.glob("r[0-9]*.py"))
 """The revision that this version of attn reads and writes."""
-UPGRADE = "python -m attn_storage.upgrade"
+UPGRADE = "python -m attn_storage upgrade"
 LOCK = 0x6174746E
 """The number of the advisory lock under which PostgreSQL lets one process at a time change the schema."""
 
