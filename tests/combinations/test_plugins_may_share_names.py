@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 import torch
-from attn_cli.main import app
+from attn_cli.main import application
 from attn_client.recipe import read_recipe, recipe_names
 from attn_core import installed
 from attn_core.errors import AmbiguousName
@@ -47,7 +47,7 @@ def test_the_sizes_of_known_models_name_their_mechanism_in_full():
 
 def test_costs_of_a_known_model_are_printed(monkeypatch):
     monkeypatch.setattr("sys.argv", ["attn", "cost", "gpt2"])
-    shown = CliRunner().invoke(app, ["cost", "gpt2"])
+    shown = CliRunner().invoke(application(), ["cost", "gpt2"])
     assert shown.exit_code == 0, shown.output
     assert "mha" in shown.output
 

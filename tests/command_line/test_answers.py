@@ -58,7 +58,7 @@ def test_every_mechanism_is_listed_with_its_paper_and_shows_itself(answer: Answe
     assert first <= rows.keys()
     assert all(row["paper"] and row["package"] for row in rows.values())
     shown = answer("show", "gqa", "--num-kv-heads", "2", "--seq", "100")
-    assert shown["state bytes"] == 100 * 2 * 2 * 64 * 4
+    assert shown["state_bytes"] == 100 * 2 * 2 * 64 * 4
 
 
 def test_the_kernel_that_runs_is_named_and_a_refusal_says_which_field(answer: Answer) -> None:

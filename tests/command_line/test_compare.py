@@ -23,10 +23,10 @@ def prices(answer: Run, *words: str) -> dict[tuple[str, int], dict[str, int]]:
 
 def test_what_is_remembered_grows_with_the_sequence_only_where_the_mechanism_says_so(answer: Run) -> None:
     found = prices(answer, "mha", "gqa", "mqa", "linear", "--num-kv-heads", "2", "--seq", "1000,8000")
-    assert found["mqa", 1000]["state bytes"] * 8 == found["mha", 1000]["state bytes"]
-    assert found["mha", 8000]["state bytes"] == 8 * found["mha", 1000]["state bytes"]
-    assert found["gqa", 1000]["state bytes"] * 4 == found["mha", 1000]["state bytes"]
-    assert found["linear", 8000]["state bytes"] == found["linear", 1000]["state bytes"]
+    assert found["mqa", 1000]["state_bytes"] * 8 == found["mha", 1000]["state_bytes"]
+    assert found["mha", 8000]["state_bytes"] == 8 * found["mha", 1000]["state_bytes"]
+    assert found["gqa", 1000]["state_bytes"] * 4 == found["mha", 1000]["state_bytes"]
+    assert found["linear", 8000]["state_bytes"] == found["linear", 1000]["state_bytes"]
 
 
 def test_linear_attention_costs_in_proportion_and_full_attention_in_the_square(answer: Run) -> None:

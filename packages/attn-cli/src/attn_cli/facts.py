@@ -14,6 +14,7 @@ from attn_core.kernels.base import Problem
 from attn_core.kernels.dispatch import explain
 from attn_core.kernels.rowwise import ROW_FORMS, row_problem
 from attn_core.options import option_fields
+from attn_core.states import StateSpec
 
 CACHE_FORMS = ("plain", "int8", "int4", "latent")
 """How caches keep rows; see `attn_core.kernels.attend.paged_problem`."""
@@ -43,7 +44,7 @@ def price(mechanism: Mechanism, config: MechanismConfig, tokens: int, dtype: str
     grown = state_bytes(states, tokens=tokens, source=tokens, dtype=dtype)
     shorter = state_bytes(states, tokens=tokens - 1, source=tokens - 1, dtype=dtype)
     return {
-        "states": [f"{name}: {type(spec).__name__.lower()} {dict(spec.fields)}" for name, spec in states.items()],
+        "states": [_described(name, spec, dtype) for name, spec in states.items()],
         "tokens": tokens,
         "dtype": dtype,
         "state bytes": grown,
@@ -52,6 +53,12 @@ def price(mechanism: Mechanism, config: MechanismConfig, tokens: int, dtype: str
         "allowed flops": cost.allowed_flops,
         "parameters": cost.parameters,
     }
+
+
+def _described(name: str, spec: StateSpec, dtype: str) -> dict[str, Any]:
+    """One state: its name, its kind, and the shape and element type of a row of each of its fields."""
+    fields = {field: {"shape": list(row.shape), "dtype": row.dtype or dtype} for field, row in spec.fields.items()}
+    return {"name": name, "kind": type(spec).__name__.lower(), "fields": fields}
 
 
 def verdicts(mechanism: Mechanism, config: MechanismConfig, call: WholeCall) -> list[dict[str, Any]]:

@@ -3,14 +3,40 @@
 from __future__ import annotations
 
 import importlib
+import os
+import platform
 import sys
-from typing import Any
+from importlib.metadata import version
+from typing import Annotated, Any
 
 import typer
 from attn_core import installed
 from attn_core.errors import AttnError, UnknownName, UserError
 from attn_core.plugins.hooks import Command
 from typer.core import TyperCommand, TyperGroup
+
+ELSEWHERE: dict[str, tuple[str, ...]] = {
+    "attn-client": ("chat", "embed", "generate", "jobs", "map", "models", "train", "translate"),
+    "attn-experiments": ("attribute", "energy", "reproduce", "roofline"),
+    "attn-models": ("convert", "pull"),
+    "attn-serve": ("serve",),
+    "attn-train": ("evaluate",),
+    "attn-variants": ("tune",),
+}
+"""The subcommands by the package that one installs to have them; a test compares it with what the packages offer."""
+
+
+class CommandElsewhere(UnknownName):
+    """A subcommand of a package that is not installed."""
+
+    @classmethod
+    def for_command(cls, command: str) -> CommandElsewhere | None:
+        """The error for `command`; None if no package of ours has such a command."""
+        for package, commands in ELSEWHERE.items():
+            if command in commands:
+                message = f"the command {command!r} is in the package {package}, which is not installed here"
+                return cls(f"{message}: pip install {package}", command=command, package=package)
+        return None
 
 
 class FlagCommand(TyperCommand):
@@ -36,26 +62,27 @@ def _off(option: Any) -> Any:
 
 
 class PluginGroup(FlagGroup):
-    """Lists what plugins offer from their summaries alone, and imports the one that is called."""
+    """Lists what plugins offer from their summaries alone, and imports the one that is called or completed."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 -- typer passes it
         """The names of all subcommands, sorted."""
         return installed().commands.names()
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The subcommand called `cmd_name`; a placeholder with its summary while only help is shown."""
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 -- typer passes it
+        """A placeholder with the summary of a subcommand, for help; None for a name that no plugin offers."""
         try:
             command = installed().commands.get(cmd_name)
         except UnknownName:
             return None
-        if ctx.invoked_subcommand is None and cmd_name not in sys.argv[1:]:
-            return FlagCommand(cmd_name, help=command.summary, callback=None)
-        return load(command)
+        return FlagCommand(cmd_name, help=command.summary, callback=None)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Near names for an unknown subcommand come from the plugins."""
+        """The subcommand that is called; raises `CommandElsewhere` for one of a package that is not installed."""
         self.commands = dict.fromkeys(self.list_commands(ctx))  # type: ignore[assignment]
-        return super().resolve_command(ctx, args)
+        if args and args[0] not in self.commands and (elsewhere := CommandElsewhere.for_command(args[0])):
+            raise elsewhere
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, load(installed().commands.get(args[0])) if command else None, rest
 
 
 def load(command: Command) -> Any:
@@ -71,24 +98,41 @@ def load(command: Command) -> Any:
     return loaded
 
 
-app = typer.Typer(
-    cls=PluginGroup,
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    help="Attention mechanisms, from equation to endpoint. Every subcommand explains itself with `--help`.",
-)
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"attn {version('attn-cli')} (attn-core {version('attn-core')}, Python {platform.python_version()})")
+        raise typer.Exit
 
 
-@app.callback()
-def root() -> None:
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
     """Give the group its options."""
+
+
+def application() -> typer.Typer:
+    """The command line for the words in `sys.argv`.
+
+    Options that install completion are left out where a subcommand is called: Typer starts more slowly with them.
+    """
+    completes = "_ATTN_COMPLETE" in os.environ or not sys.argv[1:] or sys.argv[1].startswith("-")
+    app = typer.Typer(
+        cls=PluginGroup,
+        add_completion=completes,
+        no_args_is_help=True,
+        rich_markup_mode="markdown",
+        help="Attention mechanisms, from equation to endpoint. Every subcommand explains itself with `--help`.",
+    )
+    app.callback()(root)
+    return app
 
 
 def main() -> None:
     """Run the command line; users' errors are one line on stderr and exit code 2, others 1, Ctrl-C 130."""
     try:
-        app()
+        application()()
     except KeyboardInterrupt:
         sys.exit(130)
     except AttnError as error:

@@ -6,9 +6,19 @@ import dataclasses
 from typing import Annotated, Any
 
 import typer
-from attn_core import Capability, Mechanism, MechanismConfig, configure
+from attn_core import Capability, Mechanism, MechanismConfig, configure, installed
 from attn_core.errors import InvalidValue
 
+
+def mechanisms_starting(incomplete: str) -> list[str]:
+    """Mechanisms whose name begins as what was typed so far, for completion in a shell."""
+    return [name for name in installed().mechanisms.names() if name.startswith(incomplete)]
+
+
+MechanismName = Annotated[
+    str,
+    typer.Argument(help="A mechanism; `attn list mechanisms` names them.", autocompletion=mechanisms_starting),
+]
 HiddenSize = Annotated[int, typer.Option(min=1, help="Size of the residual stream of the model.")]
 NumHeads = Annotated[int, typer.Option("--num-heads", min=1, help="Query heads.")]
 NumKvHeads = Annotated[

@@ -12,8 +12,16 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
 def print_json(value: Any) -> None:
-    """Print `value` as indented JSON."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    """Print `value` as indented JSON; words of a key are joined by `_`, where a table has them apart."""
+    print(json.dumps(_snake_case(value), indent=2, ensure_ascii=False))
+
+
+def _snake_case(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key).replace(" ", "_"): _snake_case(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_snake_case(item) for item in value]
+    return value
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:

@@ -45,6 +45,11 @@ class DeclaredMechanism(Mechanism):
         own = type(self)
         return own.build is DeclaredMechanism.build and own.inner is DeclaredMechanism.inner
 
+    @property
+    def output_bias_apart(self) -> bool:
+        """Wherever the layer is that of the spec."""
+        return type(self).build is DeclaredMechanism.build
+
     @abstractmethod
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention as data."""
@@ -138,7 +143,7 @@ class DeclaredMechanism(Mechanism):
         per_key = 0 if config.shares_kv else 2 * config.hidden_size * memory + spec.key_flops()
         projected = shape.encoded if spec.cross else shape.query
         tokens = shape.batch * (shape.query * per_query + projected * per_key)
-        biases = into + memory + config.hidden_size if config.bias else 0
+        biases = (into + memory if config.bias else 0) + (config.hidden_size if config.has_output_bias else 0)
         own = spec.parameters()
         if config.shares_kv and spec.norm is not None:
             own -= spec.norm.key_parameters(spec.heads)

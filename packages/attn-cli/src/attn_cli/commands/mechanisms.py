@@ -15,12 +15,14 @@ from attn_core.states import dtype_name
 from attn_schema.device import DEVICES
 from attn_schema.output import print_table
 
+from attn_cli.equations import as_text as equation_text
 from attn_cli.facts import describe, paged_verdicts, price, rowwise_verdicts, verdicts, weights_statement
 from attn_cli.options import (
     Bidirectional,
     Dtype,
     HeadDim,
     HiddenSize,
+    MechanismName,
     NumHeads,
     NumKvHeads,
     Options,
@@ -37,7 +39,7 @@ DRAWN = 48
 
 
 def show_command(
-    name: Annotated[str, typer.Argument(help="A mechanism; `attn list mechanisms` names them.")],
+    name: MechanismName,
     hidden_size: HiddenSize = 512,
     num_heads: NumHeads = 8,
     num_kv_heads: NumKvHeads = None,
@@ -81,17 +83,22 @@ def show_command(
 
 def readable(facts: dict[str, Any]) -> dict[str, Any]:
     """The facts as people read them."""
-    said = dict(facts)
+    said = dict(facts) | {"equation": equation_text(facts["equation"])}
     for key in ("state bytes per token", "state bytes"):
         said[key] = human_bytes(facts[key])
     for key in ("flops", "allowed flops", "parameters"):
         said[key] = human_count(facts[key])
-    for key in ("capabilities", "states"):
-        said[key] = ", ".join(facts[key]) or "none"
+    said["capabilities"] = ", ".join(facts["capabilities"]) or "none"
+    said["states"] = "\n".join(map(_in_words, facts["states"])) or "none"
     said["options"] = ", ".join(f"{name}={value}" for name, value in facts["options"].items()) or "none"
     lines = [f"{row['part']}: {row['name']} {row['verdict']} {row['reasons']}".strip() for row in facts["kernels"]]
     said["kernels"] = "\n".join(lines)
     return said
+
+
+def _in_words(state: dict[str, Any]) -> str:
+    rows = [f"{name} {row['shape']} {row['dtype']}" for name, row in state["fields"].items()]
+    return f"{state['name']} ({state['kind']}): {', '.join(rows)}"
 
 
 def explain_command(
@@ -179,7 +186,7 @@ def show(found: list[dict[str, Any]], *, json: bool) -> None:
 
 
 def check_command(
-    name: Annotated[str, typer.Argument(help="A mechanism; `attn list mechanisms` names them.")],
+    name: MechanismName,
     option: Options = None,
     tokens: Annotated[
         int | None, typer.Option(metavar="N", help="The longest sequences that it is tried at; from 26, by default 37.")

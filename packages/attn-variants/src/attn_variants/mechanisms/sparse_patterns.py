@@ -18,6 +18,7 @@ from attn_variants.mechanisms.common import (
     GROUPED_SELF,
     PATTERNS,
     whole_numbers,
+    window_mask,
 )
 
 
@@ -50,8 +51,7 @@ class SlidingWindow(DeclaredMechanism):
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
         window = self.Config.of(config).window
-        mask = Window(left=window - 1) if config.causal else Window(left=window // 2, right=window // 2)
-        return AttentionSpec(heads=config.head_layout, mask=mask, rotary=config.rotary)
+        return AttentionSpec(heads=config.head_layout, mask=window_mask(config, window), rotary=config.rotary)
 
 
 class DilatedWindow(DeclaredMechanism):
