@@ -60,8 +60,8 @@ class Offering(Replayed):
     ],
 )
 def test_a_layer_that_is_not_what_its_mechanism_declares_is_refused(capabilities, methods, said):
+    modes = {"causal": Capability.CAUSAL in capabilities, "cross": Capability.CROSS in capabilities}
     with pytest.raises(MechanismInvalid, match=said):
-        modes = {"causal": Capability.CAUSAL in capabilities, "cross": Capability.CROSS in capabilities}
         Offering(capabilities, methods).build(MechanismConfig(hidden_size=6, **modes))
 
 

@@ -28,6 +28,9 @@ def configure(mechanism: Mechanism, options: Mapping[str, Any] | None = None, **
     """
     given = shared | dict(options or {})
     cross = given.get("cross", mechanism.only_cross)
+    if shared.get("cross", cross) != cross:
+        said = f"{shared['cross']}, as its place in the model says"
+        raise InvalidValue.of("cross", cross, said).in_mechanism(mechanism.name)
     if not isinstance(cross, bool):
         raise InvalidValue.of("cross", cross, "True or False").in_mechanism(mechanism.name)
     shared = shared | {"cross": cross, "causal": _direction(mechanism, given.get("causal"), cross=cross)}

@@ -95,6 +95,7 @@ def _layer_attention(
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         causal=True,
+        cross=False,
         bias=config.has_bias("attention_bias"),
         output_bias=config.has_bias("attention_output_bias"),
         rotary=config.rotary,
@@ -211,7 +212,7 @@ def decoder_attention(name: str, options: Mapping[str, Any], **shared: Any) -> L
 
 
 def _own(name: str, options: Mapping[str, Any], needs: set[Capability], shared: Mapping[str, Any]) -> LayerAttention:
-    return _chosen(name, options, needs, "self-attention here", shared)
+    return _chosen(name, options, needs, "self-attention here", {**shared, "cross": False})
 
 
 def _chosen(

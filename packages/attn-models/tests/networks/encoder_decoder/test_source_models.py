@@ -121,7 +121,7 @@ def test_a_folder_gives_the_model_back(kind, tmp_path):
     require_same_model(loaded.model, model, tokens, source, key_padding_mask)
     assert loaded.family == MODELS[kind][0]
     assert loaded.max_encoder_len == 12
-    assert len(loaded.mechanisms) == {"bottleneck": 0, "transformer": 2}.get(loaded.family, 1)
+    assert len(loaded.mechanisms) == {"bottleneck": 0, "transformer": 4}.get(loaded.family, 1)
 
 
 @EVERY
@@ -179,7 +179,8 @@ def test_bad_sources_are_named(kind):
         ("transformer", {"encoder": "retnet"}, Incompatible, "bidirectional"),
         ("transformer", {"decoder": "alignment"}, Incompatible, "causal"),
         ("transformer", {"cross": "rope"}, Incompatible, "is not cross.*mha"),
-        ("transformer", {"cross_options": {"cross": False}}, InvalidValue, "cross"),
+        ("transformer", {"cross_options": {"cross": False}}, InvalidValue, "cross: False .*as its place"),
+        ("transformer", {"encoder_options": {"cross": True}}, InvalidValue, "cross: True .*as its place"),
     ],
 )
 def test_configs_that_do_not_fit_are_named(kind, values, error, said):
