@@ -10,6 +10,7 @@ from attn_core.errors import Incompatible, UnknownName, near_names
 from attn_models.adapters.base import EncoderAdapter, StateDictAdapter
 from attn_models.adapters.bert import BertAdapter, BigBirdAdapter, LongformerAdapter
 from attn_models.adapters.deepseek import DeepseekV2Adapter, DeepseekV3Adapter
+from attn_models.adapters.families import FAMILIES
 from attn_models.adapters.gemma import Gemma2Adapter, Gemma3Adapter
 from attn_models.adapters.gpt2 import Gpt2Adapter
 from attn_models.adapters.llama import LlamaAdapter, MistralAdapter, MixtralAdapter
@@ -33,6 +34,7 @@ ADAPTERS: dict[str, StateDictAdapter] = {
         Gemma3Adapter(),
         DeepseekV2Adapter(),
         DeepseekV3Adapter(),
+        *FAMILIES,
     )
 }
 
