@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from attn_core import Capability, Mechanism, MechanismConfig, Rotary, Source, StateSpecs, configure, installed
+from attn_core import Capability, Mechanism, MechanismConfig, Paged, Rotary, StateSpecs, configure, installed
 from attn_core.errors import Incompatible
 from attn_core.plugins.registry import Registry
 
@@ -144,26 +144,29 @@ def _rotary(attention: LayerAttention) -> Rotary | None:
 
 
 def cross_attention(name: str, options: Mapping[str, Any], **shared: Any) -> LayerAttention:
-    """A cross-attention that can be computed token by token.
+    """A cross-attention that can be computed token by token; it may remember more than the source.
 
     Raises `UnknownName` for a mechanism or option that does not exist, `InvalidValue` for an option's bad value,
-    `Incompatible` for a mechanism that is no cross-attention or has states besides those of the encoder.
+    `Incompatible` for a mechanism that is no cross-attention.
     """
-    found = _chosen(name, options, {Capability.CROSS, Capability.INCREMENTAL}, "cross-attention", shared)
-    if not all(isinstance(spec, Source) for spec in found.states.values()):
-        own = found.mechanism.name
-        raise Incompatible(f"mechanism {own!r} has states besides those of the encoder", mechanism=own)
-    return found
+    return _chosen(name, options, {Capability.CROSS, Capability.INCREMENTAL}, "cross-attention", shared)
 
 
 def stepped_attention(name: str, options: Mapping[str, Any], **shared: Any) -> LayerAttention:
     """A cross-attention that is computed token by token in training too, where no attention weights are dropped.
 
-    Raises as `cross_attention`, and `Incompatible` for a dropout.
+    Raises as `cross_attention`, and `Incompatible` for a dropout and for a state with a row per token of the sequence
+    itself, of which a step of several tokens writes all rows at once.
     """
     found = cross_attention(name, options, **shared)
+    own = found.mechanism.name
+    paged = [state for state, spec in found.states.items() if isinstance(spec, Paged)]
+    if paged:
+        message = (
+            f"mechanism {own!r} is computed token by token here, which its state {paged[0]!r}, Paged, is not made for"
+        )
+        raise Incompatible(f"{message}: states may be Source and Slot", mechanism=own)
     if found.config.dropout:
-        own = found.mechanism.name
         message = f"mechanism {own!r} is computed step by step here, where no attention weights are dropped"
         raise Incompatible(f"{message}: its dropout must be 0, not {found.config.dropout}", mechanism=own)
     return found

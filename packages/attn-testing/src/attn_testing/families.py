@@ -98,10 +98,10 @@ FAMILIES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}},
     },
     "ministral": {
-        "": NARROW | {"sliding_window": 5},
-        "mixed": NARROW | {"sliding_window": 5, "layer_types": ["full_attention", "sliding_attention"]},
+        "": NARROW | {"head_dim": 8, "sliding_window": 5},
+        "mixed": NARROW | {"head_dim": 8, "sliding_window": 5, "layer_types": ["full_attention", "sliding_attention"]},
     },
-    "gptj": {"": GPT | {"rotary_dim": 4}, "tied": GPT | {"rotary_dim": 8, "tie_word_embeddings": True}},
+    "gptj": {"": GPT | {"rotary_dim": 4}, "whole heads": GPT | {"rotary_dim": 8}},
     "mpt": {"": {"vocab_size": 61, "d_model": 36, "n_layers": 2, "n_heads": 6, "max_seq_len": 64}},
     "gpt_oss": {
         "": NARROW | {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5},

@@ -19,6 +19,7 @@ from attn_schema.codec import from_message, to_message
 from attn_schema.training import TrainingConfig, TrainingJob, field_path
 
 from attn_train.admission import check_config, check_job_id, check_model_name_is_free, new_job_id
+from attn_train.base_model import completed
 from attn_train.dispatcher import Dispatcher, Host
 from attn_train.model import resolved
 from attn_train.records import JobRecord, Stop
@@ -107,7 +108,9 @@ class TrainingServicer(TrainingServiceServicer):
     ) -> pb.SubmitTrainingJobResponse:
         """Check, record, start."""
         local = context.peer().startswith(LOCAL_PEERS)
-        config = config_of(request.config)
+        config = await asyncio.to_thread(
+            completed, config_of(request.config), home=self._home, settings=self._settings, local=local
+        )
         if request.job_id:
             check_job_id(request.job_id)
         if request.validate_only:

@@ -65,12 +65,13 @@ class FamilyAdapter(StateDictAdapter):
     fields that all its models share. `allowed` are keys with the only values that are computed here. `activations` are
     our words of `feed_forward` by theirs, under the key `activation_key`. `rope_base` is the base of rotary positions
     where the config.json says none; `partial_rotary` families rotate a part of each head. `mechanism` is that of every
-    layer, "" for softmax with the options of `layer_options`. `reads` are further keys that methods read.
+    layer, "" for softmax with the options of `layer_options`. `reads` are further keys that methods read, `nulls` keys
+    that are written where they are null: without them a default would be meant.
 
     `names` are their modules (or whole names) by ours, `{}` stands for an expert's number, and `fused` the modules of
-    ours that lie in one of theirs, in each of `fused_groups` equal blocks. `stacked` are the matrices of all experts, `[experts, in, out]`, that lie
-    in one of theirs, side by side in `fused_groups` blocks; their biases are called `_bias` after it. Names of a block are
-    below `layers`.
+    ours that lie in one of theirs, in each of `fused_groups` equal blocks. `stacked` are the matrices of all experts
+    that lie in one of theirs, [experts, in, out]; their biases are called `_bias` after it. Names of a block are below
+    `layers`.
     """
 
     architecture: ClassVar[str]
@@ -84,6 +85,7 @@ class FamilyAdapter(StateDictAdapter):
     partial_rotary: ClassVar[bool] = False
     mechanism: ClassVar[str] = ""
     reads: ClassVar[frozenset[str]] = frozenset()
+    nulls: ClassVar[frozenset[str]] = frozenset({"sliding_window"})
     layers: ClassVar[str] = "model.layers"
     names: ClassVar[Mapping[str, str]] = LLAMA_NAMES
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {}
@@ -171,6 +173,7 @@ class FamilyAdapter(StateDictAdapter):
         if self.fixed.get("positions") == "rotary":
             values |= self.rope_keys(config)
         values |= self.own_keys(config)
+        values = {key: value for key, value in values.items() if value is not None or key in self.nulls}
         try:
             again = self.from_hf_config(values)
         except InvalidValue as error:

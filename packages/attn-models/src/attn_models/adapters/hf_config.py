@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 # What concerns training, files, or the use of transformers, and nothing that a forward pass computes.
 HARMLESS = re.compile(
-    r"_.*|architectures|(torch_)?dtype|transformers_version|model_type|use_cache|pretraining_tp|problem_type"
+    r"_.*|architectures|requires|(torch_)?dtype|transformers_version|model_type|use_cache|pretraining_tp|problem_type"
     r"|(id2label|label2id|num_labels)|output_\w+|return_dict\w*|is_encoder_decoder|chunk_size_feed_forward|name_or_path"
     r"|initializer_(range|factor|cutoff_factor)|rescale_prenorm_residual|\w+_token_ids?|\w*(dropout(_prob)?|_pdrop)|summary_\w+"
     r"|task_specific_params|gradient_checkpointing|tokenizer_class|finetuning_task|prefix|n_ctx|reorder_and_upcast_attn"
@@ -81,13 +81,13 @@ KEYS: Mapping[str, Mapping[str, str]] = {
     "linear": {"factor": "factor"},
     "llama3": {
         "factor": "factor",
-        "max_seq_len": "original_max_position_embeddings",
+        "original_max_position_embeddings": "original_max_position_embeddings",
         "low": "low_freq_factor",
         "high": "high_freq_factor",
     },
     "yarn": {
         "factor": "factor",
-        "max_seq_len": "original_max_position_embeddings",
+        "original_max_position_embeddings": "original_max_position_embeddings",
         "fast": "beta_fast",
         "slow": "beta_slow",
         "attention": "attention_factor",
@@ -179,7 +179,8 @@ def long_rope(values: Mapping[str, Any]) -> Rope:
     kind = given.get("rope_type", given.get("type", "default"))
     if kind not in ("longrope", "su", "yarn"):
         if kind == "default":
-            return read_rope(values, partial=True)
+            said = {key: value for key, value in values.items() if key != "original_max_position_embeddings"}
+            return read_rope(said, partial=True)
         raise InvalidValue.of("rope_parameters.rope_type", kind, "'default' or 'longrope'")
     plain = read_rope(
         {key: value for key, value in values.items() if key not in ("rope_scaling", "original_max_position_embeddings")}

@@ -32,9 +32,10 @@ class GptjAdapter(FamilyAdapter):
         "attention_dropout": "attn_pdrop",
     }
     fixed = {"norm": "layer", "norm_place": "parallel_shared", "positions": "rotary", "rope_interleave": True}
-    fixed = fixed | {"bias": True, "attention_bias": False, "attention_output_bias": False}
+    fixed = fixed | {"bias": True, "attention_bias": False, "attention_output_bias": False, "unembedding_bias": True}
     defaults = {"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new", "rotary_dim": 64}
     activation_key, activations = "activation_function", GELUS
+    allowed = {"tie_word_embeddings": (False, None)}
     layers = "transformer.h"
     derived_names = re.compile(r"attn\.(bias|masked_bias|embed_positions)$")
     names = {
@@ -61,7 +62,3 @@ class GptjAdapter(FamilyAdapter):
     def rope_keys(self, config: DecoderConfig) -> dict[str, Any]:
         """The elements that are turned."""
         return {"rotary_dim": round(config.partial_rotary_factor * config.hidden_size / config.num_heads)}
-
-    def own_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The unembedding has a bias, unless it is tied."""
-        return {"unembedding_bias": not values.get("tie_word_embeddings")}

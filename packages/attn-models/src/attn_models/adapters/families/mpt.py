@@ -65,4 +65,4 @@ class MptAdapter(FamilyAdapter):
 
     def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
         """Dropout of attention weights."""
-        return {"attn_config": {"attn_pdrop": config.attention_dropout}}
+        return {"attn_config": {"attn_pdrop": config.attention_dropout} if config.attention_dropout else {}}
