@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-NARROW: Mapping[str, Any] = {
+NARROW: dict[str, Any] = {
     "vocab_size": 61,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -17,7 +17,7 @@ NARROW: Mapping[str, Any] = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
-LATENT = {
+LATENT: dict[str, Any] = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 12,
     "q_lora_rank": 20,
@@ -32,7 +32,7 @@ LATENT = {
 }
 GEMMA = {"head_dim": 12, "num_key_value_heads": 1, "num_hidden_layers": 3, "sliding_window": 5}
 LONG_ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.3, 1.7, 2.5], "long_factor": [2.0] * 4}
-GPT = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+GPT: dict[str, Any] = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 NO_TOKENS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
 NEW_FALCON = {"new_decoder_architecture": True, "num_kv_heads": 2}
 

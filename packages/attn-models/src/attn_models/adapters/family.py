@@ -34,9 +34,9 @@ SIZES = {
 
 GROUPED = SIZES | {"num_kv_heads": "num_key_value_heads"}
 RMS = {"norm": "rms", "norm_eps": "rms_norm_eps"}
-SILU: Mapping[str, str] = {"silu": "swiglu", "swish": "swiglu"}
-GELUS: Mapping[str, str] = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
-LLAMA_NAMES: Mapping[str, str] = {
+SILU: dict[str, str] = {"silu": "swiglu", "swish": "swiglu"}
+GELUS: dict[str, str] = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
+LLAMA_NAMES: dict[str, str] = {
     "embedding": "model.embed_tokens",
     "norm": "model.norm",
     "unembedding": "lm_head",

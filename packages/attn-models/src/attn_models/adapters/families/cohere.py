@@ -16,8 +16,10 @@ class CohereAdapter(FamilyAdapter):
     model_type = "cohere"
     architecture = "CohereForCausalLM"
     fields = GROUPED | {"norm_eps": "layer_norm_eps", "bias": "attention_bias", "logit_scale": "logit_scale"}
-    fixed = {"norm": "layer", "norm_place": "parallel_shared", "positions": "rotary", "rope_interleave": True}
-    fixed = fixed | {"feed_forward_bias": False, "norm_bias": False}
+    fixed = {"norm": "layer", "norm_place": "parallel_shared", "positions": "rotary", "rope_interleave": True} | {
+        "feed_forward_bias": False,
+        "norm_bias": False,
+    }
     defaults = {"layer_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": True, "logit_scale": 0.0625}
     allowed = {"use_qk_norm": (False, None)}
     rope_base = 500000.0

@@ -17,11 +17,16 @@ class FalconAdapter(FamilyAdapter):
 
     model_type = "falcon"
     architecture = "FalconForCausalLM"
-    fields = SIZES | {"intermediate_size": "ffn_hidden_size", "norm_eps": "layer_norm_epsilon", "bias": "bias"}
-    fields = fields | {"dropout": "hidden_dropout"}
+    fields = (
+        SIZES
+        | {"intermediate_size": "ffn_hidden_size", "norm_eps": "layer_norm_epsilon", "bias": "bias"}
+        | {"dropout": "hidden_dropout"}
+    )
     fixed = {"norm": "layer", "positions": "rotary", "norm_bias": True}
-    defaults = {"layer_norm_epsilon": 1e-5, "activation": "gelu", "tie_word_embeddings": True, "multi_query": True}
-    defaults = defaults | {"parallel_attn": True, "max_position_embeddings": 2048}
+    defaults = {"layer_norm_epsilon": 1e-5, "activation": "gelu", "tie_word_embeddings": True, "multi_query": True} | {
+        "parallel_attn": True,
+        "max_position_embeddings": 2048,
+    }
     activation_key, activations = "activation", GELUS
     allowed = {"alibi": (False, None)}
     reads = frozenset({*KEYS, "num_kv_heads"})

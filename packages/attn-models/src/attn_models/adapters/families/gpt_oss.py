@@ -20,8 +20,10 @@ class GptOssAdapter(FamilyAdapter):
     model_type = "gpt_oss"
     architecture = "GptOssForCausalLM"
     fields = GROUPED | EXPERTS | {"norm_eps": "rms_norm_eps", "head_dim": "head_dim", "bias": "attention_bias"}
-    fixed = {"norm": "rms", "positions": "rotary", "feed_forward": "swiglu_clamped", "routing": "mixtral"}
-    fixed = fixed | {"feed_forward_bias": True, "router_bias": True}
+    fixed = {"norm": "rms", "positions": "rotary", "feed_forward": "swiglu_clamped", "routing": "mixtral"} | {
+        "feed_forward_bias": True,
+        "router_bias": True,
+    }
     defaults = {
         "num_key_value_heads": 8,
         "head_dim": 64,

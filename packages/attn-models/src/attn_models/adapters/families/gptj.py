@@ -31,8 +31,12 @@ class GptjAdapter(FamilyAdapter):
         "tie_word_embeddings": "tie_word_embeddings",
         "attention_dropout": "attn_pdrop",
     }
-    fixed = {"norm": "layer", "norm_place": "parallel_shared", "positions": "rotary", "rope_interleave": True}
-    fixed = fixed | {"bias": True, "attention_bias": False, "attention_output_bias": False, "unembedding_bias": True}
+    fixed = {"norm": "layer", "norm_place": "parallel_shared", "positions": "rotary", "rope_interleave": True} | {
+        "bias": True,
+        "attention_bias": False,
+        "attention_output_bias": False,
+        "unembedding_bias": True,
+    }
     defaults = {"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new", "rotary_dim": 64}
     activation_key, activations = "activation_function", GELUS
     allowed = {"tie_word_embeddings": (False, None)}

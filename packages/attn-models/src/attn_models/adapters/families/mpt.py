@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from attn_core.errors import InvalidValue
 
@@ -37,8 +37,13 @@ class MptAdapter(FamilyAdapter):
         "norm_type": ("low_precision_layernorm",),
         "learned_pos_emb": (True, False, None),
     }
-    heads = {"alibi": (True,), "alibi_bias_max": (8,), "clip_qkv": (None,), "softmax_scale": (None,), "qk_ln": (False,)}
-    heads = heads | {"attn_type": ("multihead_attention",), "prefix_lm": (False,), "attn_uses_sequence_id": (False,)}
+    heads: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "alibi": (True,),
+        "alibi_bias_max": (8,),
+        "clip_qkv": (None,),
+        "softmax_scale": (None,),
+        "qk_ln": (False,),
+    } | {"attn_type": ("multihead_attention",), "prefix_lm": (False,), "attn_uses_sequence_id": (False,)}
     reads = frozenset({"attn_config", "init_device", "emb_pdrop", "resid_pdrop"})
     mechanism = "attn-variants/alibi"
     layers = "transformer.blocks"

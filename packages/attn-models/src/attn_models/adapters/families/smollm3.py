@@ -17,8 +17,11 @@ class SmolLm3Adapter(FamilyAdapter):
 
     model_type = "smollm3"
     architecture = "SmolLM3ForCausalLM"
-    fields = GROUPED | {"norm_eps": "rms_norm_eps", "head_dim": "head_dim", "bias": "attention_bias"}
-    fields = fields | {"feed_forward_bias": "mlp_bias"}
+    fields = (
+        GROUPED
+        | {"norm_eps": "rms_norm_eps", "head_dim": "head_dim", "bias": "attention_bias"}
+        | {"feed_forward_bias": "mlp_bias"}
+    )
     fixed = {"norm": "rms", "positions": "rotary"}
     defaults = {"num_key_value_heads": 4, "rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": True}
     rope_base = 2e6
