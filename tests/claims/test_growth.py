@@ -34,7 +34,8 @@ def root(length: int) -> int:
 
 # fmt: off
 QUADRATIC = (
-    "adaptive_entmax", "additive", "alibi", "alignment", "concat", "cosine", "cross", "dependency", "dependency_depth",
+    "adaptive_entmax", "additive", "alibi", "alignment", "concat", "cosine", "coverage", "cross", "dependency",
+    "dependency_depth",
     "differential", "dot", "entmax", "forgetting", "gat", "gated", "gemma", "general", "gqa", "hard", "kerple_log",
     "local_p", "location", "low_rank", "lstmn", "luong", "mha", "mqa", "nope", "positions_added",
     "positions_concatenated", "qk_l2_norm", "qk_norm", "relative_bias", "rope", "sampled", "shaw", "sigmoid", "sink",

@@ -18,7 +18,10 @@ MODELS = {
     "rnnsearch": {"embedding": 8, "maxout": 8},
     "luong": {"embedding": 8, "mechanism": "local_p", "options": {"radius": 3}},
     "transformer": {"num_layers": 2, "num_heads": 2, "intermediate_size": 24},
+    "rnnsearch-coverage": {"embedding": 8, "maxout": 8, "mechanism": "coverage", "num_heads": 2},
+    "transformer-coverage": {"num_layers": 1, "num_heads": 4, "intermediate_size": 24, "cross": "coverage"},
 }
+"""Options by family and, behind a dash, what is special: `coverage` remembers more than the source."""
 CACHES = ["contiguous", "shared"]
 EVERY = pytest.mark.parametrize("name", MODELS)
 EVERYWHERE = pytest.mark.parametrize("cache_name", CACHES)
@@ -27,7 +30,7 @@ EVERYWHERE = pytest.mark.parametrize("cache_name", CACHES)
 @cache
 def model(name):
     torch.manual_seed(3)
-    family = installed().models.get(name)
+    family = installed().models.get(name.partition("-")[0])
     built = family.build(family.configure(SIZES | MODELS[name])).double().eval()
     for parameter in built.parameters():  # large weights, so that every source has its own greedy answer
         torch.nn.init.normal_(parameter, std=0.6)

@@ -218,6 +218,23 @@ def test_what_a_block_cannot_compute_it_refuses_and_its_parts_compute(fields, wh
     assert steps(model, PLAN)[0].isfinite().all()
 
 
+OTHERS = [
+    {"norm_place": "both"},
+    {"norm_place": "after"},
+    {"norm_place": "parallel"},
+    {"feed_forward": "geglu"},
+    {"feed_forward": "swiglu_clamped"},
+    {"residual_multiplier": 0.5},
+]
+
+
+@pytest.mark.parametrize("fields", OTHERS, ids=lambda fields: "-".join(map(str, fields.values())))
+def test_a_block_of_another_architecture_is_computed_by_its_parts(fields):
+    model = packed(fields)
+    for one, other in zip(steps(model, PLAN), steps(apart(model), PLAN), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
 def test_what_is_no_number_stays_with_tokens_that_see_it():
     model = packed({})
     store = store_of(model, "paged")

@@ -1,61 +1,15 @@
 """The kit serves every kind of state: source rows, fixed rows, remembered inputs."""
 
 import torch
-from attn_core import Capability, ComputedMechanism, Cost, Field, MechanismConfig, Slot, Source
+from attn_core import Capability, ComputedMechanism, Cost, Field, MechanismConfig, Slot
 from attn_core.errors import InvalidValue
 from torch import nn
 
 from attn_testing import MechanismLaws
 from attn_testing.broken.sound import VASWANI, Sound, SoundLayer
+from attn_testing.broken.sources import Cross, Remembering
 
 WIDTHS = [{"hidden_size": 8, "num_heads": 2}, {"hidden_size": 6, "num_heads": 1, "bias": True}]
-
-
-class CrossLayer(SoundLayer):
-    """Attention to a source."""
-
-    def _weights(self, query, source, key_padding_mask):
-        if source is None:
-            raise InvalidValue.of("source", None, "a tensor")
-        scores = self._scores(
-            self._split(self.query(query), self.heads.query), self._split(self.key(source), self.heads.key_value)
-        )
-        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool)[None, None]
-        return self._share(
-            scores, allowed if key_padding_mask is None else allowed & key_padding_mask[:, None, None, :]
-        )
-
-    def forward(self, query, source=None, *, key_padding_mask=None):
-        weights = self._weights(query, source, key_padding_mask)
-        return self._project(weights, self._split(self.value(source), self.heads.key_value))
-
-    def encode(self, source):
-        return {"source": {"key": self._rows(self.key(source)), "value": self._rows(self.value(source))}}
-
-    def step(self, query, batch, state):
-        out = []
-        for span in batch.spans():
-            held = state["source"].rows([span.request])
-            key, value = held.fields["key"].transpose(1, 2), held.fields["value"].transpose(1, 2)
-            scores = self._scores(self._split(self.query(query[None, span.start : span.stop]), self.heads.query), key)
-            out.append(self._project(torch.softmax(scores, -1), value)[0])
-        return torch.cat(out)
-
-
-class Cross(Sound):
-    name = "sound_cross"
-    capabilities = Sound.capabilities - {Capability.CAUSAL} | {Capability.CROSS}
-    layer = CrossLayer
-
-    def state(self, config):
-        return {"source": Source(super().state(config)["kv"].fields)}
-
-    def cost(self, config, shape):
-        heads = config.head_layout
-        own = 2 * 2 * config.hidden_size * heads.query * heads.key_size * shape.query
-        memory = 2 * 2 * config.hidden_size * heads.key_value * heads.key_size * shape.encoded
-        flops = shape.batch * (own + memory + 4 * heads.query * heads.key_size * shape.query * shape.source)
-        return Cost(flops=flops, allowed_flops=flops, parameters=super().cost(config, shape).parameters)
 
 
 class MeanLayer(nn.Module):
@@ -120,6 +74,11 @@ class OnlyForward(Sound):
 
 class TestCrossAttention(MechanismLaws):
     mechanism = Cross()
+    settings = WIDTHS
+
+
+class TestMemoryBesideASource(MechanismLaws):
+    mechanism = Remembering()
     settings = WIDTHS
 
 

@@ -18,7 +18,8 @@ class MechanismConfig:
     """What a model tells every mechanism; a mechanism's own options are fields of a subclass.
 
     `hidden_size` is the model's; `num_kv_heads` and `head_dim` default to `num_heads` and `hidden_size / num_heads`;
-    `max_seq_len` is the longest sequence, where one is fixed; `bias` adds biases to the projections; a layer that
+    `max_seq_len` is the longest sequence, where one is fixed; `bias` adds biases to the projections, `output_bias` says
+    it of the output projection alone, None as `bias`; a layer that
     `shares_kv` attends to the keys and values of another layer, and neither projects nor remembers any. `layer` is its
     place in an encoder, from 0, for what is drawn once and should differ between layers; a decoder's layers all say 0.
     `dropout` is the probability with which attention weights become zero, in training only (Srivastava et al. 2014).
@@ -30,6 +31,7 @@ class MechanismConfig:
     head_dim: int | None = None
     causal: bool = True
     bias: bool = False
+    output_bias: bool | None = None
     rotary: Rotary | None = None
     max_seq_len: int | None = None
     shares_kv: bool = False
@@ -57,6 +59,11 @@ class MechanismConfig:
         if isinstance(config, cls):
             return config
         return cls(**{field.name: getattr(config, field.name) for field in dataclasses.fields(MechanismConfig)})
+
+    @property
+    def has_output_bias(self) -> bool:
+        """Whether the output projection has a bias."""
+        return self.bias if self.output_bias is None else self.output_bias
 
     @property
     def head_layout(self) -> Heads:

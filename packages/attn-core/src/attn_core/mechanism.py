@@ -157,6 +157,11 @@ class Mechanism(ABC):
         asked to."""
         return False
 
+    @property
+    def output_bias_apart(self) -> bool:
+        """Whether a layer's output projection can have a bias where the others have none, and the other way round."""
+        return False
+
     @abstractmethod
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `AttentionLayer` (a `torch.nn.Module`) with random weights.
@@ -408,6 +413,9 @@ def require_supported(mechanism: Mechanism, config: MechanismConfig) -> None:
     if config.dropout and not mechanism.drops_weights:
         what = "computes without attention weights, or in a way of its own"
         raise _undeclared(mechanism, config, "dropout", "0", f"{what}: its dropout must be 0, not {config.dropout}")
+    if config.has_output_bias != config.bias and not (mechanism.output_bias_apart and mechanism.can(Capability.BIAS)):
+        what = "has biases in all projections or in none"
+        raise _undeclared(mechanism, config, "output_bias", str(config.bias), what)
     for field, (asks, capability, allowed) in ASKING.items():
         if asks(config) and not mechanism.can(capability):
             raise _undeclared(mechanism, config, field, allowed, LACKING[capability])

@@ -29,6 +29,22 @@ class QkNorm(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
+class QkNormAllHeads(QkNorm):
+    """As `QkNorm`, but the mean square is that of all heads together (OLMo 2, arXiv 2501.00656, section 3.1).
+
+    `query_gain` [heads · key_size] and `key_gain` [key/value heads · key_size].
+    """
+
+    kind = "qk_norm_all_heads"
+
+    def weights(self, heads: Heads) -> Mapping[str, tuple[int, ...]]:
+        return {"query_gain": (heads.query * heads.key_size,), "key_gain": (heads.key_value * heads.key_size,)}
+
+    def key_parameters(self, heads: Heads) -> int:
+        return heads.key_value * heads.key_size
+
+
+@dataclass(frozen=True, kw_only=True)
 class QkL2Norm(QkNorm):
     """g q / ‖q‖ and k / ‖k‖ in every head, for a score that is their plain product (Henry et al. 2020).
 

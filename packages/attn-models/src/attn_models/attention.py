@@ -7,7 +7,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from attn_core import Capability, Mechanism, MechanismConfig, Rotary, Source, StateSpecs, configure, installed
+from attn_core import (
+    Capability,
+    DeclaredMechanism,
+    Mechanism,
+    MechanismConfig,
+    Paged,
+    Rotary,
+    StateSpecs,
+    configure,
+    installed,
+)
+from attn_core.declared import PINNED
 from attn_core.errors import Incompatible
 from attn_core.plugins.registry import Registry
 
@@ -84,7 +95,8 @@ def _layer_attention(
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         causal=True,
-        bias=config.bias,
+        bias=config.has_bias("attention_bias"),
+        output_bias=config.has_bias("attention_output_bias"),
         rotary=config.rotary,
         max_seq_len=config.max_seq_len,
         shares_kv=shares_kv,
@@ -125,7 +137,10 @@ def require_shareable(layer: int, sharing_layer: LayerAttention, source_layer: i
     who = f"layer {layer}, {mine.name!r}, cannot share keys and values of layer {source_layer}, {theirs.name!r}"
     if not theirs.can(Capability.SHARES_KV):
         raise Incompatible(f"{who}, which cannot share them", mechanism=theirs.name)
-    needed, given = sharing_layer.shared_states, source.shared_states
+    needed, given = _without_pins(sharing_layer, source), source.shared_states
+    if PINNED in needed and _pinned(sharing_layer) != _pinned(source):
+        raise Incompatible(f"{who}, which keeps other tokens beside its last ones", mechanism=mine.name)
+    given = {name: spec for name, spec in given.items() if name in needed or name != PINNED}
     if {name: dict(spec.fields) for name, spec in needed.items()} != {n: dict(s.fields) for n, s in given.items()}:
         raise Incompatible(f"{who}: their keys and values differ in shape", mechanism=mine.name)
     for name, spec in needed.items():
@@ -137,32 +152,50 @@ def require_shareable(layer: int, sharing_layer: LayerAttention, source_layer: i
         raise Incompatible(f"{who}: their rotary positions differ", mechanism=mine.name)
 
 
+def _without_pins(sharing_layer: LayerAttention, source: LayerAttention) -> StateSpecs:
+    """The states that the sharing layer needs, without tokens that it would pin where the other layer keeps all."""
+    needed, rows = sharing_layer.shared_states, source.shared_states.get("kv")
+    everything = isinstance(rows, Paged) and rows.window is None
+    if not everything or PINNED not in needed:
+        return needed
+    return {name: spec for name, spec in needed.items() if name != PINNED}
+
+
+def _pinned(attention: LayerAttention) -> tuple[int, ...]:
+    """The tokens that a layer keeps for good beside its last ones."""
+    mechanism = attention.mechanism
+    return mechanism.kept(attention.config).positions if isinstance(mechanism, DeclaredMechanism) else ()
+
+
 def _rotary(attention: LayerAttention) -> Rotary | None:
     spec = attention.mechanism.spec(attention.config)
     return None if spec is None else spec.rotary
 
 
 def cross_attention(name: str, options: Mapping[str, Any], **shared: Any) -> LayerAttention:
-    """A cross-attention that can be computed token by token.
+    """A cross-attention that can be computed token by token; it may remember more than the source.
 
     Raises `UnknownName` for a mechanism or option that does not exist, `InvalidValue` for an option's bad value,
-    `Incompatible` for a mechanism that is no cross-attention or has states besides those of the encoder.
+    `Incompatible` for a mechanism that is no cross-attention.
     """
-    found = _chosen(name, options, {Capability.CROSS, Capability.INCREMENTAL}, "cross-attention", shared)
-    if not all(isinstance(spec, Source) for spec in found.states.values()):
-        own = found.mechanism.name
-        raise Incompatible(f"mechanism {own!r} has states besides those of the encoder", mechanism=own)
-    return found
+    return _chosen(name, options, {Capability.CROSS, Capability.INCREMENTAL}, "cross-attention", shared)
 
 
 def stepped_attention(name: str, options: Mapping[str, Any], **shared: Any) -> LayerAttention:
     """A cross-attention that is computed token by token in training too, where no attention weights are dropped.
 
-    Raises as `cross_attention`, and `Incompatible` for a dropout.
+    Raises as `cross_attention`, and `Incompatible` for a dropout and for a state with a row per token of the sequence
+    itself, of which a step of several tokens writes all rows at once.
     """
     found = cross_attention(name, options, **shared)
+    own = found.mechanism.name
+    paged = [state for state, spec in found.states.items() if isinstance(spec, Paged)]
+    if paged:
+        message = (
+            f"mechanism {own!r} is computed token by token here, which its state {paged[0]!r}, Paged, is not made for"
+        )
+        raise Incompatible(f"{message}: states may be Source and Slot", mechanism=own)
     if found.config.dropout:
-        own = found.mechanism.name
         message = f"mechanism {own!r} is computed step by step here, where no attention weights are dropped"
         raise Incompatible(f"{message}: its dropout must be 0, not {found.config.dropout}", mechanism=own)
     return found

@@ -97,7 +97,7 @@ def stepwise() -> Callable[[Decoder, list[list[int]], list[list[int]]], list[Ten
     """Logits of each prompt computed in steps; `plan[r]` lists how many tokens each step takes of prompt r."""
 
     def run(model: Decoder, prompts: list[list[int]], plan: list[list[int]]) -> list[Tensor]:
-        dtype = str(model.embedding.weight.dtype).removeprefix("torch.")
+        dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         store = DictionaryStore(model.state_specs(), dtype)
         for request in range(len(prompts)):
             store.admit(request)

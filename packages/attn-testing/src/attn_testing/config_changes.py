@@ -8,6 +8,7 @@ transformers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 Values = dict[str, Any]
@@ -115,14 +116,15 @@ FOREIGN: Mapping[str, tuple[Any, ...]] = {
 """Fields of other families with values that mean something there."""
 
 
-def changes(config: Values) -> Iterator[tuple[str, Values]]:
-    """Changed copies of a config.json, each with what was changed in words."""
+def changes(config: Values, more: Mapping[str, tuple[Any, ...]] = MappingProxyType({})) -> Iterator[tuple[str, Values]]:
+    """Changed copies of a config.json, each with what was changed in words; `more` are further fields to add."""
     for field in sorted(config.keys() - SAID):
         without = {name: value for name, value in config.items() if name != field}
         yield f"{field} deleted", without
         for value in others(config[field]):
             yield f"{field} {value!r}", config | {field: value}
     yield from added(config)
+    yield from added(config, more)
     for field in {"layer_types", "rope_parameters"} & config.keys():
         for words, changed in added({name: value for name, value in config.items() if name != field}):
             yield f"without {field}, {words}", changed
@@ -134,9 +136,9 @@ def changes(config: Values) -> Iterator[tuple[str, Values]]:
         yield from ((f"{mixed}", config | mixed) for mixed in MIXED_ROPES)
 
 
-def added(config: Values) -> Iterator[tuple[str, Values]]:
+def added(config: Values, foreign: Mapping[str, tuple[Any, ...]] = FOREIGN) -> Iterator[tuple[str, Values]]:
     """The config with each field of other families."""
-    for field, values in FOREIGN.items():
+    for field, values in foreign.items():
         for value in values:
             if field not in config or config[field] != value:
                 yield f"{field} {value!r} added", config | {field: value}

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from attn_core import Capability, Mechanism, MechanismConfig, Rotary, StateSpecs, configure, installed
+from attn_core import Capability, Mechanism, MechanismConfig, Rotary, Source, StateSpecs, configure, installed
 from attn_core.checks import require_whole
 from torch import Tensor
 
@@ -59,6 +59,11 @@ class Case:
     def cross(self) -> bool:
         """Whether the layer attends to a source."""
         return self.mechanism.can(Capability.CROSS)
+
+    @property
+    def remembers_beside_source(self) -> bool:
+        """Whether the layer attends to a source and remembers something of its own sequence too."""
+        return self.cross and not all(isinstance(spec, Source) for spec in self.specs.values())
 
     @property
     def causal(self) -> bool:

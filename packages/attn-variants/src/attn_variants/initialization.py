@@ -114,5 +114,6 @@ INITIALIZERS: Mapping[str, Callable[[tuple[int, ...], Heads], Tensor]] = {
     "dependency_keys": glorot,
     "dependency_values": glorot,
     "qk_norm": ones,
+    "qk_norm_all_heads": ones,
 }
 """Initialisers by kind of part; `normal` for others."""

@@ -47,7 +47,7 @@ def spec_layer(spec: AttentionSpec, config: MechanismConfig, inner: InnerAttenti
     """A fresh `SpecLayer` with random weights around `inner`."""
     from attn_variants.spec_layer import SpecLayer
 
-    return SpecLayer(
+    layer = SpecLayer(
         spec,
         hidden_size=config.hidden_size,
         bias=config.bias,
@@ -55,3 +55,6 @@ def spec_layer(spec: AttentionSpec, config: MechanismConfig, inner: InnerAttenti
         shares_kv=config.shares_kv,
         dropout=config.dropout,
     )
+    if config.has_output_bias != config.bias:
+        layer.replace_output(bias=config.has_output_bias)
+    return layer

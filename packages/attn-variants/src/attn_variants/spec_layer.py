@@ -20,7 +20,7 @@ from attn_variants.compute.norm import normed
 from attn_variants.compute.plain import attention_weights
 from attn_variants.compute.rotary import CosSin, cos_sin_to, rotate, rotate_appended, rotated_size
 from attn_variants.initialization import named_weights, part_weights
-from attn_variants.layer_utils import JointProjection, by_heads, with_dropout
+from attn_variants.layer_utils import JointProjection, by_heads, fresh_linear, with_dropout
 from attn_variants.paged_plan import PagedPlan, Reached
 from attn_variants.plan import KernelPlan
 from attn_variants.scores import projected_keys
@@ -86,6 +86,11 @@ class SpecLayer(nn.Module):
             nn.init.xavier_uniform_(linear.weight)
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
+
+    def replace_output(self, *, bias: bool) -> None:
+        """Draw the output projection anew, with or without a bias whatever the others have."""
+        old = cast("nn.Linear", self.output)
+        self.output = fresh_linear(old.in_features, old.out_features, bias=bias)
 
     def leave_out_projections(self) -> None:
         """Queries, keys, values and outputs are the inputs themselves from now on: one head of their width."""

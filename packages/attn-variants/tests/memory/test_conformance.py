@@ -41,3 +41,7 @@ class TestCompressive(MechanismLaws):
 class TestCompressiveMeans(MechanismLaws):
     mechanism = "compressive"
     options = {"segment": 2, "memory": 4, "compressed": 2, "rate": 2, "pooling": "mean"}
+
+
+class TestCoverage(MechanismLaws):
+    mechanism = "coverage"

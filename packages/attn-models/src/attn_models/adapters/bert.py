@@ -1,9 +1,9 @@
-"""BERT, BigBird and Longformer checkpoints in the layout of Hugging Face's transformers."""
+"""BERT, RoBERTa, BigBird and Longformer checkpoints in the layout of Hugging Face's transformers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_core import AttentionSpec, Full, Heads
 from attn_core.errors import Incompatible, InvalidValue
@@ -19,7 +19,9 @@ from attn_models.adapters.base import (
 )
 from attn_models.decoder.config import AttentionChoice
 from attn_models.encoder.config import EncoderConfig, attention_of
-from attn_models.encoder.encoder import Encoder
+
+if TYPE_CHECKING:
+    from attn_models.encoder.encoder import Encoder
 
 SIZES = {
     "vocab_size": "vocab_size",
@@ -67,7 +69,9 @@ class BertAdapter(EncoderAdapter):
     architecture: ClassVar[str] = "BertModel"
     activation: ClassVar[str] = "gelu"
     known_keys = READS
+    outside: ClassVar[Mapping[str, str]] = OUTSIDE
     block: ClassVar[Mapping[str, str]] = BLOCK
+    layers: ClassVar[str] = "encoder.layer"
     allowed_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "hidden_act": tuple(ACTIVATIONS),
         "position_embedding_type": ("absolute", None),
@@ -90,6 +94,8 @@ class BertAdapter(EncoderAdapter):
 
     def to_hf_config(self, config: EncoderConfig) -> dict[str, Any]:
         """A config.json of this family."""
+        if not config.type_vocab_size:
+            raise Incompatible(f"an encoder without token types cannot be expressed in a {self.model_type} config.json")
         return {
             "architectures": [self.architecture],
             "model_type": self.model_type,
@@ -103,6 +109,8 @@ class BertAdapter(EncoderAdapter):
 
     def build(self, config: EncoderConfig) -> Encoder:
         """A fresh encoder."""
+        from attn_models.encoder.encoder import Encoder
+
         return Encoder(config)
 
     def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
@@ -146,10 +154,10 @@ class BertAdapter(EncoderAdapter):
     def hf_name(self, ours: str) -> str:
         """The checkpoint's name of one of our parameters."""
         module, _, leaf = ours.rpartition(".")
-        if module in OUTSIDE:
-            return f"{OUTSIDE[module]}.{leaf}"
+        if module in self.outside:
+            return f"{self.outside[module]}.{leaf}"
         _, layer, part = module.split(".", 2)
-        return f"encoder.layer.{layer}.{self.block[part]}.{leaf}"
+        return f"{self.layers}.{layer}.{self.block[part]}.{leaf}"
 
 
 BIGBIRD = "attn-variants/bigbird"
@@ -199,26 +207,16 @@ class BigBirdAdapter(BertAdapter):
         }
 
 
-LONGFORMER = "attn-variants/longformer"
-GLOBAL = "global_positions"
-"""A key of ours, which transformers keeps and does not read: there, global tokens are an argument of every call."""
+class RobertaAdapter(BertAdapter):
+    """BERT whose positions count real tokens, behind the padding token's id (Liu et al. 2019, arXiv 1907.11692)."""
 
-
-class LongformerAdapter(BertAdapter):
-    """RoBERTa with a window in every layer, and other projections for global tokens (Beltagy et al. 2020,
-    arXiv 2004.05150).
-
-    A config.json without `global_positions` has no global tokens, as their model without a `global_attention_mask`.
-    """
-
-    model_type = "longformer"
-    prefix = "longformer."
-    architecture = "LongformerModel"
-    known_keys = READS | {"attention_window", "pad_token_id", "onnx_export", GLOBAL}
-    block = BLOCK | {f"attention.inner.{name}": f"attention.self.{name}_global" for name in ("query", "key", "value")}
+    model_type = "roberta"
+    prefix = "roberta."
+    architecture = "RobertaModel"
+    known_keys = READS | {"pad_token_id"}
 
     def positions_of(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Positions of real tokens begin behind the padding token's id, as RoBERTa's."""
+        """Positions of real tokens begin behind the padding token's id."""
         first, rows = (
             required_count(values, "pad_token_id", 1, least=0) + 1,
             required_count(values, "max_position_embeddings"),
@@ -230,9 +228,42 @@ class LongformerAdapter(BertAdapter):
     def hf_positions(self, config: EncoderConfig) -> dict[str, Any]:
         """All rows of the table, and the padding token's id."""
         if config.positions != "real":
-            raise Incompatible(f"positions {config.positions!r} cannot be expressed in a longformer config.json")
+            raise Incompatible(f"positions {config.positions!r} cannot be expressed in a {self.model_type} config.json")
         first = config.first_position
         return {"max_position_embeddings": first + config.max_seq_len, "pad_token_id": first - 1}
+
+
+class XlmRobertaAdapter(RobertaAdapter):
+    """RoBERTa over many languages (Conneau et al. 2020, arXiv 1911.02116)."""
+
+    model_type = "xlm-roberta"
+    architecture = "XLMRobertaModel"
+
+
+class CamembertAdapter(RobertaAdapter):
+    """RoBERTa in French (Martin et al. 2020, arXiv 1911.03894)."""
+
+    model_type = "camembert"
+    architecture = "CamembertModel"
+
+
+LONGFORMER = "attn-variants/longformer"
+GLOBAL = "global_positions"
+"""A key of ours, which transformers keeps and does not read: there, global tokens are an argument of every call."""
+
+
+class LongformerAdapter(RobertaAdapter):
+    """RoBERTa with a window in every layer, and other projections for global tokens (Beltagy et al. 2020,
+    arXiv 2004.05150).
+
+    A config.json without `global_positions` has no global tokens, as their model without a `global_attention_mask`.
+    """
+
+    model_type = "longformer"
+    prefix = "longformer."
+    architecture = "LongformerModel"
+    known_keys = READS | {"attention_window", "pad_token_id", "onnx_export", GLOBAL}
+    block = BLOCK | {f"attention.inner.{name}": f"attention.self.{name}_global" for name in ("query", "key", "value")}
 
     def attention_choices(self, values: Mapping[str, Any], layers: int) -> tuple[AttentionChoice, ...]:
         """A window for each layer, or one for all."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attn_core.errors import Incompatible, InvalidValue
 
@@ -20,7 +20,9 @@ from attn_models.adapters.base import (
 )
 from attn_models.decoder.config import AttentionChoice
 from attn_models.encoder.config import ReformerConfig, attention_of
-from attn_models.encoder.encoder import Reformer
+
+if TYPE_CHECKING:
+    from attn_models.encoder.encoder import Reformer
 
 HASHED, LOCAL = "attn-variants/lsh", "attn-variants/chunk_ring"
 SIZES = {
@@ -80,6 +82,9 @@ HF_HASHING = {"within": "chunks", "duplicates": "counted", "ring": "rounds"}
 
 class ReformerAdapter(EncoderAdapter):
     """Layers that hash, and layers of chunks in a ring; only the encoder.
+
+    A text has the rows that transformers gives it alone: in a padded batch there, the chunk before its first is the
+    last of the longest text, so that rows depend on their company.
 
     Hash rotations are not part of a checkpoint: transformers draws them at every call, or from `hash_seed`; ours are
     drawn from the layer's number, or from `hash_seed`.
@@ -150,6 +155,8 @@ class ReformerAdapter(EncoderAdapter):
 
     def build(self, config: ReformerConfig) -> Reformer:
         """A fresh encoder."""
+        from attn_models.encoder.encoder import Reformer
+
         return Reformer(config)
 
     def layout(self, config: ReformerConfig) -> Layout:
@@ -190,7 +197,9 @@ class ReformerLayout(Layout):
 def _choice(values: Mapping[str, Any], kind: str, layer: int) -> AttentionChoice:
     chunk = values.get("lsh_attn_chunk_length", 64)
     # Theirs pads to the larger, and the first of the smaller chunks would then follow one that holds padding only.
-    require_allowed(values, {"local_attn_chunk_length": (chunk,)})
+    require_allowed(
+        {"local_attn_chunk_length": values.get("local_attn_chunk_length", 64)}, {"local_attn_chunk_length": (chunk,)}
+    )
     if kind == "local":
         return AttentionChoice(mechanism=LOCAL, options={"chunk": chunk})
     buckets, seed = values.get("num_buckets"), values.get("hash_seed")

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import torch
 from attn_core import AttentionSpec, Capability, Heads, installed
 from attn_core.errors import Incompatible, InvalidValue
+from attn_core.norms import QkNormAllHeads
 from torch import Tensor
 
 from attn_models.attention import layer_attentions
@@ -27,6 +28,9 @@ def specs_of(config: DecoderConfig) -> list[AttentionSpec]:
         if spec is None:
             name = attention.mechanism.name
             raise Incompatible(f"mechanism {name!r} has no heads of keys and values to convert", mechanism=name)
+        if isinstance(spec.norm, QkNormAllHeads):
+            name = attention.mechanism.name
+            raise Incompatible(f"mechanism {name!r} norms all heads together: they cannot be pooled", mechanism=name)
         specs.append(spec)
     return specs
 

@@ -59,24 +59,30 @@ def replay_step(layer: AttentionLayer, inputs: Tensor, batch: RaggedBatch, state
 
 
 class Block(nn.Module):
-    """x + F(norm(x)) for both sublayers F (pre-norm, arXiv 2002.04745), norm(x + F(x)) (post-norm), or
-    x + norm(F(norm(x))) (both, Gemma 2, arXiv 2408.00118)."""
+    """x + F(norm(x)) for both sublayers F (pre-norm, arXiv 2002.04745), norm(x + F(x)) (post-norm),
+    x + norm(F(norm(x))) (both, Gemma 2, arXiv 2408.00118), or x + norm(F(x)) (after, OLMo 2, arXiv 2501.00656).
+
+    What F adds is multiplied by `residual_multiplier`.
+    """
 
     def __init__(self, config: DecoderConfig, attention: LayerAttention, experts: Experts | None = None) -> None:
         super().__init__()
         self.mechanism = attention.mechanism
         self.incremental = attention.mechanism.can(Capability.INCREMENTAL)
         self.pre_norm = config.norm_place != "post"
-        self.attention_norm = build_norm(config)
+        self.fusable = config.norm_place == "pre" and config.residual_multiplier == 1
+        self.multiplier = config.residual_multiplier
+        before = config.norm_place != "after"
+        self.attention_norm: nn.Module = build_norm(config) if before else nn.Identity()
         # Any: what a mechanism builds is a module with the methods of AttentionLayer.
         self.attention: Any = attention.mechanism.build(attention.config)
-        self.feed_forward_norm = build_norm(config)
+        self.feed_forward_norm: nn.Module = build_norm(config) if before else nn.Identity()
         self.feed_forward: FeedForward | GatedFeedForward | MixtureOfExperts = (
             build_feed_forward(config) if experts is None else MixtureOfExperts(config, experts, build_feed_forward)
         )
-        both = config.norm_place == "both"
-        self.attended_norm: nn.Module = build_norm(config) if both else nn.Identity()
-        self.fed_norm: nn.Module = build_norm(config) if both else nn.Identity()
+        after = config.norm_place in ("both", "after")
+        self.attended_norm: nn.Module = build_norm(config) if after else nn.Identity()
+        self.fed_norm: nn.Module = build_norm(config) if after else nn.Identity()
         initialise_block(self, attention, config.num_layers)
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         self.joined: BlockStep | None = None
@@ -115,8 +121,13 @@ class Block(nn.Module):
         else:
             hidden, entering = normed_sum(self.attention_norm, hidden, added)
         attended = self._attended(hidden, entering, batch, state)
-        after, fed = normed_sum(self.feed_forward_norm, hidden, self.dropout(self.attended_norm(attended)))
-        return after, self.dropout(self.fed_norm(self.feed_forward(fed)))
+        after, fed = normed_sum(self.feed_forward_norm, hidden, self.adding(self.attended_norm(attended)))
+        return after, self.adding(self.fed_norm(self.feed_forward(fed)))
+
+    def adding(self, rows: Tensor) -> Tensor:
+        """What is added of the output [..., width] of a sublayer."""
+        dropped: Tensor = self.dropout(rows)
+        return dropped if self.multiplier == 1 else dropped * self.multiplier
 
     def _attended(self, hidden: Tensor, entering: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         if self.incremental:
@@ -126,18 +137,23 @@ class Block(nn.Module):
         return require_same_shape(attended, hidden)
 
     def parts(self) -> BlockParts | None:
-        """The parts of a prepacked block for a kernel of whole blocks; None if no kernel supports its architecture."""
+        """The parts of a prepacked block for a kernel of whole blocks; None if no kernel supports its architecture, or
+        where a subclass computes something else."""
+        if type(self) is not Block:
+            return None
         attention = self.attention.parts() if hasattr(self.attention, "parts") else None
         gated = self.feed_forward.parts() if isinstance(self.feed_forward, GatedFeedForward) else None
-        norms = self.attention_norm, self.feed_forward_norm
-        if attention is None or gated is None or not self.pre_norm or not all(isinstance(n, nn.RMSNorm) for n in norms):
+        first, second = self.attention_norm, self.feed_forward_norm
+        if attention is None or gated is None or not self.fusable:
+            return None
+        if not isinstance(first, nn.RMSNorm) or not isinstance(second, nn.RMSNorm):
             return None
         return BlockParts(
             attention=attention,
             feed_forward=gated,
-            attention_gain=norms[0].weight,
-            feed_forward_gain=norms[1].weight,
-            eps=norms[0].eps or 0.0,
+            attention_gain=first.weight,
+            feed_forward_gain=second.weight,
+            eps=first.eps or 0.0,
         )
 
     def weights(self, hidden: Tensor, shared_kv: Fields | None = None) -> Tensor:
@@ -157,14 +173,49 @@ class Block(nn.Module):
         return normed
 
     def _around(self, hidden: Tensor, attended: Tensor) -> Tensor:
-        came: Tensor = self.dropout(self.attended_norm(attended))
+        came = self.adding(self.attended_norm(attended))
         if self.pre_norm:
             after, fed = normed_sum(self.feed_forward_norm, hidden, came)
-            added: Tensor = self.dropout(self.fed_norm(self.feed_forward(fed)))
-            return after + added
+            return after + self.adding(self.fed_norm(self.feed_forward(fed)))
         _, after = normed_sum(self.attention_norm, hidden, came)
         normed: Tensor = self.feed_forward_norm(after + self.dropout(self.feed_forward(after)))
         return normed
+
+
+class ParallelBlock(Block):
+    """x + attention(norm(x)) + feed_forward(norm'(x)): both sublayers read the input of the block (GPT-J; GPT-NeoX,
+    arXiv 2204.06745, section 2.1). Where norms are shared there is one, and `feed_forward_norm` is the identity.
+    """
+
+    def __init__(self, config: DecoderConfig, attention: LayerAttention, experts: Experts | None = None) -> None:
+        super().__init__(config, attention, experts)
+        self.shares_norm = config.norm_place == "parallel_shared"
+        if self.shares_norm:
+            self.feed_forward_norm = nn.Identity()
+
+    def step_apart(
+        self, hidden: Tensor, added: Tensor | None, batch: RaggedBatch, state: LayerState
+    ) -> tuple[Tensor, Tensor]:
+        """See `Block`."""
+        if added is None:
+            entering = self.entering(hidden)
+        else:
+            hidden, entering = normed_sum(self.attention_norm, hidden, added)
+        return hidden, self._both(hidden, entering, self._attended(hidden, entering, batch, state))
+
+    def _around(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        return hidden + self._both(hidden, self.entering(hidden), attended)
+
+    def _both(self, hidden: Tensor, entering: Tensor, attended: Tensor) -> Tensor:
+        """What is added to `hidden`, of which `entering` is the norm that the attention read."""
+        fed = self.feed_forward(entering if self.shares_norm else self.feed_forward_norm(hidden))
+        return self.adding(attended + fed)
+
+
+def build_block(config: DecoderConfig, attention: LayerAttention, experts: Experts | None = None) -> Block:
+    """The block that `norm_place` names."""
+    kind = ParallelBlock if config.norm_place.startswith("parallel") else Block
+    return kind(config, attention, experts)
 
 
 def given(shared_kv: Fields | None) -> dict[str, Fields]:

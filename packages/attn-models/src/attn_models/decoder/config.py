@@ -35,6 +35,7 @@ NEEDS_EXPERTS = {
     "router_bias_update_rate": 0.0,
     "n_shared_experts": None,
     "shared_expert_gate": False,
+    "router_bias": False,
     "moe_intermediate_size": None,
     "n_group": None,
     "topk_group": None,
@@ -50,7 +51,7 @@ class Experts:
     `count` routed experts of inner size `intermediate_size`, of which a token uses `per_token`, chosen among the best
     `topk_group` of `groups` groups, their sum multiplied by `scale`; `shared` experts for every token, `gated` by a
     sigmoid. `rate` is the step by which training moves the routing biases, `router_aux_loss_coef` the weight of the
-    load-balancing loss.
+    load-balancing loss, `bias` whether the router has biases.
     """
 
     count: int
@@ -63,6 +64,7 @@ class Experts:
     scale: float = 1.0
     rate: float = 0.0
     router_aux_loss_coef: float = 0.0
+    bias: bool = False
 
 
 def experts_config(config: DecoderConfig) -> Experts | None:
@@ -98,6 +100,7 @@ def experts_config(config: DecoderConfig) -> Experts | None:
         scale=config.routed_scaling_factor,
         rate=config.router_bias_update_rate,
         router_aux_loss_coef=config.router_aux_loss_coef,
+        bias=config.router_bias,
     )
 
 
@@ -148,15 +151,27 @@ OPTIONAL_COUNTS = (
     "moe_intermediate_size",
     "n_group",
 )
-FLAGS = ("tie_word_embeddings", "bias", "rope_interleave", "scale_embedding", "shared_expert_gate")
+FLAGS = (
+    "tie_word_embeddings",
+    "bias",
+    "rope_interleave",
+    "scale_embedding",
+    "shared_expert_gate",
+    "unembedding_bias",
+    "router_bias",
+    "embedding_norm",
+)
+OWN_BIASES = ("norm_bias", "attention_bias", "attention_output_bias", "feed_forward_bias")
+"""Biases of parts, None as `bias` says of all."""
+GATED = ("swiglu", "geglu", "geglu_tanh", "swiglu_clamped")
+NORM_PLACES = ("pre", "post", "both", "after", "parallel", "parallel_shared")
 WORDS = {
     "norm": ("layer", "rms"),
-    "norm_place": ("pre", "post", "both"),
-    "feed_forward": ("gelu", "gelu_tanh", "relu", "swiglu", "geglu", "geglu_tanh"),
+    "norm_place": NORM_PLACES,
+    "feed_forward": ("gelu", "gelu_tanh", "relu", *GATED),
     "positions": ("learned", "sinusoidal", "rotary", "none"),
     "routing": ROUTINGS,
 }
-GATED = ("swiglu", "geglu", "geglu_tanh")
 SMALLEST_CAP = 1e-3
 CHOICE_KEYS = {"mechanism", "options"}
 NUMBERS = {
@@ -167,6 +182,9 @@ NUMBERS = {
     "attention_dropout": (0.0, 1.0),
     "router_aux_loss_coef": (0.0, math.inf),
     "nextn_predict_loss_weight": (0.0, math.inf),
+    "embedding_multiplier": (0.0, math.inf),
+    "residual_multiplier": (0.0, math.inf),
+    "logit_scale": (0.0, math.inf),
 }
 
 
@@ -216,14 +234,20 @@ class DecoderConfig:
     are a pair, else those half a head apart) and `rope_scaling` (as the option of the mechanism `rope`).
 
     Blocks: `norm` is "layer" or "rms". `norm_place` "pre" normalises the input of a sublayer (GPT-2), "post" the sum
-    with the residual (Vaswani et al. 2017), "both" input and output of a sublayer (Gemma 2). `feed_forward` is the
-    activation: "gelu", "gelu_tanh", "relu", or one with a gate: "swiglu", "geglu", "geglu_tanh". `intermediate_size` is
-    the inner size of a feed-forward, by default 4 `hidden_size`, or 8/3 `hidden_size`, rounded up to a multiple of 8,
-    with a gate. `bias` gives biases to projections, feed-forwards and LayerNorms. `dropout` acts in training on
-    embeddings and on the output of each sublayer.
+    with the residual (Vaswani et al. 2017), "both" input and output of a sublayer (Gemma 2), "after" its output alone
+    (OLMo 2, arXiv 2501.00656). With "parallel" both sublayers read the block's input, each through a norm of its own
+    (GPT-NeoX, arXiv 2204.06745), with "parallel_shared" through one norm (GPT-J). `residual_multiplier` is multiplied
+    to what a sublayer adds (Granite). `feed_forward` is the activation: "gelu", "gelu_tanh", "relu", or one with a
+    gate: "swiglu", "geglu", "geglu_tanh", "swiglu_clamped" (gpt-oss). `intermediate_size` is the inner size of a
+    feed-forward, by default 4 `hidden_size`, or 8/3 `hidden_size`, rounded up to a multiple of 8, with a gate. `bias`
+    gives biases to projections, feed-forwards and LayerNorms, unless `attention_bias` (queries, keys, values),
+    `attention_output_bias`, `feed_forward_bias` or `norm_bias` say otherwise; `router_bias` and `unembedding_bias` are
+    apart. `dropout` acts in training on embeddings and on the output of each sublayer.
 
     Embeddings: `tie_word_embeddings` uses the embedding as the unembedding. `scale_embedding` multiplies embeddings by
-    √width (Gemma). `final_logit_softcapping` c bounds logits to ±c: c tanh(logits / c) (Gemma 2).
+    √width (Gemma), `embedding_multiplier` by a number (Granite); `embedding_norm` norms them (BLOOM). Learned positions
+    begin `position_offset` rows into their table (OPT). `logit_scale` is multiplied to logits (Cohere), and
+    `final_logit_softcapping` c bounds them to ±c: c tanh(logits / c) (Gemma 2).
 
     Mixture of experts (arXiv 2401.04088): every layer but the `first_k_dense_replace` first has `num_experts`
     feed-forwards of inner size `moe_intermediate_size` (by default that of a dense layer), of which each token uses
@@ -264,16 +288,27 @@ class DecoderConfig:
     partial_rotary_factor: float = 1.0
     rope_interleave: bool = False
     rope_scaling: Mapping[str, Any] | None = None
+    position_offset: int = 0
     scale_embedding: bool = False
+    embedding_multiplier: float = 1.0
+    embedding_norm: bool = False
+    residual_multiplier: float = 1.0
+    logit_scale: float = 1.0
     final_logit_softcapping: float | None = None
     tie_word_embeddings: bool = True
     bias: bool = False
+    attention_bias: bool | None = None
+    attention_output_bias: bool | None = None
+    feed_forward_bias: bool | None = None
+    norm_bias: bool | None = None
+    unembedding_bias: bool = False
     dropout: float = 0.0
     attention_dropout: float = 0.0
     kv_sharing: KvSharing = ()
     num_experts: int | None = None
     num_experts_per_tok: int | None = None
     routing: str = "mixtral"
+    router_bias: bool = False
     router_aux_loss_coef: float = 0.0
     router_bias_update_rate: float = 0.0
     n_shared_experts: int | None = None
@@ -287,18 +322,16 @@ class DecoderConfig:
     nextn_predict_loss_weight: float = 0.3
 
     def __post_init__(self) -> None:
-        for name in COUNTS:
+        for name in (*COUNTS, *(name for name in OPTIONAL_COUNTS if getattr(self, name) is not None)):
             require_count(name, getattr(self, name))
-        for name in OPTIONAL_COUNTS:
-            if getattr(self, name) is not None:
-                require_count(name, getattr(self, name))
         for name, words in WORDS.items():
             require_word(name, getattr(self, name), words)
-        for name in FLAGS:
+        for name in (*FLAGS, *(name for name in OWN_BIASES if getattr(self, name) is not None)):
             require_flag(name, getattr(self, name))
         for name, (low, high) in NUMBERS.items():
             require_between(name, getattr(self, name), low, high)
         require_choice(self.mechanism, self.options)
+        self._require_meant()
         if self.final_logit_softcapping is not None:
             require_between("final_logit_softcapping", self.final_logit_softcapping, SMALLEST_CAP, math.inf)
         _ = self.rotary, self.mixture
@@ -310,6 +343,25 @@ class DecoderConfig:
             raise InvalidValue.of(
                 "num_heads", self.num_heads, f"a divisor of hidden_size {self.hidden_size}, or an explicit head_dim"
             )
+
+    def _require_meant(self) -> None:
+        """Raise `InvalidValue` for fields that would say nothing."""
+        offset: object = self.position_offset
+        if not isinstance(offset, int) or offset < 0:
+            raise InvalidValue.of("position_offset", offset, "a whole number from 0")
+        if self.position_offset and self.positions != "learned":
+            raise InvalidValue.of("position_offset", self.position_offset, "0, unless positions are learned")
+        if self.unembedding_bias and self.tie_word_embeddings:
+            raise InvalidValue.of("unembedding_bias", self.unembedding_bias, "false where tie_word_embeddings is true")
+        if self.residual_multiplier != 1 and self.norm_place == "post":
+            raise InvalidValue.of("residual_multiplier", self.residual_multiplier, "1 with norm_place 'post'")
+        if self.logit_scale <= 0:
+            raise InvalidValue.of("logit_scale", self.logit_scale, "a number above 0")
+
+    def has_bias(self, part: str) -> bool:
+        """Whether a part, one of `OWN_BIASES`, has biases."""
+        own: bool | None = getattr(self, part)
+        return self.bias if own is None else own
 
     @property
     def inner_width(self) -> int:

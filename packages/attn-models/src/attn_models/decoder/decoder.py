@@ -19,8 +19,8 @@ from attn_core.stores import ModelSpecs
 from torch import Tensor, nn
 
 from attn_models.attention import LayerAttention, layer_attentions
-from attn_models.decoder.block import Block, SharedKeyValues
-from attn_models.decoder.config import DecoderConfig
+from attn_models.decoder.block import Block, SharedKeyValues, build_block
+from attn_models.decoder.config import DecoderConfig, Experts
 from attn_models.decoder.layers import build_norm, initialise, normed_sum
 from attn_models.losses import capped, linear_cross_entropy, mean_loss
 
@@ -37,7 +37,7 @@ class PredictionModule(nn.Module):
         self.token_norm, self.hidden_norm = build_norm(config), build_norm(config)
         self.join = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         own = dataclasses.replace(last, config=dataclasses.replace(last.config, shares_kv=False))
-        self.block = Block(config, own, config.experts_in(config.num_layers - 1))
+        self.block = build_block(config, own, config.experts_in(config.num_layers - 1))
         self.norm = build_norm(config)
         initialise(self.join)
 
@@ -53,7 +53,7 @@ class Decoder(nn.Module):
     """Embeddings, blocks, a last norm unless blocks are post-norm, and the unembedding.
 
     Implements `attn_core.models.LanguageModel`. Tokens are int64. After `quantize_model`, `quantization` is the storage
-    of the weights and `head` the unembedding.
+    of the weights and `head` the unembedding. A subclass with blocks of its own overrides `build_block`.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -65,14 +65,18 @@ class Decoder(nn.Module):
         # Any: an nn.Embedding, or a StoredEmbedding where weights are packed.
         self.embedding: Any = nn.Embedding(config.vocab_size, config.hidden_size)
         learned = config.positions == "learned"
-        self.positions: Any = nn.Embedding(config.max_seq_len, config.hidden_size) if learned else None
+        rows = config.max_seq_len + config.position_offset
+        self.positions: Any = nn.Embedding(rows, config.hidden_size) if learned else None
+        self.embedding_norm: nn.Module = build_norm(config) if config.embedding_norm else nn.Identity()
         self.dropout: nn.Module = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         self.blocks = nn.ModuleList(
-            Block(config, attention, config.experts_in(layer)) for layer, attention in enumerate(attentions)
+            self.build_block(config, attention, config.experts_in(layer)) for layer, attention in enumerate(attentions)
         )
         self.norm: nn.Module = build_norm(config) if config.norm_place != "post" else nn.Identity()
         self.unembedding = (
-            None if config.tie_word_embeddings else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            None
+            if config.tie_word_embeddings
+            else nn.Linear(config.hidden_size, config.vocab_size, bias=config.unembedding_bias)
         )
         self.head: Any = None
         self.stack: StackStep | None = None
@@ -90,6 +94,10 @@ class Decoder(nn.Module):
         if config.positions == "sinusoidal" or config.scale_embedding:
             # Multiplied by √width they have the scale of the sinusoids that are added.
             initialise(self.embedding, config.hidden_size**-0.5)
+
+    def build_block(self, config: DecoderConfig, attention: LayerAttention, experts: Experts | None) -> Block:
+        """A fresh block around the attention of a layer; experts in place of its feed-forward unless they are None."""
+        return build_block(config, attention, experts)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits [batch, tokens, vocabulary] of whole sequences [batch, tokens]."""
@@ -127,7 +135,10 @@ class Decoder(nn.Module):
         done = None if self.stack is None else self.stack.step(hidden, batch, states)
         if done is not None:
             return cast("Tensor", self.norm(done))
-        blocks, apart = self._blocks(), self.config.norm_place != "post"
+        blocks, apart = (
+            self._blocks(),
+            self.config.norm_place != "post" and type(self).build_block is Decoder.build_block,
+        )
         if apart and all(block.joined is None for block in blocks):
             added = None
             for source_layer, block in zip(self._source_layer_names, blocks, strict=True):
@@ -142,12 +153,18 @@ class Decoder(nn.Module):
         if self.head is not None:
             logits: Tensor = self.head(hidden)
         else:
-            logits = nn.functional.linear(hidden, self._unembedding())
+            logits = nn.functional.linear(hidden, self._unembedding(), getattr(self.unembedding, "bias", None))
+        if self.config.logit_scale != 1:
+            logits = logits * self.config.logit_scale
         return capped(logits, self.config.final_logit_softcapping)
 
     def greedy_tokens(self, hidden: Tensor) -> Tensor | None:
         """See `attn_core.models.GreedyHead`: a packed unembedding can tell, unless a cap makes logits equal."""
-        if isinstance(self.head, FindsLargest) and self.config.final_logit_softcapping is None:
+        if (
+            isinstance(self.head, FindsLargest)
+            and not self.config.unembedding_bias
+            and self.config.final_logit_softcapping is None
+        ):
             return self.head.largest(hidden)
         return None
 
@@ -196,21 +213,25 @@ class Decoder(nn.Module):
         if self.config.scale_embedding:
             # The factor is rounded to the weights' type first, as Gemma's is.
             hidden = hidden * hidden.new_tensor(math.sqrt(self.config.hidden_size))
+        if self.config.embedding_multiplier != 1:
+            hidden = hidden * self.config.embedding_multiplier
         if self.config.positions == "sinusoidal":
             sinusoids = sinusoidal(positions, self.config.hidden_size).to(hidden)
             hidden = hidden * math.sqrt(self.config.hidden_size) + sinusoids
         if self.positions is not None:
-            hidden = hidden + self.positions(positions)
-        dropped: Tensor = self.dropout(hidden)
+            hidden = hidden + self.positions(positions + self.config.position_offset)
+        dropped: Tensor = self.dropout(self.embedding_norm(hidden))
         return dropped
 
     def _unembedding(self) -> Tensor:
         return cast("Tensor", self.embedding.weight if self.unembedding is None else self.unembedding.weight)
 
     def _loss(self, hidden: Tensor, ids: Tensor, judged: Targets) -> Tensor:
-        if self.head is not None:
+        if self.head is not None or self.config.unembedding_bias:
             return mean_loss(self.logits(hidden), ids, judged)
         capped = dataclasses.replace(judged, cap=self.config.final_logit_softcapping)
+        if self.config.logit_scale != 1:
+            hidden = hidden * self.config.logit_scale
         return linear_cross_entropy(hidden, self._unembedding(), ids, capped)
 
     def _blocks(self) -> Sequence[Block]:

@@ -56,7 +56,7 @@ def build_norm(config: DecoderConfig) -> nn.LayerNorm | nn.RMSNorm:
     """LayerNorm (arXiv 1607.06450) or RMSNorm (Zhang and Sennrich 2019, arXiv 1910.07467) over the width."""
     if config.norm == "rms":
         return MixedPrecisionRMSNorm(config.hidden_size, eps=config.norm_eps)
-    return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.bias)
+    return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.has_bias("norm_bias"))
 
 
 def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
@@ -83,8 +83,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.up: nn.Module = nn.Linear(config.hidden_size, config.inner_width, bias=config.bias)
-        self.down: nn.Module = nn.Linear(config.inner_width, config.hidden_size, bias=config.bias)
+        biased = config.has_bias("feed_forward_bias")
+        self.up: nn.Module = nn.Linear(config.hidden_size, config.inner_width, bias=biased)
+        self.down: nn.Module = nn.Linear(config.inner_width, config.hidden_size, bias=biased)
         self.activation = ACTIVATIONS[config.feed_forward]()
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -103,16 +104,21 @@ class GatedFeedForward(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.activation: Activation = GATES[config.feed_forward]
-        self.gate: Any = nn.Linear(config.hidden_size, config.inner_width, bias=config.bias)
-        self.up: Any = nn.Linear(config.hidden_size, config.inner_width, bias=config.bias)
-        self.down: nn.Module = nn.Linear(config.inner_width, config.hidden_size, bias=config.bias)
+        biased = config.has_bias("feed_forward_bias")
+        self.gate: Any = nn.Linear(config.hidden_size, config.inner_width, bias=biased)
+        self.up: Any = nn.Linear(config.hidden_size, config.inner_width, bias=biased)
+        self.down: nn.Module = nn.Linear(config.inner_width, config.hidden_size, bias=biased)
         self.both: nn.Module | None = None
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., width] to [..., width]."""
         gate, up = (self.gate(hidden), self.up(hidden)) if self.both is None else self.both(hidden).chunk(2, dim=-1)
-        mixed: Tensor = self.down(gated(gate, up, self.activation))
+        mixed: Tensor = self.down(self.meet(gate, up))
         return mixed
+
+    def meet(self, gate: Tensor, up: Tensor) -> Tensor:
+        """f(gate) ⊙ up, [..., inner width] each."""
+        return gated(gate, up, self.activation)
 
     def pack(self, pack: Pack) -> None:
         """Prepack or quantize the matrices for inference, gate and up as one."""
@@ -120,8 +126,25 @@ class GatedFeedForward(nn.Module):
         self.gate = self.up = None
 
     def parts(self) -> GatedParts | None:
-        """The prepacked matrices, for a kernel of whole blocks; None before they are prepacked."""
-        return None if self.both is None else GatedParts(both=self.both, down=self.down)
+        """The prepacked matrices, for a kernel of whole blocks; None before they are prepacked, and for another gate
+        than a SiLU."""
+        if self.both is None or self.activation != "silu":
+            return None
+        return GatedParts(both=self.both, down=self.down)
+
+
+class ClampedGatedFeedForward(GatedFeedForward):
+    """W₂ (g σ(1.702 g) ⊙ (u + 1)), g = min(W_g x, 7) and u = W₁ x held to ±7 (gpt-oss, arXiv 2508.10925)."""
+
+    sharpness, limit = 1.702, 7.0
+
+    def meet(self, gate: Tensor, up: Tensor) -> Tensor:
+        """See the class; [..., inner width] each."""
+        held = gate.clamp(max=self.limit)
+        return held * torch.sigmoid(self.sharpness * held) * (up.clamp(-self.limit, self.limit) + 1)
+
+    def parts(self) -> None:
+        """None: kernels of whole blocks compute a SiLU."""
 
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -130,11 +153,13 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
 }
 
-GATES: dict[str, Activation] = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
+GATES: dict[str, Activation] = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu_clamped": "silu"}
 
 
 def build_feed_forward(config: DecoderConfig) -> FeedForward | GatedFeedForward:
     """The feed-forward layer that the config names."""
+    if config.feed_forward == "swiglu_clamped":
+        return ClampedGatedFeedForward(config)
     return GatedFeedForward(config) if config.feed_forward in GATES else FeedForward(config)
 
 

@@ -26,7 +26,7 @@ class Router(nn.Module):
     def __init__(self, width: int, experts: Experts) -> None:
         super().__init__()
         self.experts, self.chosen = experts.count, experts.per_token
-        self.score = nn.Linear(width, experts.count, bias=False)
+        self.score = nn.Linear(width, experts.count, bias=experts.bias)
         self.balance = experts.router_aux_loss_coef
         self.imbalance: Tensor | None = None
 

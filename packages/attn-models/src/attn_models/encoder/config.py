@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
+from attn_core import Rotary
 from attn_core.errors import InvalidValue
+from attn_core.rotary import rotary_scaling
 
 from attn_models.attention import LayerAttention, encoder_attention
-from attn_models.decoder.config import AttentionChoice, DecoderConfig
-from attn_models.plain_config import plain_fields, require_choice, require_count, require_word, whole
+from attn_models.decoder.config import GATED, AttentionChoice, DecoderConfig
+from attn_models.plain_config import plain_fields, require_between, require_choice, require_count, require_word, whole
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
 
@@ -41,12 +43,14 @@ class EncoderShape(ABC):
     attention_dropout: float = 0.0
     norm_place: ClassVar[str]
     attention_bias: ClassVar[bool] = True
+    bias: ClassVar[bool] = True
+    feed_forwards: ClassVar[tuple[str, ...]] = ACTIVATIONS
     noun: ClassVar[str]
     pairs: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         require_choice(self.mechanism, self.options)
-        require_word("feed_forward", self.feed_forward, ACTIVATIONS)
+        require_word("feed_forward", self.feed_forward, self.feed_forwards)
         _ = self.block
 
     def plain(self) -> dict[str, Any]:
@@ -102,18 +106,22 @@ class EncoderShape(ABC):
             norm_place=self.norm_place,
             norm_eps=self.norm_eps,
             attention_dropout=self.attention_dropout,
-            bias=True,
+            bias=self.bias,
         )
+
+    def rotary(self, layer: int) -> Rotary | None:  # noqa: ARG002 -- most have none
+        """The rotary positions of a layer, if any."""
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(EncoderShape):
     """Blocks over token, position and segment embeddings (BERT's shape).
 
-    `type_vocab_size` is the number of token types (segments) of an input. `positions` "every" numbers all tokens of a
-    sequence from 0 (BERT), "real" only real tokens, from `first_position` (RoBERTa), "depth" combines positions with
-    depths in a dependency tree, which are then an argument of the model. Raises `InvalidValue` for a field outside its
-    range.
+    `type_vocab_size` is the number of token types (segments) of an input, 0 where there are none. `positions` "every"
+    numbers all tokens of a sequence from 0 (BERT), "real" only real tokens, from `first_position` (RoBERTa), "depth"
+    combines positions with depths in a dependency tree, which are then an argument of the model. Raises `InvalidValue`
+    for a field outside its range.
     """
 
     vocab_size: int
@@ -125,7 +133,8 @@ class EncoderConfig(EncoderShape):
     noun: ClassVar[str] = "an encoder"
 
     def __post_init__(self) -> None:
-        require_count("type_vocab_size", self.type_vocab_size)
+        if self.type_vocab_size != 0:
+            require_count("type_vocab_size", self.type_vocab_size)
         require_word("positions", self.positions, ("every", "real", "depth"))
         first = self.first_position
         if type(first) is not int or first < 0 or (self.positions == "real") != (first > 0):
@@ -208,6 +217,54 @@ class ReformerConfig(EncoderShape):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModernBertConfig(EncoderShape):
+    """Pre-norm blocks with gates, without biases, over token embeddings and rotary positions.
+
+    `rope_theta` and `rope_scaling` are the rotary positions of layers that see all tokens, `local_rope_theta` and
+    `local_rope_scaling` those of layers with a window, as the fields of `DecoderConfig`. Raises `InvalidValue` for a
+    field outside its range.
+    """
+
+    vocab_size: int
+    max_seq_len: int
+    rope_theta: float = 160000.0
+    rope_scaling: Mapping[str, Any] | None = None
+    local_rope_theta: float = 10000.0
+    local_rope_scaling: Mapping[str, Any] | None = None
+    norm_place: ClassVar[str] = "pre"
+    attention_bias: ClassVar[bool] = False
+    bias: ClassVar[bool] = False
+    feed_forwards: ClassVar[tuple[str, ...]] = GATED
+    noun: ClassVar[str] = "a ModernBERT"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("rope_theta", "local_rope_theta"):
+            require_between(name, getattr(self, name), 1.0, math.inf)
+        for layer in range(self.num_layers):
+            self.rotary(layer)
+
+    def rotary(self, layer: int) -> Rotary:
+        """The rotary positions of a layer."""
+        local = "window" in self.choice(layer).options
+        scaling = self.local_rope_scaling if local else self.rope_scaling
+        return Rotary(
+            base=self.local_rope_theta if local else self.rope_theta,
+            scaling=None if scaling is None else rotary_scaling(scaling),
+        )
+
+    @property
+    def kinds(self) -> int:
+        """The size of the vocabulary."""
+        return self.vocab_size
+
+    @property
+    def places(self) -> int:
+        """The longest sequence, in tokens."""
+        return self.max_seq_len
+
+
+@dataclass(frozen=True, kw_only=True)
 class VisionConfig(EncoderShape):
     """Square images of `image` pixels a side and `channels` numbers a pixel, cut into patches of `patch` pixels a side.
 
@@ -257,5 +314,6 @@ def attention_of(config: EncoderShape, layer: int) -> LayerAttention:
         bias=config.attention_bias,
         max_seq_len=config.places,
         layer=layer,
+        rotary=config.rotary(layer),
         dropout=config.attention_dropout,
     )

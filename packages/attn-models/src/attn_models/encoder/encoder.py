@@ -37,7 +37,7 @@ class EveryPosition(nn.Embedding):
 
 class RealPosition(nn.Embedding):
     """Learned positions of real tokens, counted without padding (RoBERTa, Liu et al. 2019, arXiv 1907.11692; as in its
-    authors' code, real tokens begin at `first`, and padding has the row before)."""
+    authors' code, real tokens begin at `first`, and padding, whose id comes before, has the row before)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config.first_position + config.max_seq_len, config.hidden_size)
@@ -47,7 +47,9 @@ class RealPosition(nn.Embedding):
         """Rows [batch, tokens, width] for token ids [batch, tokens] and `key_padding_mask` [batch, tokens], True where
         real.
         """
-        real = torch.ones_like(tokens) if key_padding_mask is None else key_padding_mask.to(torch.int64)
+        real = (tokens != self.first - 1).to(torch.int64)
+        if key_padding_mask is not None:
+            real = real * key_padding_mask
         found: Tensor = self(real.cumsum(1) * real + self.first - 1)
         return found
 
@@ -143,12 +145,13 @@ class Encoder(nn.Module):
         self.size = config.hidden_size
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.positions: Position = POSITIONS[config.positions](config)
-        self.segments = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.segments = nn.Embedding(config.type_vocab_size, config.hidden_size) if config.type_vocab_size else None
         self.norm = build_norm(config.block)
         self.blocks = nn.ModuleList(PostNormBlock(config, layer) for layer in range(config.num_layers))
         share_among(config, self.blocks)
         for module in (self.embedding, self.positions, self.segments):
-            initialise(module)
+            if module is not None:
+                initialise(module)
 
     def forward(
         self,
@@ -161,14 +164,19 @@ class Encoder(nn.Module):
 
         `key_padding_mask` [batch, tokens], bool, is True where a token is real; `segments` [batch, tokens] are 0 where
         None; `depths` [batch, tokens], in the tree of each sequence, are needed where positions are "depth". Raises
-        `InvalidValue` for more tokens than the context, and without the depths that are needed.
+        `InvalidValue` for more tokens than the context, segments where the encoder has none, and missing depths.
         """
         length = tokens.shape[1]
         if length > self.max_seq_len:
             raise InvalidValue.of("tokens", f"{length} tokens", f"at most the context of {self.max_seq_len} tokens")
-        kinds = torch.zeros_like(tokens) if segments is None else segments
-        places = self.positions.rows(tokens, key_padding_mask, depths)
-        hidden: Tensor = self.norm(self.embedding(tokens) + places + self.segments(kinds))
+        embedded = self.embedding(tokens) + self.positions.rows(tokens, key_padding_mask, depths)
+        if self.segments is not None:
+            embedded = embedded + self.segments(torch.zeros_like(tokens) if segments is None else segments)
+        elif segments is not None:
+            raise InvalidValue.of(
+                "segments", f"the shape {list(segments.shape)}", "None: the encoder has no token types"
+            )
+        hidden: Tensor = self.norm(embedded)
         for block in self.blocks:
             hidden = block(hidden, key_padding_mask)
         return hidden

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from attn_core import Fields
-from attn_core.batch import Rows, SourceView
+from attn_core import Fields, Slot
+from attn_core.batch import Rows, SlotView, SourceView
 from attn_core.errors import InvalidValue
+from attn_core.states import dtype_name
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -73,6 +74,43 @@ class SelectedRequests:
     def rows(self, requests: Sequence[int]) -> Rows:
         """The rows of these of the chosen requests."""
         return self.view.rows([self.chosen[request] for request in requests])
+
+
+class WholeSequenceMemory:
+    """A `SlotView` of whole sequences that are computed token by token; gradients flow through what is written."""
+
+    def __init__(self, spec: Slot, sequences: int, like: Tensor) -> None:
+        self._fields: Fields = {
+            name: like.new_zeros(sequences, *field.shape, dtype=getattr(torch, dtype_name(field.dtype)))
+            if field.dtype
+            else like.new_zeros(sequences, *field.shape)
+            for name, field in spec.fields.items()
+        }
+
+    def read(self) -> Fields:
+        """The state of every sequence, [sequences, ...] each."""
+        return self._fields
+
+    def write(self, fields: Fields) -> None:
+        """Replace the state of every sequence."""
+        self._fields = fields
+
+
+@dataclass(frozen=True, eq=False)
+class SelectedMemories:
+    """A `SlotView` of some of the requests of another."""
+
+    view: SlotView
+    chosen: Tensor
+
+    def read(self) -> Fields:
+        """The states of the chosen requests."""
+        return {name: rows[self.chosen] for name, rows in self.view.read().items()}
+
+    def write(self, fields: Fields) -> None:
+        """Replace the states of the chosen requests; those of the others stay."""
+        held = self.view.read()
+        self.view.write({name: rows.index_copy(0, self.chosen, fields[name]) for name, rows in held.items()})
 
 
 def encode_each(attention: Any, memory: Tensor, lengths: Sequence[int]) -> Mapping[str, PaddedEncoderStates]:

@@ -60,7 +60,11 @@ class RnnsearchFamily(EncoderDecoderFamily):
     def check(self, config: Any) -> None:
         """Check the mechanism over annotations."""
         stepped_attention(
-            config.mechanism, config.options, hidden_size=2 * config.hidden_size, num_heads=config.num_heads
+            config.mechanism,
+            config.options,
+            hidden_size=2 * config.hidden_size,
+            num_heads=config.num_heads,
+            max_seq_len=config.max_encoder_len,
         )
 
 
@@ -74,7 +78,13 @@ class LuongFamily(EncoderDecoderFamily):
 
     def check(self, config: Any) -> None:
         """Check the mechanism over encoder states."""
-        stepped_attention(config.mechanism, config.options, hidden_size=config.hidden_size, num_heads=config.num_heads)
+        stepped_attention(
+            config.mechanism,
+            config.options,
+            hidden_size=config.hidden_size,
+            num_heads=config.num_heads,
+            max_seq_len=config.max_encoder_len,
+        )
 
 
 class TransformerFamily(EncoderDecoderFamily):
@@ -103,7 +113,13 @@ class ShowAttendTellFamily(EncoderDecoderFamily):
 
     def check(self, config: Any) -> None:
         """Check the mechanism over annotations."""
-        stepped_attention(config.mechanism, config.options, hidden_size=config.features, num_heads=config.num_heads)
+        stepped_attention(
+            config.mechanism,
+            config.options,
+            hidden_size=config.features,
+            num_heads=config.num_heads,
+            max_seq_len=config.cells,
+        )
 
 
 def encoder_decoder_families() -> list[ModelFamily]:

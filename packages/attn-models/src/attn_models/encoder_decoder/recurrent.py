@@ -18,7 +18,13 @@ from torch.nn import functional
 
 from attn_models.attention import LayerAttention
 from attn_models.encoder_decoder.config import EncoderDecoderConfig
-from attn_models.encoder_decoder.encoder_input import SelectedRequests, encode_each, encoder_input_lengths
+from attn_models.encoder_decoder.encoder_input import (
+    SelectedMemories,
+    SelectedRequests,
+    WholeSequenceMemory,
+    encode_each,
+    encoder_input_lengths,
+)
 from attn_models.recurrent.cells import prepack_rnn
 
 WIDE = 400
@@ -174,7 +180,7 @@ class RecurrentModel(nn.Module):
             chosen = torch.tensor(active, device=tokens.device)
             contexts = [batch.contexts[r] + moment for r in active]
             now = RaggedBatch.of([1] * len(active), contexts, chosen.new_tensor)
-            views = {name: SelectedRequests(view, active) for name, view in sources.items()}
+            views = {name: self._some(name, view, chosen, active) for name, view in sources.items()}
             at = chosen.new_tensor([firsts[r] + moment for r in active])
             some = {name: values[chosen] for name, values in held.items()}
             hidden, fresh = self.advance(inputs[at], some, self._attend(now, views))
@@ -205,7 +211,7 @@ class RecurrentModel(nn.Module):
     ) -> Tensor:
         """Hidden rows [batch, tokens, hidden] of whole sequences; `asked` collects the queries of the attention."""
         self._require_room(tokens)
-        sources = {} if self.chosen is None else encode_each(self.attention, encoded.memory, lengths)
+        sources = self._begun_attention(encoded.memory, lengths)
         held = self._started(encoded.start, tokens)
         inputs = self.embedding(tokens)
         rows = []
@@ -214,6 +220,20 @@ class RecurrentModel(nn.Module):
             hidden, held = self.advance(inputs[:, moment], held, self._attend(now, sources, asked))
             rows.append(hidden)
         return torch.stack(rows, dim=1)
+
+    def _begun_attention(self, memory: Tensor, lengths: Sequence[int]) -> Mapping[str, Any]:
+        """The states of the attention over memory [batch, source, width] at the start of whole sequences."""
+        if self.chosen is None:
+            return {}
+        own = {name: spec for name, spec in self.chosen.states.items() if isinstance(spec, Slot)}
+        remembered = {name: WholeSequenceMemory(spec, len(memory), memory) for name, spec in own.items()}
+        return {**encode_each(self.attention, memory, lengths), **remembered}
+
+    def _some(self, name: str, view: Any, chosen: Tensor, active: Sequence[int]) -> Any:
+        """The view of the attention's state `name` for these requests alone."""
+        if isinstance(self._specs["attention"][name], Slot):
+            return SelectedMemories(view, chosen)
+        return SelectedRequests(view, active)
 
     def _require_room(self, tokens: Tensor) -> None:
         if tokens.shape[1] > self.max_seq_len:

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -41,6 +41,10 @@ PRIVATE_USE = range(0xF0000, 0xFFFFE)
 """Unicode's private plane: no meaning of their own, left alone by what templates do to text."""
 
 
+Spelled = Callable[[str], list[str]]
+"""The control tokens in a text, each as the text spells it."""
+
+
 @dataclass(frozen=True)
 class ControlTokenPlaceholders:
     """`spelled[c]` is the control token that the character c stands for; `messages` hold c in its place."""
@@ -49,13 +53,13 @@ class ControlTokenPlaceholders:
     spelled: Mapping[str, str]
 
     @classmethod
-    def of(cls, messages: Sequence[Mapping[str, str]], control: Sequence[str]) -> ControlTokenPlaceholders:
+    def of(cls, messages: Sequence[Mapping[str, str]], control: Spelled) -> ControlTokenPlaceholders:
         """The messages with every control token spelled in a role or a content replaced by one character.
 
         Raises InvalidValue when the messages leave too few characters of the private plane unused.
         """
         texts = [text for message in messages for text in message.values()]
-        found = [token for token in control if token and any(token in text for text in texts)]
+        found = sorted({token for text in texts for token in control(text)} - {""})
         stands_for = dict(zip(found, _unused(texts, len(found)), strict=True))
         pattern = re.compile("|".join(map(re.escape, sorted(found, key=len, reverse=True))))
         replaced = [

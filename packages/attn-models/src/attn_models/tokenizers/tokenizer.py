@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -21,6 +22,8 @@ from attn_models.weights.manifest import listed_member, read_manifest
 
 VOCABULARY_NAME = "tokenizer.json"
 VOCABULARY_LIMIT = 64 << 20
+TURNS = (("system", "user", "assistant", "user"), ("user", "assistant", "user"), ("user", "assistant", "tool", "user"))
+"""Roles in an order that templates know, with which they show the tokens that they write."""
 SPELLING = LibraryErrors(lambda said: InvalidValue.of("token_ids", "ids", f"what the tokenizer can spell: {said}"))
 
 
@@ -175,11 +178,10 @@ class Tokenizer:
     def encode_chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
         """The ids of a conversation; raises like `render_chat` and `encode`.
 
-        Control tokens come from the template alone: one spelled in a message is encoded as the text it is.
+        Control tokens, and those by which the template marks turns, come from the template alone: one spelled in a
+        message is encoded as the text it is.
         """
-        said = ControlTokenPlaceholders.of(
-            check_messages(messages), [self.token(place) for place in sorted(self._special)]
-        )
+        said = ControlTokenPlaceholders.of(check_messages(messages), self._control_tokens_in)
         text = self.render_chat(said.messages, add_generation_prompt=add_generation_prompt)
         # The template writes the tokens that begin a text itself.
         return [
@@ -200,10 +202,43 @@ class Tokenizer:
         ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
         return ids
 
+    def _control_tokens_in(self, text: str) -> list[str]:
+        """What in `text` would become a special token or one that marks turns, as the text spells it.
+
+        Tokens that are not special are also found in text that the tokenizer normalizes to them, such as full-width
+        characters.
+        """
+        control = self._special | self.turn_marker_ids
+        found = [token for token in map(self.token, control) if token in text]
+        if self.backend.normalizer is None or not self.turn_marker_ids:
+            return found
+        encoding = self.backend.encode(text, add_special_tokens=False)
+        places = zip(encoding.ids, encoding.offsets, strict=True)
+        return found + [text[start:end] for token_id, (start, end) in places if token_id in control]
+
+    @cached_property
+    def turn_marker_ids(self) -> frozenset[int]:
+        """The ids of tokens that are not special but by which the chat template marks turns, such as ChatML's in some
+        models: those that it writes around contents that have none, or names where it takes no such conversation."""
+        template = self.settings.chat_template
+        candidates = self._added - self._special
+        if template is None or not candidates:
+            return frozenset()
+        written = ""
+        for roles in TURNS:
+            with suppress(UserError):  # a template may refuse an order of roles
+                written += self.render_chat([{"role": role, "content": role} for role in roles])
+        return frozenset(
+            place for place in candidates if self.token(place) and self.token(place) in (written or template)
+        )
+
     @cached_property
     def _plain(self) -> tokenizers.Tokenizer:
         # The switch belongs to the whole backend, which other threads use at the same time: hence a copy.
-        plain = tokenizers.Tokenizer.from_str(self.backend.to_str())
+        copied = json.loads(self.backend.to_str())
+        for token in copied["added_tokens"]:
+            token["special"] = token["special"] or token["id"] in self.turn_marker_ids
+        plain = tokenizers.Tokenizer.from_str(json.dumps(copied))
         plain.encode_special_tokens = True
         return plain
 

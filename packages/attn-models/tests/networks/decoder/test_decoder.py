@@ -17,6 +17,17 @@ SHAPES = [
     {"positions": "none", "tie_word_embeddings": False, "feed_forward": "gelu_tanh", "head_dim": 6},
     {"mechanism": "running_mean", "options": {"decay": 0.9}},
     {"pattern": ["mha", "running_mean"]},
+    {"norm_place": "after", "norm": "rms", "mechanism": "gemma", "options": {"norm_over": "all_heads"}},
+    {"norm_place": "parallel", "positions": "rotary", "bias": True, "attention_bias": False},
+    {"norm_place": "parallel_shared", "norm_bias": True, "embedding_norm": True, "mechanism": "alibi"},
+    {"embedding_multiplier": 3.0, "residual_multiplier": 0.3, "logit_scale": 0.5, "position_offset": 2},
+    {
+        "attention_bias": True,
+        "attention_output_bias": False,
+        "feed_forward": "swiglu_clamped",
+        "feed_forward_bias": True,
+    },
+    {"mechanism": "sink", "options": {"window": 3}, "tie_word_embeddings": False, "unembedding_bias": True},
 ]
 pytestmark = pytest.mark.usefixtures("strangers")
 

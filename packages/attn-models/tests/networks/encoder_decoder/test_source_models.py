@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from attn_core import Paged, RaggedBatch, Slot, installed, state_bytes
+from attn_core import Field, Paged, RaggedBatch, Slot, installed, state_bytes
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
 from attn_models.loading import load_model, save_model
 from attn_testing import DictionaryStore
@@ -26,7 +26,10 @@ MODELS = {
     "luong-concat": ("luong", RECURRENT | {"options": {"score": "concat"}, "input_feeding": False}),
     "local_m": ("luong", RECURRENT | {"mechanism": "local_m", "options": {"radius": 2}}),
     "local_p": ("luong", RECURRENT | {"mechanism": "local_p", "options": {"radius": 3, "score": "dot"}}),
+    "rnnsearch-coverage": ("rnnsearch", RECURRENT | {"maxout": 5, "mechanism": "coverage", "num_heads": 2}),
+    "luong-coverage": ("luong", RECURRENT | {"mechanism": "coverage"}),
     "transformer": ("transformer", BLOCKS),
+    "transformer-coverage": ("transformer", BLOCKS | {"cross": "coverage"}),
     "transformer-pre": ("transformer", BLOCKS | {"norm_place": "pre", "decoder": "linear", "cross": "alignment"}),
 }
 EVERY = pytest.mark.parametrize("kind", MODELS)
@@ -91,6 +94,24 @@ def test_steps_of_many_requests_give_what_the_whole_sequences_give(kind):
     for request in range(3):
         stepped, expected = torch.cat(found[request]), whole[request, : done[request]]
         torch.testing.assert_close(stepped, expected, rtol=0, atol=rounding(model.state_specs().values()))
+
+
+@pytest.mark.parametrize("kind", ["rnnsearch-coverage", "transformer-coverage"])
+def test_what_a_cross_attention_remembers_beside_the_source_is_trained_through(kind):
+    model, (source, key_padding_mask), tokens = build(kind).train(), sources(), torch.randint(23, (3, 6))
+    model(tokens, source, key_padding_mask)[:, -1].square().sum().backward()
+    weights = [weight for name, weight in model.named_parameters() if name.endswith("of_coverage")]
+    assert weights
+    assert all(weight.grad.abs().max() > 1e-6 for weight in weights)
+
+
+def test_a_cross_attention_with_rows_of_its_own_tokens_does_not_step_through_a_recurrent_decoder(monkeypatch):
+    coverage = installed().mechanisms.get("coverage")
+    states = type(coverage).state
+    rows = {"rows": Paged({"x": Field((8,))})}
+    monkeypatch.setattr(type(coverage), "state", lambda self, config: {**states(self, config), **rows})
+    with pytest.raises(Incompatible, match="token by token here, which its state 'rows', Paged, is not made for"):
+        build("rnnsearch-coverage")
 
 
 @EVERY

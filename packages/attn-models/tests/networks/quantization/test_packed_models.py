@@ -63,6 +63,37 @@ def test_packed_weights_round_and_do_nothing_else(weights, fields, tiny):
     assert off(model, plain, tokens) < ROUNDING[weights]
 
 
+ARRANGED = {
+    "norms on both sides": {"norm_place": "both"},
+    "norms after": {"norm_place": "after"},
+    "parallel": {"norm_place": "parallel"},
+    "parallel, one norm": {"norm_place": "parallel_shared"},
+    "a gated GELU": {"feed_forward": "geglu"},
+    "a clamped gate": {"feed_forward": "swiglu_clamped", "bias": True},
+    "multipliers": {"residual_multiplier": 0.3, "embedding_multiplier": 4.0, "logit_scale": 0.25},
+    "no output bias": {"attention_bias": True, "attention_output_bias": False},
+    "a biased unembedding": {"tie_word_embeddings": False, "unembedding_bias": True},
+    "norms over all heads": {"mechanism": "gemma", "options": {"norm_over": "all_heads"}},
+    "sinks in a window": {"mechanism": "sink", "options": {"window": 5}},
+}
+
+
+@pytest.mark.parametrize("fields", ARRANGED.values(), ids=ARRANGED)
+def test_steps_of_packed_blocks_of_every_arrangement_give_what_the_plain_model_gives(fields, tiny, stepwise):
+    model, plain = built(tiny, LLAMA | fields), built(tiny, LLAMA | fields)
+    with torch.no_grad():
+        for parameters in zip(model.parameters(), plain.parameters(), strict=True):
+            drawn = 0.1 * torch.randn_like(parameters[0])
+            for parameter in parameters:
+                parameter.add_(drawn)
+    quantize_model(model, "float32")
+    prompt = torch.randint(48, (9,))
+    with torch.no_grad():
+        expected = plain(prompt[None])[0]
+    (stepped,) = stepwise(model, [prompt.tolist()], [[5, 1, 1, 1, 1]])
+    torch.testing.assert_close(stepped, expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("kernel", [kernel.name for kernel in installed().linears])
 def test_every_linear_kernel_serves_a_whole_model(kernel, tiny):
     found = by_name(kernel)

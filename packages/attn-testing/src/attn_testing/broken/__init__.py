@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from attn_core import Mechanism
 
 from attn_testing import laws
-from attn_testing.broken import mechanisms, sound, unseen
+from attn_testing.broken import mechanisms, sound, sources, unseen
 from attn_testing.law import MechanismLaw
 
 BROKEN: Mapping[type[MechanismLaw], Mechanism] = {
@@ -48,6 +48,7 @@ ALSO_BROKEN: tuple[tuple[type[MechanismLaw], Mechanism], ...] = (
     (laws.DecodeEqualsForward, unseen.Forgets()),
     (laws.BatchInvariance, unseen.LargeBatch()),
     (laws.BatchInvariance, unseen.Crowded()),
+    (laws.NoAllowedKey, sources.SeesUnreal()),
     (laws.Settings, unseen.Without()),
     (laws.Settings, unseen.WithoutGroups()),
     (laws.Settings, unseen.WithoutHeadSize()),

@@ -67,13 +67,23 @@ def padded_batch(case: Case) -> tuple[Tensor, Tensor | None, Tensor]:
 
 
 class NoAllowedKey(MechanismLaw):
-    """Without any allowed key, output, weights and gradients are zero, and all gradients are finite."""
+    """Without any allowed key, output, weights and gradients are zero, and all gradients are finite.
+
+    A layer that attends to a source and remembers more than it loses the part of the source alone: its output is
+    whatever the source holds, and no gradient reaches the source.
+    """
 
     needs: ClassVar[tuple[Capability, ...]] = (Capability.PADDING,)
 
     def test_a_sequence_without_real_keys_gives_zeros(self, case: Case) -> None:
         query, source, key_padding_mask = blocked(case)
-        require_silence(case, case.attend(query, source, key_padding_mask)[1], "a sequence without real keys")
+        out = case.attend(query, source, key_padding_mask)[1]
+        if not case.remembers_beside_source:
+            require_silence(case, out, "a sequence without real keys")
+            return
+        require(bool(torch.isfinite(out).all()), "a sequence without a real source: the output is not finite")
+        other = case.attend(query, case.source(2, 4, seed=7), key_padding_mask)[1]
+        require_same(out, other, "outputs over two sources none of which is real", 1e-12)
 
     def test_a_causal_query_before_the_first_real_key_gives_zeros(self, case: Case) -> None:
         if case.cross or not case.causal:
@@ -92,7 +102,7 @@ class NoAllowedKey(MechanismLaw):
         for name, tensor in [*((f"input {i}", x) for i, x in enumerate(inputs)), *layer.named_parameters()]:
             if tensor.grad is not None:
                 require(bool(torch.isfinite(tensor.grad).all()), f"the gradient to {name} is not finite")
-        for given in inputs:
+        for given in inputs[1:] if case.remembers_beside_source else inputs:
             reached = 0.0 if given.grad is None else given.grad[1].abs().max().item()
             require(reached == 0, f"a gradient of {reached:g} reaches a sequence without real keys")
 
@@ -186,6 +196,8 @@ class WeightsOfOutput(MechanismLaw):
 
     @classmethod
     def silent_on(cls, case: Case) -> str | None:
+        if case.remembers_beside_source:
+            return "its outputs come from what it remembers beside the source, too"
         return "it attends to what it computed before, not to rows" if case.mechanism.sequential else None
 
     def test_sums_of_rows_by_the_weights_explain_the_outputs(self, case: Case) -> None:

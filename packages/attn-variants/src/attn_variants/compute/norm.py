@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from attn_core.kernels.rowwise import NormKernel, row_kernel
-from attn_core.norms import QkL2Norm, QkNorm
+from attn_core.norms import QkL2Norm, QkNorm, QkNormAllHeads
 from torch import Tensor, nn
 
 
@@ -18,10 +18,13 @@ class RmsNorm(nn.RMSNorm):
 
 
 def normed(rows: Tensor, gain: Tensor | None, norm: QkNorm) -> Tensor:
-    """x / rms(x) · gain, or x / ‖x‖ · gain, over the last axis of rows [..., key_size], in their type.
+    """x / rms(x) · gain, or x / ‖x‖ · gain, over the last axis of rows [..., heads, key_size], or over both, in their
+    type.
 
     Computed in at least float32; no `gain` is a gain of one.
     """
+    if isinstance(norm, QkNormAllHeads):
+        return normed(rows.flatten(-2), gain, QkNorm(eps=norm.eps)).view_as(rows)
     kernel = None if isinstance(norm, QkL2Norm) else norm_kernel(rows, gain)
     if kernel is not None:
         return kernel.norm(rows, gain, norm.eps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from attn_core import AttentionSpec, Capability, Causal, Full, Heads, Mask, MechanismConfig
+from attn_core import AttentionSpec, Capability, Causal, Full, Heads, Mask, MechanismConfig, Window
 from attn_core.checks import is_whole
 from attn_core.errors import InvalidValue
 
@@ -40,6 +40,14 @@ CHOOSING = GROUPED_SELF | {Capability.CHOOSES}
 def self_mask(config: MechanismConfig) -> Mask:
     """Causal where the model is, else full."""
     return Causal() if config.causal else Full()
+
+
+def window_mask(config: MechanismConfig, window: int | None) -> Mask:
+    """The `window` nearest tokens: causal, the query's own and those before it, else half of them on either side;
+    all where it is None."""
+    if window is None:
+        return self_mask(config)
+    return Window(left=window - 1) if config.causal else Window(left=window // 2, right=window // 2)
 
 
 def self_attention(config: MechanismConfig, **parts: Any) -> AttentionSpec:

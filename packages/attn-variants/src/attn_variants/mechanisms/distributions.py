@@ -14,7 +14,7 @@ from attn_core import (
     Paper,
     Window,
 )
-from attn_core.checks import require_number
+from attn_core.checks import require_number, require_whole
 from attn_core.distributions import (
     AdaptiveEntmax,
     Entmax,
@@ -26,7 +26,7 @@ from attn_core.distributions import (
     StickBreaking,
 )
 
-from attn_variants.mechanisms.common import CHOOSING, GROUPED_SELF, UNNORMALISED, self_attention
+from attn_variants.mechanisms.common import CHOOSING, GROUPED_SELF, UNNORMALISED, self_attention, window_mask
 
 
 class SparsemaxAttention(DeclaredMechanism):
@@ -148,9 +148,20 @@ class SinkAttention(DeclaredMechanism):
     )
     capabilities = UNNORMALISED
 
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`window` of tokens, the query's own among them, as in every other layer of gpt-oss; None for all tokens."""
+
+        window: int | None = None
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            require_whole("window", self.window, ge=1, unit="tokens", optional=True)
+
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        return self_attention(config, distribution=SoftmaxWithSink())
+        mask = window_mask(config, self.Config.of(config).window)
+        return self_attention(config, distribution=SoftmaxWithSink(), mask=mask)
 
 
 class SoftmaxOneAttention(DeclaredMechanism):

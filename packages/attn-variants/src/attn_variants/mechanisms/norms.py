@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from attn_core import AttentionSpec, DeclaredMechanism, MechanismConfig, Paper, Rotary, Window
-from attn_core.checks import require_number, require_whole
+from attn_core import AttentionSpec, DeclaredMechanism, MechanismConfig, Paper, Rotary
+from attn_core.checks import require_choice, require_number, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.modifiers import SoftCap
-from attn_core.norms import QkL2Norm, QkNorm
+from attn_core.norms import QkL2Norm, QkNorm, QkNormAllHeads
 from attn_core.rotary import rotary_scaling
 from attn_core.scores import Dot, ScaledDot
 
-from attn_variants.mechanisms.common import GROUPED_SELF, self_attention, self_mask
+from attn_variants.mechanisms.common import GROUPED_SELF, self_attention, window_mask
 
 
 class QkNormAttention(DeclaredMechanism):
@@ -119,6 +119,9 @@ class SoftCapAttention(DeclaredMechanism):
         return self_attention(config, modifiers=(SoftCap(cap=cap),))
 
 
+NORMED = {"head": QkNorm, "all_heads": QkNormAllHeads}
+
+
 class GemmaAttention(DeclaredMechanism):
     """Normed queries and keys, capped scores, a window, a scale and rotary angles of the layer's own, each where it is
     asked for: layers of one model differ by options alone."""
@@ -136,12 +139,14 @@ class GemmaAttention(DeclaredMechanism):
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
         """What is None is left out: `norm_eps` of the norms (Gemma 3, Qwen 3), `cap` c of the scores (Gemma 2), the
-        `window` w of tokens, the query's own among them. `scale` s replaces 1/√d_k.
+        `window` w of tokens, the query's own among them. `scale` s replaces 1/√d_k. Norms are taken over each "head"
+        or over "all_heads" together (OLMo 2), as `norm_over` says.
 
         Where the model turns positions, `base` and `scaling` (as of `rope`) replace the model's in this layer.
         """
 
         norm_eps: float | None = 1e-6
+        norm_over: str = "head"
         cap: float | None = None
         window: int | None = None
         scale: float | None = None
@@ -152,6 +157,7 @@ class GemmaAttention(DeclaredMechanism):
             super().__post_init__()
             for name in ("norm_eps", "cap", "scale"):
                 require_number(name, getattr(self, name), gt=0, optional=True)
+            require_choice("norm_over", self.norm_over, NORMED)
             require_whole("window", self.window, ge=1, unit="tokens", optional=True)
             require_number("base", self.base, gt=1, optional=True)
             for name in ("base", "scaling"):
@@ -176,11 +182,7 @@ class GemmaAttention(DeclaredMechanism):
             heads=own.head_layout,
             score=ScaledDot(scale=own.scale),
             modifiers=() if own.cap is None else (SoftCap(cap=own.cap),),
-            mask=self_mask(own) if own.window is None else _window(own.window, causal=own.causal),
-            norm=None if own.norm_eps is None else QkNorm(eps=own.norm_eps),
+            mask=window_mask(own, own.window),
+            norm=None if own.norm_eps is None else NORMED[own.norm_over](eps=own.norm_eps),
             rotary=own.turned,
         )
-
-
-def _window(size: int, *, causal: bool) -> Window:
-    return Window(left=size - 1) if causal else Window(left=size // 2, right=size // 2)

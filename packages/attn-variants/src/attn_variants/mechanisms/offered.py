@@ -9,6 +9,7 @@ from attn_variants.mechanisms.attention_sinks import AttentionSinks
 from attn_variants.mechanisms.causal_clusters import CausalHashedAttention, CausalRoutingAttention
 from attn_variants.mechanisms.clusters import ClusteredAttention, HashedAttention, RoutingAttention, SinkhornAttention
 from attn_variants.mechanisms.compressive import CompressiveMemory
+from attn_variants.mechanisms.coverage import CoverageAttention
 from attn_variants.mechanisms.dependency import DependencyAttention, DependencyDepthAttention
 from attn_variants.mechanisms.distributions import (
     AdaptiveEntmaxAttention,
@@ -151,6 +152,7 @@ OFFERED: tuple[type[Mechanism], ...] = (
     Alignment,
     SoftVisual,
     HardVisual,
+    CoverageAttention,
     CompressiveMemory,
     LongShortTermMemoryNetwork,
     NeuralTuringMachine,

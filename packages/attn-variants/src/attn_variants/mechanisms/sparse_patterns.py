@@ -18,6 +18,7 @@ from attn_variants.mechanisms.common import (
     GROUPED_SELF,
     PATTERNS,
     whole_numbers,
+    window_mask,
 )
 
 
@@ -50,8 +51,7 @@ class SlidingWindow(DeclaredMechanism):
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
         window = self.Config.of(config).window
-        mask = Window(left=window - 1) if config.causal else Window(left=window // 2, right=window // 2)
-        return AttentionSpec(heads=config.head_layout, mask=mask, rotary=config.rotary)
+        return AttentionSpec(heads=config.head_layout, mask=window_mask(config, window), rotary=config.rotary)
 
 
 class DilatedWindow(DeclaredMechanism):
@@ -257,8 +257,8 @@ class StridedAttention(DeclaredMechanism):
 class FixedAttention(DeclaredMechanism):
     """A query's own block, and the last c cells of every earlier one, which sum it up.
 
-    A decoder would need l + c n/l keys; here all are remembered, because rows per token are kept or dropped by their
-    distance only.
+    Within a context of n tokens, `max_seq_len`, a decoder remembers the last l and the c n/l summary cells; where no
+    context is said, all.
     """
 
     name = "fixed"

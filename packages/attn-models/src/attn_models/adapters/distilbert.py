@@ -1,0 +1,74 @@
+"""DistilBERT checkpoints in the layout of Hugging Face's transformers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from attn_core.errors import Incompatible
+
+from attn_models.adapters.base import ACTIVATIONS, HEADS, HF_ACTIVATIONS, needed, require_allowed
+from attn_models.adapters.bert import OUTSIDE, BertAdapter
+from attn_models.encoder.config import EncoderConfig
+
+SIZES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "dim",
+    "num_layers": "n_layers",
+    "num_heads": "n_heads",
+    "intermediate_size": "hidden_dim",
+    "max_seq_len": "max_position_embeddings",
+}
+EPS = 1e-12
+"""Of every norm, which a config.json does not say."""
+# What a config.json of BERT names otherwise, and transformers takes in the place of these.
+ALIASES = {"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"}
+
+
+class DistilBertAdapter(BertAdapter):
+    """BERT without token types, at half of its layers (Sanh et al. 2019, arXiv 1910.01108)."""
+
+    model_type = "distilbert"
+    prefix = "distilbert."
+    architecture = "DistilBertModel"
+    # How tables of positions begin matters for training alone: a checkpoint holds them.
+    known_keys = frozenset({*SIZES.values(), *ALIASES, "activation", "sinusoidal_pos_embds", "tie_word_embeddings"})
+    derived_names = re.compile(HEADS.pattern + r"|^(vocab_(transform|layer_norm|projector)|pre_classifier)\.")
+    outside: ClassVar[Mapping[str, str]] = {name: place for name, place in OUTSIDE.items() if name != "segments"}
+    layers = "transformer.layer"
+    block: ClassVar[Mapping[str, str]] = {
+        "attention.query": "attention.q_lin",
+        "attention.key": "attention.k_lin",
+        "attention.value": "attention.v_lin",
+        "attention.output": "attention.out_lin",
+        "attention_norm": "sa_layer_norm",
+        "feed_forward.up": "ffn.lin1",
+        "feed_forward.down": "ffn.lin2",
+        "feed_forward_norm": "output_layer_norm",
+    }
+
+    def from_hf_config(self, values: Mapping[str, Any]) -> EncoderConfig:
+        """The encoder of a DistilBertConfig."""
+        require_allowed(values, {"activation": tuple(ACTIVATIONS)})
+        for alias, name in ALIASES.items():
+            require_allowed(values, {alias: (values.get(name),)})
+        return EncoderConfig(
+            **{ours: needed(values, theirs) for ours, theirs in SIZES.items()},
+            type_vocab_size=0,
+            feed_forward=ACTIVATIONS[values.get("activation", "gelu")],
+            norm_eps=EPS,
+        )
+
+    def to_hf_config(self, config: EncoderConfig) -> dict[str, Any]:
+        """A DistilBertConfig; raises `Incompatible` for what it cannot say."""
+        self.hf_attention(config)
+        self.hf_positions(config)
+        if config.type_vocab_size or config.norm_eps != EPS:
+            raise Incompatible(f"token types, and norm_eps other than {EPS}, cannot be expressed in a distilbert")
+        return {
+            "architectures": [self.architecture],
+            "model_type": self.model_type,
+            **{theirs: getattr(config, ours) for ours, theirs in SIZES.items()},
+            "activation": HF_ACTIVATIONS[config.feed_forward],
+        }

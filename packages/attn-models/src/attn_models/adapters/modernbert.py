@@ -1,0 +1,176 @@
+"""ModernBERT checkpoints in the layout of Hugging Face's transformers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attn_core.errors import Incompatible, InvalidValue
+
+from attn_models.adapters.base import (
+    HEADS,
+    EncoderAdapter,
+    StoredTensor,
+    needed,
+    require_allowed,
+    required_count,
+)
+from attn_models.adapters.hf_config import Rope, rope_of, rope_parameters
+from attn_models.decoder.config import AttentionChoice
+from attn_models.encoder.config import ModernBertConfig
+
+if TYPE_CHECKING:
+    from attn_models.encoder.modernbert import ModernBert
+
+SIZES = {
+    "vocab_size": "vocab_size",
+    "max_seq_len": "max_position_embeddings",
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
+}
+FULL, SLIDING = "full_attention", "sliding_attention"
+ROPES = {FULL: ("rope_theta", "rope_scaling"), SLIDING: ("local_rope_theta", "local_rope_scaling")}
+"""Our fields of the rotary positions of each kind of layer."""
+THETAS = {FULL: ("global_rope_theta", 160000.0), SLIDING: ("local_rope_theta", 10000.0)}
+"""Where transformers 4 has them, and what they are where nothing is said."""
+GATES = {"gelu": "geglu", "gelu_new": "geglu_tanh", "gelu_pytorch_tanh": "geglu_tanh", "silu": "swiglu"}
+HF_GATES = {ours: theirs for theirs, ours in reversed(GATES.items())}
+MHA, WINDOW = "attn-variants/mha", "attn-variants/sliding_window"
+OUTSIDE = {"embedding": "embeddings.tok_embeddings", "embedding_norm": "embeddings.norm", "norm": "final_norm"}
+BLOCK = {
+    "attention_norm": "attn_norm",
+    "attention.output": "attn.Wo",
+    "feed_forward_norm": "mlp_norm",
+    "feed_forward.down": "mlp.Wo",
+}
+JOINED = {
+    "attn.Wqkv": ("attention.query", "attention.key", "attention.value"),
+    "mlp.Wi": ("feed_forward.gate", "feed_forward.up"),
+}
+"""Tensors of theirs that hold several of ours, one after the other."""
+
+
+class ModernBertAdapter(EncoderAdapter):
+    """Pre-norm blocks with gates and rotary positions, most with a window (Warner et al. 2024, arXiv 2412.13663)."""
+
+    model_type = "modernbert"
+    prefix = "model."
+    derived_names = re.compile(HEADS.pattern + r"|^(head|decoder)\.")
+    # Of heads, of training, and of kernels that compute the same.
+    known_keys = frozenset(
+        {
+            *SIZES.values(),
+            *("hidden_activation", "norm_eps", "layer_types", "local_attention", "global_attn_every_n_layers"),
+            *("rope_parameters", "rope_scaling", "global_rope_theta", "local_rope_theta"),
+            *("norm_bias", "attention_bias", "mlp_bias", "decoder_bias"),
+            *("classifier_pooling", "classifier_bias", "classifier_activation", "tie_word_embeddings"),
+            *("deterministic_flash_attn", "sparse_prediction", "sparse_pred_ignore_index", "reference_compile"),
+            *("repad_logits_with_grad", "position_embedding_type"),
+        }
+    )
+
+    def from_hf_config(self, values: Mapping[str, Any]) -> ModernBertConfig:
+        """The encoder of a ModernBertConfig."""
+        biases = dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias"), (False,))
+        require_allowed(values, {"hidden_activation": tuple(GATES), "rope_scaling": (None,), **biases})
+        sizes: dict[str, Any] = {ours: required_count(values, theirs) for ours, theirs in SIZES.items()}
+        kinds = layer_types(values, sizes["num_layers"])
+        window = {"window": 2 * (required_count(values, "local_attention", 128, least=2) // 2)}
+        local = AttentionChoice(mechanism=WINDOW, options=window)
+        return ModernBertConfig(
+            **sizes,
+            **read_ropes(values),
+            pattern=tuple(AttentionChoice(mechanism=MHA) if kind == FULL else local for kind in kinds),
+            feed_forward=GATES[values.get("hidden_activation", "gelu")],
+            norm_eps=values.get("norm_eps", 1e-5),
+        )
+
+    def to_hf_config(self, config: ModernBertConfig) -> dict[str, Any]:
+        """A ModernBertConfig that transformers 5 reads; raises `Incompatible` for what it cannot say."""
+        choices = [config.choice(layer) for layer in range(config.num_layers)]
+        windows = {choice.options.get("window") for choice in choices if choice.mechanism == WINDOW} or {128}
+        odd = any(choice.mechanism not in (MHA, WINDOW) for choice in choices)
+        if odd or len(windows) > 1 or config.head_dim not in (None, config.hidden_size // config.num_heads):
+            rule = (
+                "other mechanisms than full attention and one window, and head_dim, cannot be expressed in a modernbert"
+            )
+            raise Incompatible(f"{rule} config.json")
+        ropes = {
+            kind: rope_parameters(Rope(base=getattr(config, theta), scaling=getattr(config, scaling)))
+            for kind, (theta, scaling) in ROPES.items()
+        }
+        return {
+            "architectures": ["ModernBertModel"],
+            "model_type": self.model_type,
+            **{theirs: getattr(config, ours) for ours, theirs in SIZES.items()},
+            "hidden_activation": HF_GATES[config.feed_forward],
+            "norm_eps": config.norm_eps,
+            "layer_types": [FULL if choice.mechanism == MHA else SLIDING for choice in choices],
+            "local_attention": windows.pop(),
+            "rope_parameters": ropes,
+            # Theirs has ids of a vocabulary of 50,368 otherwise.
+            **dict.fromkeys(f"{name}_token_id" for name in ("pad", "bos", "eos", "cls", "sep")),
+        }
+
+    def build(self, config: ModernBertConfig) -> ModernBert:
+        """A fresh encoder."""
+        from attn_models.encoder.modernbert import ModernBert
+
+        return ModernBert(config)
+
+    def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
+        """Queries, keys and values are one tensor, and so are gates and what they multiply."""
+        found, blocks = [], dict[str, None]()
+        for name in parameters:
+            module, _, leaf = name.rpartition(".")
+            if module in OUTSIDE:
+                found.append(StoredTensor(f"{OUTSIDE[module]}.{leaf}", (name,)))
+                continue
+            _, layer, part = module.split(".", 2)
+            blocks[layer] = None
+            if part in BLOCK:
+                found.append(StoredTensor(f"layers.{layer}.{BLOCK[part]}.{leaf}", (name,)))
+        for layer in blocks:
+            for theirs, parts in JOINED.items():
+                ours = tuple(f"blocks.{layer}.{part}.weight" for part in parts)
+                found.append(StoredTensor(f"layers.{layer}.{theirs}.weight", ours))
+        return found
+
+
+def layer_types(values: Mapping[str, Any], layers: int) -> list[str]:
+    """The kind of each layer: as listed, or every n-th with full attention.
+
+    Raises `InvalidValue` for a list that has another kind or another number of them.
+    """
+    given = values.get("layer_types")
+    if given is None:
+        every = required_count(values, "global_attn_every_n_layers", 3)
+        return [SLIDING if layer % every else FULL for layer in range(layers)]
+    if not isinstance(given, list) or len(given) != layers or any(kind not in ROPES for kind in given):
+        raise InvalidValue.of("layer_types", given, f"{FULL!r} or {SLIDING!r} for each of {layers} layers")
+    return given
+
+
+def read_ropes(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `ModernBertConfig` for rotary positions: those of each kind of layer in transformers 5, two keys at
+    the top level in 4.
+
+    Raises `InvalidValue` for a key that is not known, and for stretched positions other than linear ones.
+    """
+    given = values.get("rope_parameters") or {}
+    if not isinstance(given, Mapping) or given.keys() - ROPES:
+        raise InvalidValue.of("rope_parameters", given, f"an object of {FULL!r} and {SLIDING!r}")
+    found: dict[str, Any] = {}
+    for kind, (theta, scaling) in ROPES.items():
+        key, default = THETAS[kind]
+        own = given.get(kind) or {}
+        if not isinstance(own, Mapping):
+            raise InvalidValue.of(f"rope_parameters.{kind}", own, "an object")
+        base = default if key not in values else needed(values, key)
+        require_allowed(own, {"rope_type": ("default", "linear"), "partial_rotary_factor": (1, None)})
+        rope = rope_of({"rope_theta": base, **own})
+        found |= {theta: rope.base, scaling: rope.scaling}
+    return found

@@ -1,0 +1,45 @@
+"""ModernBERT: pre-norm blocks with gates, rotary positions, and windows in most layers."""
+
+from __future__ import annotations
+
+from attn_core.errors import InvalidValue
+from torch import Tensor, nn
+
+from attn_models.decoder.layers import build_norm, initialise
+from attn_models.encoder.config import ModernBertConfig
+from attn_models.encoder.encoder import PreNormBlock, share_among
+
+
+class ModernBert(nn.Module):
+    """Token embeddings, normed; blocks over rotary positions; a norm (Warner et al. 2024, arXiv 2412.13663).
+
+    The first block's attention has no norm of its own, as the embeddings are normed already (section 2.1.1 there).
+    """
+
+    def __init__(self, config: ModernBertConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.max_seq_len = config.max_seq_len
+        self.size = config.hidden_size
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embedding_norm: nn.Module = build_norm(config.block)
+        self.blocks = nn.ModuleList(PreNormBlock(config, layer) for layer in range(config.num_layers))
+        share_among(config, self.blocks)
+        self.blocks[0].attention_norm = nn.Identity()
+        self.norm: nn.Module = build_norm(config.block)
+        initialise(self.embedding)
+
+    def forward(self, tokens: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Rows [batch, tokens, width] of token ids [batch, tokens], int64.
+
+        `key_padding_mask` [batch, tokens], bool, is True where a token is real; rows of others mean nothing. Raises
+        `InvalidValue` for more tokens than the context.
+        """
+        length = tokens.shape[1]
+        if length > self.max_seq_len:
+            raise InvalidValue.of("tokens", f"{length} tokens", f"at most the context of {self.max_seq_len} tokens")
+        hidden: Tensor = self.embedding_norm(self.embedding(tokens))
+        for block in self.blocks:
+            hidden = block(hidden, key_padding_mask)
+        normed: Tensor = self.norm(hidden)
+        return normed

@@ -1,0 +1,186 @@
+"""Whatever a config.json of transformers says of an encoder, a folder gives their rows or is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+from attn_core.errors import UserError
+from attn_models.adapters.registry import VIT_ADAPTERS
+from attn_models.loading.encoders import build_encoder, load_image_classifier
+from attn_models.weights import read_folder
+from attn_testing.config_changes import changes
+
+transformers = pytest.importorskip("transformers")
+pytestmark = [pytest.mark.oracle, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+NARROW = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 66,
+}
+FAMILIES = {
+    "bert": NARROW,
+    "roberta": NARROW,
+    "xlm-roberta": NARROW,
+    "camembert": NARROW,
+    "distilbert": {
+        "vocab_size": 61,
+        "dim": 32,
+        "hidden_dim": 48,
+        "n_layers": 2,
+        "n_heads": 4,
+        "max_position_embeddings": 64,
+    },
+    "modernbert": NARROW
+    | {"local_attention": 8, "num_hidden_layers": 3, "global_attn_every_n_layers": 2}
+    | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2},
+    "longformer": NARROW | {"attention_window": 4},
+    "big_bird": NARROW | {"attention_type": "original_full"},
+    "reformer": {
+        "vocab_size": 61,
+        "hidden_size": 32,
+        "attention_head_size": 8,
+        "num_attention_heads": 4,
+        "feed_forward_size": 48,
+        "max_position_embeddings": 64,
+        "attn_layers": ["local", "local"],
+        "num_buckets": 4,
+        "lsh_attn_chunk_length": 8,
+        "local_attn_chunk_length": 8,
+        "axial_pos_shape": [8, 8],
+        "axial_pos_embds_dim": [8, 24],
+    },
+    "vit": {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "image_size": 8,
+        "patch_size": 4,
+    },
+}
+"""Sizes by `model_type`."""
+FOREIGN = {
+    "activation": ("relu",),
+    "attention_window": (2,),
+    "block_size": (2,),
+    "classifier_activation": ("relu",),
+    "embedding_size": (16,),
+    "global_attn_every_n_layers": (1, 2),
+    "global_rope_theta": (1e3,),
+    "hidden_dim": (16,),
+    "intermediate_size": (16,),
+    "layer_norm_eps": (0.1,),
+    "layer_norm_epsilon": (0.1,),
+    "local_attention": (2,),
+    "local_rope_theta": (1e3,),
+    "n_heads": (2,),
+    "norm_bias": (True,),
+    "norm_eps": (0.1,),
+    "pad_token_id": (0, 5),
+    "position_embedding_type": ("relative_key", "relative_key_query", "absolute"),
+    "qkv_bias": (False,),
+    "rescale_embeddings": (True,),
+    "scale_embeddings": (True,),
+    "sinusoidal_pos_embds": (True,),
+    "type_vocab_size": (1, 3),
+    "use_bias": (False,),
+    "use_mean_pooling": (True,),
+}
+"""Fields of other encoders with values that mean something there."""
+TOLERANCE = 1e-4
+TEXT = torch.randint(2, 30, (2, 20), generator=torch.Generator().manual_seed(1))
+KEEP = torch.arange(20) < torch.tensor([[20], [13]])
+IMAGES = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def their_rows(folder, values):
+    """What transformers computes of the config.json in `folder`, where the weights go; None where it cannot.
+
+    Every weight is far from its initial value, so that each one counts.
+    """
+    torch.manual_seed(0)
+    kind = transformers.AutoModelForImageClassification if images(values) else transformers.AutoModel
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder)
+        model = kind.from_config(config, attn_implementation="eager").float().eval()
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                weight.normal_(mean=float("norm" in name.lower()), std=0.2)
+            model.save_pretrained(folder / "written")
+            (folder / "written" / "model.safetensors").rename(folder / "model.safetensors")
+            again = type(model).from_pretrained(folder, attn_implementation="eager", dtype="float32").eval()
+            rows = again(IMAGES).logits if images(values) else of_text(again, values)
+    except Exception:  # noqa: BLE001  (whatever they raise for a config that means nothing)
+        return None
+    return rows if rows.isfinite().all() else None
+
+
+def of_text(model, values):
+    """Rows of the real tokens; a Reformer's of each text alone, as in transformers they depend on its company."""
+    tokens, keep = text(values)
+    if values["model_type"] != "reformer":
+        return model(tokens, keep).last_hidden_state[KEEP]
+    return torch.cat([model(row[None, real]).last_hidden_state[0] for row, real in zip(tokens, KEEP, strict=True)])
+
+
+def our_rows(folder, values):
+    """The same of the folder, loaded here; raises `UserError` where it is refused."""
+    if images(values):
+        return load_image_classifier(folder).model(IMAGES)
+    tokens, keep = text(values)
+    return build_encoder(read_folder(folder), torch.float32).eval()(tokens, keep.bool())[KEEP]
+
+
+def images(values):
+    return values["model_type"] in VIT_ADAPTERS
+
+
+def text(values):
+    """Token ids, filled up as transformers fills up, and where they are real."""
+    tokens = torch.where(KEEP, TEXT, values.get("pad_token_id") or 0)
+    return (tokens if values.get("vocab_size") != 1 else 0 * tokens), KEEP.long()
+
+
+def outcome(folder, values):
+    """What loading the folder comes to, beside transformers."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(values))
+    theirs = their_rows(folder, values)
+    if theirs is None:
+        return "not computed by transformers"
+    try:
+        with torch.no_grad():
+            ours = our_rows(folder, values)
+    except UserError:
+        return "refused"
+    if ours.shape != theirs.shape:
+        return f"differs by its shape {list(ours.shape)}, theirs {list(theirs.shape)}"
+    apart = (ours - theirs).abs().max().item()
+    return "equal" if apart < TOLERANCE else f"differs by {apart:.2g}"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_change_of_a_config_gives_the_rows_of_transformers_or_is_refused(family, tmp_path, record_property):
+    transformers.logging.disable_progress_bar()
+    config = transformers.AutoConfig.for_model(family, **FAMILIES[family])
+    found = {
+        words: outcome(tmp_path / str(number), values)
+        for number, (words, values) in enumerate(changes(config.to_dict(), FOREIGN))
+    }
+    record_property("outcomes", dict(Counter(what.split(" by ")[0] for what in found.values())))
+    wrong = {words: what for words, what in found.items() if what.startswith("differs")}
+    assert not wrong
+    assert sum(what == "equal" for what in found.values()) > 50
+
+
+def test_a_folder_as_it_is_gives_the_rows_of_transformers(tmp_path):
+    for family, sizes in FAMILIES.items():
+        config = transformers.AutoConfig.for_model(family, **sizes)
+        assert outcome(tmp_path / family, config.to_dict()) == "equal", family

@@ -1,0 +1,127 @@
+"""The layer of coverage (See et al. 2017, arXiv 1704.04368)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from attn_core import Fields, Heads, LayerState, RaggedBatch
+from attn_core.errors import InvalidValue
+from attn_core.masking import shares, wide
+from torch import Tensor, nn
+
+from attn_variants.layer_utils import by_heads, fresh_linear, glorot_parameter
+
+
+class Memory(NamedTuple):
+    """What queries attend to: `key` and `value` [batch, heads, key, size], `allowed` [batch, 1, key]."""
+
+    key: Tensor
+    value: Tensor
+    allowed: Tensor
+
+
+class Attended(NamedTuple):
+    """Of some queries: outputs and weights [batch, heads, query, ...], and the coverage [batch, heads, key] after."""
+
+    outputs: Tensor
+    weights: Tensor
+    coverage: Tensor
+
+
+class CoverageLayer(nn.Module):
+    """Additive attention whose scores see the sum of earlier weights.
+
+    Learned: `query`, `key`, `value`, `output` (`nn.Linear`; `key` has no bias, that of `query` is added to the same
+    sum); `vector` and `of_coverage` [heads, size], v and w_c of every head. Sums are at least float32 within a call.
+    """
+
+    def __init__(self, heads: Heads, *, hidden_size: int, bias: bool, longest: int) -> None:
+        super().__init__()
+        count, size = heads.query, heads.key_size
+        self.heads, self.longest = count, longest
+        self.query = fresh_linear(hidden_size, count * size, bias=bias)
+        self.key = fresh_linear(hidden_size, count * size, bias=False)
+        self.value = fresh_linear(hidden_size, count * size, bias=bias)
+        self.output = fresh_linear(count * size, hidden_size, bias=bias)
+        self.vector = glorot_parameter(count, size)
+        self.of_coverage = glorot_parameter(count, size)
+
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Attend from whole sequences [batch, query, hidden_size], in order, to sources [batch, key, hidden_size]."""
+        return self._out(self._whole(query, source, key_padding_mask).outputs, query)
+
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
+        return self._whole(query, source, key_padding_mask).weights
+
+    def encode(self, source: Tensor) -> Mapping[str, Fields]:
+        """State "source" of one source [source, hidden_size]: "key" and "value" [source, heads, size]."""
+        self._require_short(source)
+        return {
+            "source": {
+                "key": by_heads(self.key(source), self.heads),
+                "value": by_heads(self.value(source), self.heads),
+            }
+        }
+
+    def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
+        """The new rows [tokens, hidden_size] of many requests; returns [tokens, hidden_size].
+
+        Reads the state "source" and replaces the state "coverage" ("sum" [requests, heads, longest]).
+        """
+        held = state["coverage"].read()["sum"]
+        if batch.decoding:
+            parts = [self._stepped(query[:, None], held, state, list(range(batch.requests)))]
+        else:
+            parts = [
+                self._stepped(query[None, span.start : span.stop], held[span.request, None], state, [span.request])
+                for span in batch.spans()
+            ]
+        sums = torch.cat([nn.functional.pad(p.coverage, (0, self.longest - p.coverage.shape[-1])) for p in parts])
+        state["coverage"].write({"sum": sums.to(held.dtype)})
+        # [batch, heads, query, size]: of decoding one query each, else one sequence each.
+        rows = torch.cat([part.outputs.transpose(1, 2).flatten(0, 1) for part in parts])
+        return self._out(rows[None].transpose(1, 2), query[None])[0]
+
+    def _stepped(self, rows: Tensor, held: Tensor, state: LayerState, requests: list[int]) -> Attended:
+        """Rows [requests, query, hidden_size] behind what the requests covered, [requests, heads, longest]."""
+        seen = state["source"].rows(requests)
+        real = seen.key_padding_mask
+        if real is None:
+            real = torch.ones(seen.positions.shape, dtype=torch.bool, device=rows.device)
+        memory = Memory(seen.fields["key"].transpose(1, 2), seen.fields["value"].transpose(1, 2), real[:, None])
+        return self._attend(rows, memory, wide(held)[..., : real.shape[1]])
+
+    def _whole(self, query: Tensor, source: Tensor | None, key_padding_mask: Tensor | None) -> Attended:
+        if source is None:
+            raise InvalidValue.of("source", None, "a tensor [batch, key, hidden_size]")
+        self._require_short(source)
+        key, value = by_heads(self.key(source), self.heads), by_heads(self.value(source), self.heads)
+        allowed = key.new_ones(key.shape[:2], dtype=torch.bool) if key_padding_mask is None else key_padding_mask
+        nothing = wide(key).new_zeros(key.shape[0], self.heads, key.shape[1])
+        return self._attend(query, Memory(key.transpose(1, 2), value.transpose(1, 2), allowed[:, None]), nothing)
+
+    def _attend(self, rows: Tensor, memory: Memory, coverage: Tensor) -> Attended:
+        """Queries [batch, query, hidden_size] one after the other, from a coverage [batch, heads, key] on."""
+        asked = wide(by_heads(self.query(rows), self.heads)).transpose(1, 2)
+        key, value = wide(memory.key), wide(memory.value)
+        vector, turn = self.vector.to(key.dtype)[:, :, None], self.of_coverage.to(key.dtype)[:, None]
+        outputs, weights = [asked[:, :, :0]], [asked.new_zeros(*asked.shape[:2], 0, key.shape[2])]
+        for query in range(rows.shape[1]):
+            inner = torch.tanh(asked[:, :, query, None] + key + coverage[..., None] * turn)
+            share = shares((inner @ vector)[..., 0], memory.allowed)
+            outputs.append(share[:, :, None] @ value)
+            weights.append(share[:, :, None])
+            coverage = coverage + share
+        return Attended(torch.cat(outputs, 2), torch.cat(weights, 2), coverage)
+
+    def _out(self, outputs: Tensor, like: Tensor) -> Tensor:
+        """Rows [batch, query, hidden_size] of outputs [batch, heads, query, size]."""
+        rows: Tensor = self.output(outputs.transpose(1, 2).flatten(2).to(like.dtype))
+        return rows
+
+    def _require_short(self, source: Tensor) -> None:
+        if source.shape[-2] > self.longest:
+            raise InvalidValue.of("source", f"{source.shape[-2]} tokens", f"at most max_seq_len {self.longest}")
