@@ -23,8 +23,10 @@ def inline(writer: Any, node: nodes.math) -> None:
 
 
 def display(writer: Any, node: nodes.math_block) -> None:
-    """Write `$$...$$` as MathML."""
-    writer.body.append(f'<div class="math">{convert(node.astext(), display="block")}</div>')
+    """Write `$$...$$` as MathML, a line for each part that `\\quad` separates."""
+    parts = [part for part in re.split(r",?\s*\\quad\s*", node.astext()) if part.strip()]
+    lines = "".join(convert(part, display="block") for part in parts)
+    writer.body.append(f'<div class="math" style="overflow-x: auto">{lines}</div>')
     raise nodes.SkipNode
 
 
