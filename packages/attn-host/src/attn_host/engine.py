@@ -78,6 +78,7 @@ class EngineHost(ModelHost):
                 scope=task.tenant,
                 tenant=task.tenant,
                 adapter=self._adapters.find(task.adapter),
+                resume=task.resume,
             )
         )
 

@@ -11,12 +11,11 @@ from pathlib import Path
 from attn_core.errors import Incompatible
 from attn_engine import RequestOutput
 from attn_schema import (
-    AttentionMap,
-    AttentionMapsRequest,
     Embeddings,
     EngineStats,
     ModelInfo,
     Prompt,
+    Resumption,
     SamplingParams,
     ScoringParams,
     Tokenization,
@@ -37,14 +36,15 @@ class TextTask:
 
     `timeout` is the time left until the caller's deadline, in seconds. Requests of one `tenant` share a prefix cache
     and a weight in fair queueing. `adapter` names one that is loaded on the model; without it the model alone
-    computes.
+    computes. `resume` is what of the outputs has been received already, from another host.
     """
 
     prompt: Prompt
     params: SamplingParams | ScoringParams
-    adapter: str = ""
     timeout: float | None = None
     tenant: str = ""
+    adapter: str = ""
+    resume: Resumption | None = None
     id: str = field(default_factory=new_id)
 
 
@@ -93,7 +93,6 @@ class ModelHost:
     def unload_adapter(self, name: str) -> None:
         """Let no further tasks use an adapter; those that run go on. An unknown one is left alone."""
 
-    def attention_maps(self, request: AttentionMapsRequest, adapter: str = "") -> list[AttentionMap]:
         """The attention weights of a prompt, one map a layer, with an adapter if one is named."""
         del adapter
         raise Incompatible(self.REFUSAL, layers=request.layers)
