@@ -92,7 +92,9 @@ class ModelHost:
 
     def unload_adapter(self, name: str) -> None:
         """Let no further tasks use an adapter; those that run go on. An unknown one is left alone."""
+        del name
 
+    def attention_maps(self, request: AttentionMapsRequest, adapter: str = "") -> list[AttentionMap]:
         """The attention weights of a prompt, one map a layer, with an adapter if one is named."""
         del adapter
         raise Incompatible(self.REFUSAL, layers=request.layers)
