@@ -48,6 +48,7 @@ class SequenceGroup:
         self.deadline = members[0].request.deadline
         self._prompt_tokens = len(members[0].request.token_ids)
         self._cached_tokens = 0
+        self._queue_time: float | None = None
         self.completion_tokens = 0
 
     @property
@@ -60,6 +61,7 @@ class SequenceGroup:
             # A sequence that was preempted may have found its own tokens again; no more than the prompt counts.
             cached_tokens=min(self._cached_tokens, self._prompt_tokens),
             completion_tokens=self.completion_tokens,
+            queue_time=self._queue_time,
         )
 
     @property
@@ -73,6 +75,7 @@ class SequenceGroup:
         self.completion_tokens += sequence.generated
         if sequence.index == 0:
             self._cached_tokens = sequence.cached_tokens
+            self._queue_time = sequence.queue_time
 
 
 class Engine:
@@ -385,6 +388,7 @@ class Engine:
             self._end(request_id, few)
             return
         members[0].cached_tokens = beams.leader.cached_tokens
+        members[0].queue_time = beams.leader.queue_time
         for member, hypothesis in zip(list(members), found, strict=False):
             self._generated_tokens += len(hypothesis.tokens)
             self._emit(beam_output(member, hypothesis, self._end_ids))
