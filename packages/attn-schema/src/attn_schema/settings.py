@@ -21,7 +21,8 @@ class ConnectionOptions(Checked, frozen=True, kw_only=True):
     address: Annotated[
         str,
         Meta(
-            description="Server as HOST:PORT.",
+            description="Server as HOST:PORT; several gateways of one cluster, separated by commas, stand in for one "
+            "another.",
             extra={"envvar": "ATTN_ADDRESS", "panel": CONNECTION, "metavar": "HOST:PORT"},
         ),
     ] = DEFAULT_ADDRESS  # fmt: skip
@@ -41,9 +42,17 @@ class ConnectionOptions(Checked, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        host, _, port = self.address.rpartition(":")
+        addresses_of(self.address)
+
+
+def addresses_of(text: str) -> tuple[str, ...]:
+    """The addresses in "HOST:PORT" or "HOST:PORT,HOST:PORT"; raises `InvalidValue` for anything else."""
+    addresses = tuple(part.strip() for part in text.split(","))
+    for address in addresses:
+        host, _, port = address.rpartition(":")
         if not host or not port.isdecimal():
-            raise InvalidValue.of("address", self.address, "HOST:PORT")
+            raise InvalidValue.of("address", text, "HOST:PORT, or several separated by commas")
+    return addresses
 
 
 class ServerConfig(Checked, frozen=True, kw_only=True):
