@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -68,6 +69,10 @@ class Sequence:
     computed: int = 0
     cached_tokens: int = 0
     """Tokens whose KV cache was reused instead of computed."""
+    arrival: float = field(default_factory=time.monotonic)
+    """When it was submitted, on the clock of `time.monotonic()`, in seconds."""
+    queue_time: float | None = None
+    """Seconds from arrival until it was first scheduled."""
     encoder_written: bool = False
     """Whether the encoder's states are in the KV cache."""
     accepted: int = 0
