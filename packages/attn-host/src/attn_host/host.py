@@ -11,6 +11,8 @@ from pathlib import Path
 from attn_core.errors import Incompatible
 from attn_engine import RequestOutput
 from attn_schema import (
+    AttentionMap,
+    AttentionMapsRequest,
     Embeddings,
     EngineStats,
     ModelInfo,
