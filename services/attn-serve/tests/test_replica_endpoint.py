@@ -83,9 +83,8 @@ async def test_two_gateways_share_a_replica_and_each_gets_its_own(server: Replic
 async def test_calls_answer_as_the_host_does(server: ReplicaServer) -> None:
     maps = AttentionMapsRequest(model="tiny", prompt=Prompt(text="To be"), layers=(0,))
     async with Gateway(server) as gateway:
-        for method, argument in (("tokenize", Prompt(text="To be")), ("attention_maps", maps), ("stats", None)):
-            given = () if argument is None else (argument,)
-            assert await gateway.client.call(method, argument) == await call_host(server.host, method, *given)
+        for method, *arguments in (("tokenize", Prompt(text="To be")), ("attention_maps", maps, ""), ("stats",)):
+            assert await gateway.client.call(method, *arguments) == await call_host(server.host, method, *arguments)
         with pytest.raises(InvalidValue, match="prompt") as refused:
             await gateway.tokens(replace(task(), prompt=Prompt(text="")))
         assert refused.value.metadata["field"] == "prompt"
@@ -105,7 +104,9 @@ async def test_who_does_not_know_the_secret_is_not_let_in(server: ReplicaServer,
     assert server.host.stats().computed_tokens == 0
 
 
-@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x92\xa6submit\xc0", messages.encode_call("stop")])
+@pytest.mark.parametrize(
+    "data", [b"", b"\xc1", b"\x82\xa6method\xa6submit\xa9arguments\x90", messages.encode_call("stop")]
+)
 async def test_what_is_no_call_is_refused_and_the_replica_goes_on(server: ReplicaServer, data: bytes) -> None:
     async with Gateway(server) as gateway:
         answer = await gateway.client._ask(data, metadata=gateway.client._metadata)
@@ -163,9 +164,11 @@ def test_a_task_arrives_as_it_was_sent() -> None:
     resume = Resumption(received=(PartialCompletion(index=1, token_ids=(1, 2), finished=True),), computed_on="here")
     structured = SamplingParams(structured_output=StructuredOutput(regex="a+"))
     for params in (options, structured, ScoringParams(top_logprobs=3)):
-        sent = TextTask(prompt=Prompt(token_ids=(1, 2, 3)), params=params, timeout=1.5, tenant="ann", resume=resume)
+        sent = TextTask(
+            prompt=Prompt(token_ids=(1, 2, 3)), params=params, timeout=1.5, tenant="ann", adapter="a", resume=resume
+        )
         method, received = messages.decode_call(messages.encode_call("submit", sent))
-        assert (method, received) == ("submit", sent)
+        assert (method, received) == ("submit", (sent,))
 
 
 @pytest.mark.parametrize(

@@ -151,11 +151,15 @@ class AsyncModels:
         source: str = "",
         *,
         engine: EngineConfig | None = None,
+        base_model: str = "",
         deployment: DeploymentConfig | None = None,
         timeout: float | None = None,
     ) -> ModelInfo:
-        """Load a model from a folder on the server, a registered name or a finished job; returns when it serves."""
-        return await self._connection.unary(models.load_model(name, source, engine, deployment), timeout)
+        """Load a model from a folder on the server, a registered name or a finished job; returns when it serves.
+
+        A LoRA adapter is loaded on `base_model`, by default the loaded model that it is for.
+        """
+        return await self._connection.unary(models.load_model(name, source, engine, base_model, deployment), timeout)
 
     async def scale(self, name: str, deployment: DeploymentConfig, *, timeout: float | None = None) -> ModelInfo:
         """Change how many engines serve a model, which go on meanwhile; returns when there are as many."""

@@ -125,11 +125,15 @@ class Models:
         source: str = "",
         *,
         engine: EngineConfig | None = None,
+        base_model: str = "",
         deployment: DeploymentConfig | None = None,
         timeout: float | None = None,
     ) -> ModelInfo:
-        """Load a model from a folder on the server, a registered name or a finished job; returns when it serves."""
-        return self._connection.unary(models.load_model(name, source, engine, deployment), timeout)
+        """Load a model from a folder on the server, a registered name or a finished job; returns when it serves.
+
+        A LoRA adapter is loaded on `base_model`, by default the loaded model that it is for.
+        """
+        return self._connection.unary(models.load_model(name, source, engine, base_model, deployment), timeout)
 
     def scale(self, name: str, deployment: DeploymentConfig, *, timeout: float | None = None) -> ModelInfo:
         """Change how many engines serve a model, which go on meanwhile; returns when there are as many."""

@@ -15,7 +15,7 @@ from typing import Any, cast
 import msgspec
 from attn_core.errors import AttnError, InvalidValue, MissingPackage, OutOfCapacity, Unavailable
 from attn_gateway.ray_gpus import gpu_request, known_gpus
-from attn_host import PromptTokenizer
+from attn_host import PromptTokenizer, TextTask
 from attn_models.tokenizers import Tokenizer
 from attn_schema import DeploymentConfig, EngineConfig, EngineStats, ModelInfo
 
@@ -56,6 +56,7 @@ class DeploymentBackend:
         self._handle: Any = None
         self._watcher: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
+        self._adapters: dict[str, Path] = {}
         self._tokenizer: PromptTokenizer | None = None
         self._joined = self._deployed = False
         self._background: set[asyncio.Task[Any]] = set()
@@ -93,28 +94,17 @@ class DeploymentBackend:
         """The answer of a method of the host, from the replica that suits. Prompts are tokenised in this process."""
         if self._handle is None:
             raise Unavailable(f"model {self._name!r} is not running")
-        if method == "tokenize" and self._tokenizer is not None:
-            return await asyncio.to_thread(self._tokenizer.tokenize, *arguments)
         if method == "stats":
             return total([replica.stats for replica in self._replicas.values()])
+        if method == "tokenize" and self._tokenizer is not None:
+            return await asyncio.to_thread(self._tokenizer.tokenize, *arguments)
+        if method == "submit":
+            return await self._submit(*arguments)
         if method == "cancel":
             return await self._cancel(*arguments)
-        if method == "submit":
-            (task,) = arguments
-            replica = self._choose(block_hashes(task.prompt, task.tenant))
-            self._where[task.id] = replica
-            await replica.submit(task)
-            return None
-        replica = self._choose(())
-        task_id = getattr(arguments[0], "id", None) if arguments else None
-        if task_id is None:
-            return await replica.call(method, *arguments)
-        self._where[task_id] = replica
-        replica.tasks.add(task_id)
-        try:
-            return await replica.call(method, *arguments)
-        finally:
-            replica.tasks.discard(task_id)
+        if method in ("load_adapter", "unload_adapter"):
+            return await self._change_adapters(method, *arguments)
+        return await self._ask_any(method, *arguments)
 
     async def pids(self) -> list[int]:
         """The processes of the replicas that take tasks, for those who watch or kill processes."""
@@ -145,12 +135,37 @@ class DeploymentBackend:
         await asyncio.gather(*(replica.close() for replica in self._replicas.values()))
         self._replicas.clear()
 
+    async def _change_adapters(self, method: str, name: str, *folder: Path) -> None:
+        """Load or unload an adapter everywhere; replicas that start later load those that there are then."""
+        await asyncio.gather(*(replica.call(method, name, *folder) for replica in self._replicas.values()))
+        if method == "load_adapter":
+            self._adapters[name] = folder[0]
+        else:
+            self._adapters.pop(name, None)
+
     def _choose(self, blocks: Sequence[bytes]) -> ReplicaClient:
         loads = {name: replica.load for name, replica in self._replicas.items() if not replica.draining}
         if not loads:
             self._changed.set()
             raise EngineLost(f"no replica of model {self._name!r} runs now; one is being started")
         return self._replicas[self._router.choose(blocks, loads)]
+
+    async def _submit(self, task: TextTask) -> None:
+        replica = self._choose(block_hashes(task.prompt, f"{task.tenant}\0{task.adapter}"))
+        self._where[task.id] = replica
+        await replica.submit(task)
+
+    async def _ask_any(self, method: str, argument: Any, *more: Any) -> Any:
+        """The answer of any replica; a task that has an id can be cancelled there."""
+        replica = self._choose(())
+        if method == "attention_maps":
+            return await replica.call(method, argument, more[0] if more else "")
+        self._where[argument.id] = replica
+        replica.tasks.add(argument.id)
+        try:
+            return await replica.call(method, argument)
+        finally:
+            replica.tasks.discard(argument.id)
 
     async def _cancel(self, task_id: str) -> None:
         replica = self._where.pop(task_id, None)
@@ -203,8 +218,11 @@ class DeploymentBackend:
             replica = ReplicaClient(address, self._streams, self._lost)
             try:
                 await replica.connect()
-            except EngineLost as error:
-                log.info("%s", error.message)
+                for name, folder in self._adapters.items():
+                    await replica.call("load_adapter", name, folder)
+            except AttnError as error:
+                log.warning("replica %s is not used: %s", address.id, error.message)
+                await replica.close()
             else:
                 self._replicas[address.id] = replica
 

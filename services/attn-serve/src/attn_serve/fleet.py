@@ -12,6 +12,7 @@ from pathlib import Path
 
 from attn_core.errors import AlreadyExists, AttnError, InvalidValue, Unavailable, UnknownName
 from attn_host import find_folder
+from attn_models.lora.files import base_of, is_adapter
 from attn_schema import DeploymentConfig, EngineConfig, ModelInfo, ModelState
 
 from attn_serve.engine_client import EngineClient
@@ -74,9 +75,18 @@ class Fleet:
         return model.engine
 
     async def load(
-        self, name: str, source: str, config: EngineConfig, deployment: DeploymentConfig | None = None
+        self,
+        name: str,
+        source: str,
+        config: EngineConfig,
+        base_model: str = "",
+        deployment: DeploymentConfig | None = None,
     ) -> ServedModel:
-        """Load a model and wait until it serves; the same name and source twice is one model."""
+        """Load a model and wait until it serves; the same name and source twice is one model.
+
+        A source that is an adapter is loaded on `base_model`, a model that serves; if not given, the one that the
+        adapter names, or the only one.
+        """
         if not NAME.fullmatch(name):
             allowed = "letters, digits, '-', '_' and '.', beginning with a letter or digit, at most 128 characters"
             raise InvalidValue.of("name", name, allowed)
@@ -88,6 +98,10 @@ class Fleet:
             await known.ready.wait()
             return self.find(name)
         folder = find_folder(source or name, self._home)
+        if is_adapter(folder):
+            return await self._load_adapter(name, source or name, folder, base_model)
+        if base_model:
+            raise InvalidValue.of("base_model", base_model, "none, as the source is no adapter")
         if config.draft_model is not None:
             config = config.replace(draft_model=str(find_folder(config.draft_model, self._home)))
         info = ModelInfo(name=name, source=source or name, state=ModelState.LOADING, load_time=datetime.now(UTC))
@@ -103,6 +117,8 @@ class Fleet:
         model = self.find(name)
         if not deployment.deployed:
             raise InvalidValue.of("replicas", None, "a number, or max_replicas")
+        if model.info.base_model:
+            raise InvalidValue.of("name", name, f"{model.info.base_model!r}, the model that the adapter is loaded on")
         if not await model.engine.scale(deployment):
             # One engine in an actor of its own gives way to a deployment.
             engine = self._make(name, model.folder, model.config, deployment)
@@ -111,6 +127,8 @@ class Fleet:
             except BaseException:
                 await asyncio.shield(engine.stop(0))
                 raise
+            for adapter in self._adapters_of(name):
+                adapter.engine = await engine.load_adapter(adapter.name, adapter.folder)
             former, model.engine = model.engine, engine
             await former.stop(HANDOVER_SECONDS)
         return model
@@ -118,11 +136,14 @@ class Fleet:
     async def unload(self, name: str, shutdown_timeout: float) -> None:
         """Take a model out of service; running requests have `shutdown_timeout` seconds to finish."""
         model = self.find(name)
+        for adapter in self._adapters_of(name):
+            del self._models[adapter.name]
         await self._end(model, model.engine.stop(shutdown_timeout))
 
     async def stop(self, shutdown_timeout: float) -> None:
         """Unload everything, but what other gateways use."""
-        ends = [self._end(model, model.engine.release(shutdown_timeout)) for model in self.models()]
+        models = [model for model in self.models() if not model.info.base_model]
+        ends = [self._end(model, model.engine.release(shutdown_timeout)) for model in models]
         await asyncio.gather(*ends, return_exceptions=True)
 
     async def _end(self, model: ServedModel, ending: Awaitable[None]) -> None:
@@ -130,6 +151,42 @@ class Fleet:
         await ending
         if self._models.get(model.name) is model:
             del self._models[model.name]
+
+    def _adapters_of(self, name: str) -> list[ServedModel]:
+        return [other for other in self._models.values() if other.info.base_model == name]
+
+    async def _load_adapter(self, name: str, source: str, folder: Path, base_model: str) -> ServedModel:
+        base = self._base_of(folder, base_model)
+        client = self.engine(base.name)
+        info = base.info.replace(
+            name=name, source=source, base_model=base.name, state=ModelState.LOADING, load_time=datetime.now(UTC)
+        )
+        model = ServedModel(info=info, engine=client, folder=folder, config=base.config)
+        self._models[name] = model
+        try:
+            model.engine = await client.load_adapter(name, folder)
+            model.info = info.replace(state=ModelState.SERVING)
+        except BaseException:
+            del self._models[name]
+            raise
+        finally:
+            model.ready.set()
+        return model
+
+    def _base_of(self, folder: Path, given: str) -> ServedModel:
+        """The loaded model that an adapter is for; raises `InvalidValue` where that is not clear."""
+        models = {model.name: model for model in self.models() if not model.info.base_model}
+        if given:
+            if given not in models:
+                raise UnknownName.of("model", given, models)
+            return models[given]
+        named = base_of(folder)
+        found = [model for model in models.values() if named in (model.name, model.info.source)]
+        found = found or list(models.values())
+        if len(found) != 1:
+            said = f"the name of one that is loaded: {', '.join(models) or 'there is none'}"
+            raise InvalidValue.of("base_model", named or None, said)
+        return found[0]
 
     async def _start(self, model: ServedModel) -> None:
         try:

@@ -121,27 +121,28 @@ class ReplicaServer:
     async def _call(self, data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         session = await self._session_of(context)
         try:
-            method, argument = messages.decode_call(data)
-            return messages.encode_answer(await self._answer(session, method, argument))
+            method, arguments = messages.decode_call(data)
+            return messages.encode_answer(await self._answer(session, method, arguments))
         except AttnError as error:
             return messages.encode_answer(error)
 
-    async def _answer(self, session_id: str, method: str, argument: Any) -> Any:
+    async def _answer(self, session_id: str, method: str, arguments: tuple[Any, ...]) -> Any:
         if self.host is None:
             raise EngineLost("the replica is starting")
         if method == "submit":
             session = self._sessions.get(session_id)
             if session is None or self._draining:
                 raise EngineLost("the replica takes no more tasks")
-            session.tasks.add(argument.id)
+            (task,) = arguments
+            session.tasks.add(task.id)
             try:
                 # Tokenising a long prompt takes seconds, in which the outputs of others go on.
-                await asyncio.to_thread(self.host.submit, argument)
+                await asyncio.to_thread(self.host.submit, task)
             except BaseException:
-                session.tasks.discard(argument.id)
+                session.tasks.discard(task.id)
                 raise
             return None
-        return await call_host(self.host, method, *(() if argument is None else (argument,)))
+        return await call_host(self.host, method, *arguments)
 
     async def _outputs(
         self,

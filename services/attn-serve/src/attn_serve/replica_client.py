@@ -74,10 +74,10 @@ class ReplicaClient:
             self.tasks.discard(task.id)
             raise
 
-    async def call(self, method: str, argument: Any = None) -> Any:
+    async def call(self, method: str, *arguments: Any) -> Any:
         """The answer of a method of the host; raises its error, or `EngineLost` where the connection broke."""
         try:
-            data = await self._ask(messages.encode_call(method, argument), metadata=self._metadata)
+            data = await self._ask(messages.encode_call(method, *arguments), metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise EngineLost(f"the connection to replica {self.id} broke: {error.code().name}") from error
         except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:

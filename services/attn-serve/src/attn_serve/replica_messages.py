@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -85,6 +86,7 @@ class SentTask(msgspec.Struct, frozen=True):
     scoring: dict[str, Any] | None
     timeout: float | None
     tenant: str
+    adapter: str
     resume: Resumption | None
 
     @classmethod
@@ -92,7 +94,7 @@ class SentTask(msgspec.Struct, frozen=True):
         """The task as it is sent."""
         given = msgspec.to_builtins(task.params)
         sampling, scoring = (given, None) if isinstance(task.params, SamplingParams) else (None, given)
-        return cls(task.id, task.prompt, sampling, scoring, task.timeout, task.tenant, task.resume)
+        return cls(task.id, task.prompt, sampling, scoring, task.timeout, task.tenant, task.adapter, task.resume)
 
     def received(self) -> TextTask:
         """The task as it was asked."""
@@ -107,6 +109,7 @@ class SentTask(msgspec.Struct, frozen=True):
             params=params,
             timeout=self.timeout,
             tenant=self.tenant,
+            adapter=self.adapter,
             resume=self.resume,
         )
 
@@ -139,10 +142,10 @@ class SentOutputs(msgspec.Struct, frozen=True):
 
 
 class SentCall(msgspec.Struct, frozen=True):
-    """A method of the host, and its one argument, if it has one."""
+    """A method of the host, and its arguments."""
 
     method: str
-    argument: msgspec.Raw
+    arguments: msgspec.Raw
 
 
 class SentAnswer(msgspec.Struct, frozen=True):
@@ -153,37 +156,41 @@ class SentAnswer(msgspec.Struct, frozen=True):
 
 
 METHODS: dict[str, tuple[Any, Any]] = {
-    "submit": (SentTask, None),
-    "cancel": (str, None),
-    "embed": (EmbedTask, Embeddings),
-    "tokenize": (Prompt, Tokenization),
-    "attention_maps": (AttentionMapsRequest, list[AttentionMap]),
-    "stats": (None, EngineStats),
+    "submit": (tuple[SentTask], None),
+    "cancel": (tuple[str], None),
+    "embed": (tuple[EmbedTask], Embeddings),
+    "tokenize": (tuple[Prompt], Tokenization),
+    "attention_maps": (tuple[AttentionMapsRequest, str], list[AttentionMap]),
+    "stats": (tuple[()], EngineStats),
+    "load_adapter": (tuple[str, Path], None),
+    "unload_adapter": (tuple[str], None),
 }
-"""The argument and the answer of each method that a gateway may call."""
+"""The arguments and the answer of each method that a gateway may call."""
 
-_encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
-_ARGUMENTS = {name: msgspec.msgpack.Decoder(kinds[0]) for name, kinds in METHODS.items()}
+_encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder(enc_hook=str).encode
+_ARGUMENTS = {
+    name: msgspec.msgpack.Decoder(kinds[0], dec_hook=lambda kind, text: kind(text)) for name, kinds in METHODS.items()
+}
 _ANSWERS = {name: msgspec.msgpack.Decoder(kinds[1]) for name, kinds in METHODS.items()}
 _CALL = msgspec.msgpack.Decoder(SentCall)
 _ANSWER = msgspec.msgpack.Decoder(SentAnswer)
 _OUTPUTS = msgspec.msgpack.Decoder(SentOutputs)
 
 
-def encode_call(method: str, argument: Any = None) -> bytes:
+def encode_call(method: str, *arguments: Any) -> bytes:
     """A call as bytes."""
-    sent = SentTask.of(argument) if isinstance(argument, TextTask) else argument
+    sent = [SentTask.of(argument) if isinstance(argument, TextTask) else argument for argument in arguments]
     return _encode(SentCall(method, msgspec.Raw(_encode(sent))))
 
 
-def decode_call(data: bytes) -> tuple[str, Any]:
-    """The method and argument of a call; raises `InternalError` for what no gateway of this release sends."""
+def decode_call(data: bytes) -> tuple[str, tuple[Any, ...]]:
+    """The method and arguments of a call; raises `InternalError` for what no gateway of this release sends."""
     try:
         call = _CALL.decode(data)
-        argument = _ARGUMENTS[call.method].decode(call.argument)
+        arguments = _ARGUMENTS[call.method].decode(call.arguments)
     except (msgspec.MsgspecError, KeyError) as error:
         raise InternalError(f"a gateway sent what is no call: {type(error).__name__}") from error
-    return call.method, argument.received() if isinstance(argument, SentTask) else argument
+    return call.method, tuple(part.received() if isinstance(part, SentTask) else part for part in arguments)
 
 
 def encode_answer(value: Any) -> bytes:

@@ -36,8 +36,12 @@ class InferenceGrpc:
         """Start Ray and load the models that were asked for at the start."""
         await self._cluster.start()
         models, settings = self._cluster.models, self._cluster.settings
-        loads = (self.fleet.load(model.name, model.source, settings.engine, settings.deployment) for model in models)
-        await asyncio.gather(*loads)
+        deployment = settings.deployment
+        await asyncio.gather(
+            *(self.fleet.load(one.name, one.source, settings.engine, deployment=deployment) for one in models)
+        )
+        for adapter in settings.adapters:
+            await self.fleet.load(adapter.name, adapter.source, settings.engine)
 
     async def stop(self, shutdown_timeout: float) -> None:
         """Unload all models."""

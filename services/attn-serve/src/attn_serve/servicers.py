@@ -142,7 +142,7 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         """Load a model and return when it answers."""
         config = from_message(EngineConfig, request.engine)
         deployment = from_message(DeploymentConfig, request.deployment)
-        model = await self._fleet.load(request.name, request.source, config, deployment)
+        model = await self._fleet.load(request.name, request.source, config, request.base_model, deployment)
         return model_pb2.LoadModelResponse(model=to_message(model.now()))
 
     async def ScaleModel(

@@ -34,13 +34,18 @@ def get_model(name: str) -> Operation[pb.GetModelResponse, ModelInfo]:
 
 
 def load_model(
-    name: str, source: str, engine: EngineConfig | None, deployment: DeploymentConfig | None
+    name: str,
+    source: str,
+    engine: EngineConfig | None,
+    base_model: str = "",
+    deployment: DeploymentConfig | None = None,
 ) -> Operation[pb.LoadModelResponse, ModelInfo]:
-    """Load a model."""
+    """Load a model, or an adapter on a model."""
     request = pb.LoadModelRequest(
         name=name,
         source=source,
         engine=None if engine is None else to_message(engine),
+        base_model=base_model,
         deployment=None if deployment is None else to_message(deployment),
     )
     return Operation(f"{SERVICE}/LoadModel", request, pb.LoadModelResponse, _model)
