@@ -11,7 +11,7 @@ from attn_schema.training import TrainingConfig
 
 from attn_train.data.load import IMAGES, MASKED, PAIRS, TAGS, TEXT, data_kind_of
 from attn_train.data.synthetic import TASKS
-from attn_train.data_checks import check_images, check_masked, check_pairs, check_tags, check_text
+from attn_train.data_checks import check_conversations, check_images, check_masked, check_pairs, check_tags, check_text
 from attn_train.model import check_model
 from attn_train.settings import Layout, TrainSettings
 from attn_train.tasks.seq2seq import require_bleu
@@ -32,6 +32,8 @@ def check_config(config: TrainingConfig, *, home: Path, settings: TrainSettings,
     if not data.dataset:
         raise InvalidValue.of("config.data.dataset", "", "the name of a dataset, or a path on the server")
     CHECKS[data_kind_of(model)](data, home=home, settings=settings, local=local)
+    if data.format != "text":
+        check_conversations(data, home)
     check_model(config, home)
     if config.evaluation.bleu_sentences:
         require_bleu()

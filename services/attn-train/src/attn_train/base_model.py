@@ -211,6 +211,7 @@ def load_base(config: TrainingConfig, home: Path, log: Callable[[str], None]) ->
     if stored != "none":
         let_gradients_through(model)
     model.add_module(LORA, adapter)
+    model.adapted = adapted
     log(f"LoRA of rank {config.lora.lora_rank} on {len(adapter)} layers of {folder.name}")
     return BaseModel(folder=folder, loaded=loaded, adapted=adapted, adapter=adapter)
 
