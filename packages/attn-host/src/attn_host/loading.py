@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from attn_schema import EngineConfig
 from attn_schema.home import models_folder
 
 
-def find_folder(source: str, home: Path) -> Path:
-    """The model folder for an absolute path or a name under the home's models.
+def find_folder(source: str, home: Path, hidden: Collection[str] = ()) -> Path:
+    """The model folder for an absolute path or a name under the home's models; `hidden` names are as if not there.
 
     Raises `UnknownName` with near names, or `CheckpointInvalid` for a path that is no model folder.
     """
@@ -24,7 +25,7 @@ def find_folder(source: str, home: Path) -> Path:
             raise CheckpointInvalid.of(given, "is not a model folder: it has no config.json")
         return given
     folder = models_folder(home)
-    known = sorted(path.parent.name for path in folder.glob("*/config.json"))
+    known = sorted({path.parent.name for path in folder.glob("*/config.json")}.difference(hidden))
     if source not in known:
         raise UnknownName.of("model", source, known)
     return folder / source

@@ -6,7 +6,7 @@ Probes have no token, so only models that belong to everybody are told of.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import grpc
@@ -34,7 +34,7 @@ class HasModels(Protocol):
         ...
 
 
-class Health(health_aio.HealthServicer):  # type: ignore[misc]
+class Health(health_aio.HealthServicer):
     """The health service of gRPC, which also knows models."""
 
     def __init__(self, services: Sequence[Any]) -> None:
@@ -52,9 +52,7 @@ class Health(health_aio.HealthServicer):  # type: ignore[misc]
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such model")
         return Status(status=status)
 
-    async def Watch(  # noqa: N802
-        self, request: health_pb2.HealthCheckRequest, context: Context
-    ) -> AsyncIterator[health_pb2.HealthCheckResponse] | None:
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:  # noqa: N802
         """The status now, and whenever it changes."""
         if not self._is_model(request.service):
             await super().Watch(request, context)

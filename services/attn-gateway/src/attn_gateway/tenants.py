@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import structlog
 from attn_core.errors import AttnError, InvalidValue, UserError
@@ -137,10 +137,10 @@ def _add(found: dict[str, Tenant], token: str, words: list[str], place: str) -> 
     if token in found and found[token].name != name:
         raise UserError(f"{place} gives the token of another line another tenant", field=FIELD)
     tenant = known or Tenant(name=name, role=_role(len(found)))
-    values = {key: _number(key, text, place) for key, text in settings.items() if key != "role"}
+    values: dict[str, Any] = {key: _number(key, text, place) for key, text in settings.items() if key != "role"}
     if "role" in settings:
         values["role"] = settings["role"]
-    changed = replace(tenant, **values)  # type: ignore[arg-type]
+    changed = replace(tenant, **values)
     if known is not None and changed != known:
         raise UserError(f"{place} gives the tenant of another line other settings", field=FIELD)
     found[token] = changed
