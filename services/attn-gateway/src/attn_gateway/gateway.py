@@ -12,7 +12,7 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 import structlog
-from attn_core.errors import InvalidValue, Unavailable, UserError
+from attn_core.errors import InvalidValue, Unauthenticated, Unavailable, UserError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH
 from grpc_reflection.v1alpha import reflection
@@ -21,11 +21,13 @@ from attn_gateway.health import Health
 from attn_gateway.interceptors.audit import Audit
 from attn_gateway.interceptors.errors import Errors
 from attn_gateway.interceptors.limits import Limits
+from attn_gateway.interceptors.measure import Measured
 from attn_gateway.interceptors.readiness import Readiness
 from attn_gateway.interceptors.request_id import RequestIds
-from attn_gateway.interceptors.token import BearerToken
+from attn_gateway.interceptors.token import REFUSAL, BearerToken
 from attn_gateway.interceptors.wire import Wire
-from attn_gateway.local_calls import LocalCalls, RecordingServer
+from attn_gateway.local_calls import LocalCalls, Metadata, RecordingServer
+from attn_gateway.metrics import Metrics
 from attn_gateway.service import GrpcService, HttpServer
 from attn_gateway.settings import GatewaySettings
 
@@ -58,6 +60,9 @@ class Gateway:
         self._local_calls: LocalCalls | None = None
         self.tenants = settings.tenants()
         self._watching: asyncio.Task[None] | None = None
+        self._own_calls: LocalCalls | None = None
+        self._metrics = Metrics()
+        self._bearer_token = BearerToken(self.tenants) if self.tenants else None
         self._serving = False
 
     @property
@@ -66,6 +71,12 @@ class Gateway:
         if self._local_calls is None:
             raise Unavailable("the server is still starting")
         return self._local_calls
+
+    async def metrics(self, metadata: Metadata) -> bytes:
+        """What Prometheus is told; raises `Unauthenticated` for a caller without a token where one is wanted."""
+        if self._bearer_token is not None and not self._bearer_token.admits(metadata):
+            raise Unauthenticated(REFUSAL)
+        return await self._metrics.text(self._own_calls if self._serving else None)
 
     @property
     def serving(self) -> bool:
@@ -138,19 +149,15 @@ class Gateway:
         settings, tenants = self.settings, self.tenants
         limits = Limits(tenants, settings.max_calls, settings.max_streams_per_connection)
         # The first is the outermost: whatever an inner one raises becomes a status with a request id.
-        interceptors = [
-            RequestIds(),
-            Errors(),
-            *([BearerToken(tenants)] if tenants else []),
-            limits,
-            self._readiness,
-            Audit(),
-        ]
+        measured = Measured(self._metrics, tenants)
+        guards = [self._bearer_token] if self._bearer_token else []
+        interceptors = [RequestIds(), Errors(), measured, *guards, limits, self._readiness, Audit()]
         server = grpc.aio.server(interceptors=[*interceptors, Wire()], options=server_options(settings))
         recording = RecordingServer(server)
         for service in self.services:
             service.add_to(cast("grpc.aio.Server", recording))
         self._local_calls = LocalCalls(recording.handlers, interceptors)
+        self._own_calls = LocalCalls(recording.handlers, ())
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         shown = [*self.names, HEALTH, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(shown, server)

@@ -149,7 +149,7 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         """Load a model and return when it answers: everybody's for an admin, else the tenant's own."""
         config = from_message(EngineConfig, request.engine)
         sees = call_of(context).caller.sees
-        model = await self._fleet.load(request.name, request.source, config, owner=sees or "", tenant=sees)
+        model = await self._fleet.load(request.name, request.source, config, request.base_model, tenant=sees)
         return model_pb2.LoadModelResponse(model=to_message(model.info))
 
     async def UnloadModel(

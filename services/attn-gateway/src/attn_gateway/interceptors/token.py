@@ -15,6 +15,7 @@ from attn_gateway.interceptors.handlers import Continuation, Handler, around
 from attn_gateway.tenants import Tenants
 
 HEALTH = "/grpc.health.v1.Health/"
+REFUSAL = "this server wants the metadata 'authorization: Bearer TOKEN' with its token"
 
 
 class BearerToken(grpc.aio.ServerInterceptor):
@@ -45,8 +46,12 @@ class BearerToken(grpc.aio.ServerInterceptor):
 
         return around(handler, guard)
 
+    def admits(self, metadata: Any) -> bool:
+        """Whether this metadata gives one of the tokens."""
+        return self._tenants.of(str(value) for key, value in metadata or () if key == AUTHORIZATION) is not None
+
 
 async def _refuse(_requests: Any, _context: Context) -> AsyncIterator[bytes]:
     for nothing in tuple[bytes]():
         yield nothing
-    raise Unauthenticated("this server wants the metadata 'authorization: Bearer TOKEN' with its token")
+    raise Unauthenticated(REFUSAL)
