@@ -178,7 +178,12 @@ async def measured(given: argparse.Namespace, home: Path) -> list[dict[str, Any]
     texts = orders(TRAINING + HELD_OUT, 11)
     write_dataset(home / "orders.jsonl", texts[:TRAINING])
     cluster = Cluster(ClusterSettings(home=home))
-    services = [InProcessTrainingGrpc(cluster, TrainSettings(threads=given.threads)), InProcessInference(cluster)]
+    services = [
+        InProcessTrainingGrpc(
+            cluster, TrainSettings(threads=given.threads, data_roots=(home, models_folder(home_folder())))
+        ),
+        InProcessInference(cluster),
+    ]
     async with serving(services) as gateway, AsyncClient(ClientSettings(address=gateway.address)) as client:
         rows = [await train(client, training_config(home / "orders.jsonl", given))]
         await client.models.load(BASE, engine=EngineConfig(num_threads=given.threads))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ CONFIGS = ("config.json", ADAPTER_CONFIG_NAME)
 """What a folder of a model, or of an adapter, has."""
 
 
-def find_folder(source: str, home: Path) -> Path:
+def find_folder(source: str, home: Path, hidden: Collection[str] = ()) -> Path:
     """The folder of a model, or of an adapter, for an absolute path or a name under the home's models.
+
+    Names in `hidden` are as if not there.
 
     Raises `UnknownName` with near names, or `CheckpointInvalid` for a path that is no model folder.
     """
@@ -28,7 +31,8 @@ def find_folder(source: str, home: Path) -> Path:
             raise CheckpointInvalid.of(given, "is not a model folder: it has no config.json")
         return given
     folder = models_folder(home)
-    known = sorted({path.parent.name for name in CONFIGS for path in folder.glob(f"*/{name}")})
+    found = {path.parent.name for name in CONFIGS for path in folder.glob(f"*/{name}")}
+    known = sorted(found.difference(hidden))
     if source not in known:
         raise UnknownName.of("model", source, known)
     return folder / source
