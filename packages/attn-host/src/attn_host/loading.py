@@ -10,7 +10,7 @@ from attn_core.errors import CheckpointInvalid, Incompatible, UnknownName
 from attn_core.models import LanguageModel
 from attn_models.loading import LoadedModel, load_draft
 from attn_schema import EngineConfig
-from attn_schema.home import models_folder
+from attn_schema.home import model_folder_name, model_names, models_folder
 
 
 def find_folder(source: str, home: Path) -> Path:
@@ -23,11 +23,10 @@ def find_folder(source: str, home: Path) -> Path:
         if not (given / "config.json").is_file():
             raise CheckpointInvalid.of(given, "is not a model folder: it has no config.json")
         return given
-    folder = models_folder(home)
-    known = sorted(path.parent.name for path in folder.glob("*/config.json"))
+    known = model_names(home)
     if source not in known:
         raise UnknownName.of("model", source, known)
-    return folder / source
+    return models_folder(home) / model_folder_name(source)
 
 
 def quantization_of(model: Any) -> str:
