@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from attn_core.errors import InternalError
+from attn_core.errors import InternalError, InvalidValue, UserError
 from attn_schema import FinishReason, SamplingParams, ScoringParams, Token, TopLogprob
 from torch import Tensor
 
@@ -68,6 +69,10 @@ class Sequence:
     computed: int = 0
     cached_tokens: int = 0
     """Tokens whose KV cache was reused instead of computed."""
+    arrival: float = field(default_factory=time.monotonic)
+    """When it was submitted, on the clock of `time.monotonic()`, in seconds."""
+    queue_time: float | None = None
+    """Seconds from arrival until it was first scheduled."""
     encoder_written: bool = False
     """Whether the encoder's states are in the KV cache."""
     accepted: int = 0
@@ -80,7 +85,7 @@ class Sequence:
     seed: int = field(init=False)
     stops: StopStrings = field(init=False)
     scope: str | None = field(init=False)
-    """Whose prefixes it shares: the request's scope and its encoder input; None shares nothing.
+    """Whose prefixes it shares: the request's scope, its encoder input and its adapter; None shares nothing.
 
     Scoring shares nothing, as every token must be computed.
     """
@@ -106,7 +111,8 @@ class Sequence:
             self.num_speculative_tokens = params.num_speculative_tokens if params.num_beams == 1 else 0
         self.seed = random.getrandbits(64) if seed is None else (seed + self.index) % SEED_LIMIT
         shares = self.request.scope is not None and self.scoring is None
-        self.scope = f"{self.request.scope}\0{self.request.encoder_token_ids}" if shares else None
+        adapter = self.request.adapter.key if self.request.adapter is not None else ""
+        self.scope = f"{self.request.scope}\0{self.request.encoder_token_ids}\0{adapter}" if shares else None
         self.stops = StopStrings(stop)
 
     def rank_with(self, other: Sequence) -> None:
@@ -129,6 +135,24 @@ class Sequence:
         if not wanted or not self.generated or self.pending != 1:
             return 0
         return min(wanted, self.max_len - len(self.tokens) - 1)
+
+    def go_on_after(self, received: Collection[int], end_ids: Collection[int]) -> None:
+        """Continue behind tokens that another engine generated, with the text, stop strings and grammar as they were.
+
+        Raises `InvalidValue` if the completion has ended with them, or structured output does not allow them.
+        """
+        for place, token in enumerate(received):
+            field = f"resume[{self.index}].token_ids[{place}]"
+            self.tokens.append(token)
+            self.text_of(token)
+            if self.matcher is not None:
+                try:
+                    self.matcher.accept_checked(token)
+                except UserError as error:
+                    raise InvalidValue.of(field, token, "a token that structured_output allows") from error
+            ended = token in end_ids and not self.params.ignore_eos
+            if ended or self.stops.found is not None or (self.matcher is not None and self.matcher.complete):
+                raise InvalidValue.of(field, token, "none that ends the completion, unless it is marked as finished")
 
     def token(self, id: int, logprob: float | None = None, top: Collection[tuple[int, float]] = ()) -> Token:  # noqa: A002
         """A token with its text; `top` are the most likely (id, logprob) at its position."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from platformdirs import user_data_path
@@ -25,7 +25,7 @@ def model_folder_name(name: str) -> str:
     return name.replace("/", "--", 1)
 
 
-def model_names(home: Path) -> list[str]:
-    """The names of all models of this machine, sorted."""
-    folders = (path.parent.name for path in models_folder(home).glob("*/config.json"))
+def model_names(home: Path, configs: Sequence[str] = ("config.json",)) -> list[str]:
+    """The names of all models of this machine, sorted: folders that have one of the files `configs`."""
+    folders = {path.parent.name for name in configs for path in models_folder(home).glob(f"*/{name}")}
     return sorted(folder.replace("--", "/", 1) for folder in folders if not folder.startswith("."))

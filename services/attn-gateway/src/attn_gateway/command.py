@@ -28,6 +28,13 @@ def serve_command(
         list[str] | None,
         typer.Option(metavar="NAME[=PATH]", help="Serve this model: a registered name, or a folder. May be repeated."),
     ] = None,
+    lora_modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[=PATH]",
+            help="Serve this LoRA adapter on the model it is for: a name, or a folder. May be repeated.",
+        ),
+    ] = None,
     server: ServerConfig,
     engine: EngineConfig,
 ) -> None:
@@ -46,6 +53,7 @@ def serve_command(
         gateway=GatewaySettings(
             host=server.host,
             port=server.port,
+            http_port=server.http_port,
             token=tokens[0] if tokens else None,
             other_tokens=tokens[1:],
             tls=tls,
@@ -56,6 +64,7 @@ def serve_command(
             cpus=server.cpus,
             home=server.home or home_folder(),
             models=tuple(ModelToLoad.parse(text) for text in model or ()),
+            adapters=tuple(ModelToLoad.parse(text) for text in lora_modules or ()),
             engine=engine.replace(
                 draft_model=_absolute(engine.draft_model),
                 tenant_weights={tenant_named(token): weight for token, weight in tenants.items()},
@@ -66,7 +75,7 @@ def serve_command(
     )
     # gRPC would report each process that Ray starts below it.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    configure_logs()
+    configure_logs(server.log_level)
     received = asyncio.run(serve(settings, announce))
     if received is signal.SIGINT:
         raise KeyboardInterrupt
@@ -80,4 +89,5 @@ def _absolute(model: str | None) -> str | None:
 def announce(gateway: Gateway) -> None:
     """Tell the person at the terminal where the server listens."""
     secure = "with TLS" if gateway.settings.tls else "without TLS"
-    typer.echo(f"attn: serving on {gateway.address} ({secure}); Ctrl-C stops", err=True)
+    http = "" if gateway.http is None else f", HTTP on {gateway.http.address}"
+    typer.echo(f"attn: serving on {gateway.address}{http} ({secure}); Ctrl-C stops", err=True)

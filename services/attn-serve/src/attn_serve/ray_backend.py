@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -18,12 +18,12 @@ from attn_models.tokenizers import Tokenizer
 from attn_schema import EngineConfig, ModelInfo, OutputDelta
 
 from attn_serve.in_process import call_host
-from attn_serve.streams import Streams
+from attn_serve.streams import EngineLost, Streams
 
 MAX_CONCURRENT_CALLS = 1000
 RESTART_POLL_SECONDS = 0.2
 SPIN_COUNT = "10000"
-LOST = "the engine died while it answered; it is being started again, ask once more"
+LOST = "the engine died; it is being started again"
 
 PackedOutputs: TypeAlias = tuple[list[tuple[str, AttnError | None]], bytes]
 """Request ids with errors, and the deltas in MessagePack, which takes a tenth of the time of pickling them."""
@@ -55,8 +55,8 @@ class HostActor:
         self._starting = asyncio.Lock()
         self._outputs: asyncio.Queue[Sequence[RequestOutput]] = asyncio.Queue()
 
-    async def start(self) -> ModelInfo:
-        """Load the model, unless that is done; also after Ray restarted this actor."""
+    async def start(self, adapters: Mapping[str, Path]) -> ModelInfo:
+        """Load the model with these adapters, unless that is done; also after Ray restarted this actor."""
         async with self._starting:
             if self._host is None:
                 loop = asyncio.get_running_loop()
@@ -64,7 +64,10 @@ class HostActor:
                 def deliver(outputs: Sequence[RequestOutput]) -> None:
                     loop.call_soon_threadsafe(self._outputs.put_nowait, outputs)
 
-                self._host = await asyncio.to_thread(open_host, self._folder, self._config, deliver)
+                host = await asyncio.to_thread(open_host, self._folder, self._config, deliver)
+                for name, folder in adapters.items():
+                    await asyncio.to_thread(host.load_adapter, name, folder)
+                self._host = host
             return self._host.info
 
     async def outputs(self) -> AsyncIterator[PackedOutputs]:
@@ -84,7 +87,7 @@ class HostActor:
         if self._host is None:
             if method == "cancel":
                 return None
-            raise Unavailable("the engine is being started again")
+            raise EngineLost("the engine is being started again")
         return await call_host(self._host, method, *arguments)
 
     async def stop(self, shutdown_timeout: float) -> None:
@@ -104,6 +107,7 @@ class RayBackend:
         self._listener: asyncio.Task[None] | None = None
         self._tokenizer: PromptTokenizer | None = None
         self._streams = Streams()
+        self._adapters: dict[str, Path] = {}
 
     async def start(self, streams: Streams) -> ModelInfo:
         """Start the actor, load the model in it and deliver its outputs to `streams` from now on.
@@ -128,7 +132,7 @@ class RayBackend:
             runtime_env={"env_vars": {**threads, **gpu.env_vars}},
         )
         self._actor = kind.remote(self._folder, self._config.replace(device=gpu.device))
-        info = await self._remote("start")
+        info = await self._remote("start", self._adapters)
         self._tokenizer = PromptTokenizer(await asyncio.to_thread(Tokenizer.from_folder, self._folder))
         self._listener = asyncio.create_task(self._listen(), name=f"outputs of {self._name}")
         return cast("ModelInfo", info)
@@ -140,7 +144,12 @@ class RayBackend:
                 raise Unavailable(f"model {self._name!r} is not running")
             return await asyncio.to_thread(self._tokenizer.tokenize, *arguments)
         with contextlib.suppress(*([Unavailable] if method == "cancel" else [])):  # a dead engine holds nothing
-            return await self._remote("call", method, *arguments)
+            answer = await self._remote("call", method, *arguments)
+            if method == "load_adapter":
+                self._adapters[arguments[0]] = arguments[1]
+            elif method == "unload_adapter":
+                self._adapters.pop(arguments[0], None)
+            return answer
 
     async def pid(self) -> int:
         """The process that holds the model."""
@@ -175,7 +184,7 @@ class RayBackend:
             cause = getattr(error, "cause", None)
             raise (cause if isinstance(cause, AttnError) else error) from None
         except ray.exceptions.RayActorError as error:
-            raise Unavailable(LOST) from error
+            raise EngineLost(LOST) from error
 
     async def _listen(self) -> None:
         """Deliver outputs for as long as the model is wanted, across restarts of its actor."""
@@ -186,14 +195,14 @@ class RayBackend:
                 async for outputs in self._actor.outputs.options(num_returns="streaming").remote():
                     self._streams.deliver(unpacked(await outputs))
             except ray.exceptions.RayError:
-                self._streams.fail(Unavailable(LOST))
+                self._streams.fail(EngineLost(LOST))
                 await self._wait_for_restart()
 
     async def _wait_for_restart(self) -> None:
         while self._actor is not None:
             try:
-                await self._remote("start")
-            except Unavailable:
+                await self._remote("start", self._adapters)
+            except EngineLost:
                 await asyncio.sleep(RESTART_POLL_SECONDS)
             else:
                 return

@@ -112,5 +112,10 @@ def attn_services(cluster: Any) -> list[Any]:  # type: ignore[empty-body]
 
 
 @hookspec
+def attn_http_servers() -> list[Any]:  # type: ignore[empty-body]
+    """HTTP servers in front of the gRPC services: attn-gateway's `HttpServer`s. The first is used."""
+
+
+@hookspec
 def attn_doctor_checks() -> list[Callable[[], list[Finding]]]:  # type: ignore[empty-body]
     """Checks of this machine and installation."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +22,8 @@ class StoredTensor:
     `parameters` lie one after the other along the first axis, in each of `groups` equal blocks of it (such as heads).
     ours = (theirs, its two axes exchanged if `transposed`) * `scale` + `offset`. `float32` keeps that type whatever
     the type of the weights. `depthwise` tensors have a second axis of size one, as filters of `torch.nn.Conv1d` with a
-    group for each channel.
+    group for each channel. A tensor that is `stacked` has a first axis of this length, for equal shares of `parameters`
+    in order, such as those of each expert; what is said above holds for each place of it.
     """
 
     name: str
@@ -32,6 +34,15 @@ class StoredTensor:
     groups: int = 1
     float32: bool = False
     depthwise: bool = False
+    stacked: int = 0
+
+    def shares(self) -> list[StoredTensor]:
+        """What lies at each place of a stacked tensor; the tensor itself, if it is not stacked."""
+        if not self.stacked:
+            return [self]
+        each = len(self.parameters) // self.stacked
+        parts = [self.parameters[place * each : (place + 1) * each] for place in range(self.stacked)]
+        return [dataclasses.replace(self, parameters=part, stacked=0) for part in parts]
 
 
 class Layout(ABC):

@@ -21,6 +21,7 @@ from attn_models.adapters.bert import (
 )
 from attn_models.adapters.deepseek import DeepseekV2Adapter, DeepseekV3Adapter
 from attn_models.adapters.distilbert import DistilBertAdapter
+from attn_models.adapters.families import FAMILIES
 from attn_models.adapters.gemma import Gemma2Adapter, Gemma3Adapter
 from attn_models.adapters.gpt2 import Gpt2Adapter
 from attn_models.adapters.llama import LlamaAdapter, MistralAdapter, MixtralAdapter
@@ -45,6 +46,7 @@ ADAPTERS: dict[str, StateDictAdapter] = {
         Gemma3Adapter(),
         DeepseekV2Adapter(),
         DeepseekV3Adapter(),
+        *FAMILIES,
     )
 }
 

@@ -112,10 +112,7 @@ def read_parameters(
     parameters: dict[str, Tensor] = {}
     for item in stored:
         tensor = folder.tensors[actual[item.name]]
-        whole = tensor.T if item.transposed else tensor
-        whole = whole.squeeze(1) if item.depthwise else whole
-        sizes = [wanted[part].shape[0] for part in item.parameters]
-        for part, piece in zip(item.parameters, _split(whole, sizes, item.groups), strict=True):
+        for part, piece in _pieces(item, tensor, wanted):
             # A sum that is rounded to 16 bits would lose what the checkpoint's small numbers say.
             wide = item.float32 or item.offset
             needed = torch.promote_types(dtype, torch.float32) if wide else dtype
@@ -138,16 +135,30 @@ def stored_tensors(parameters: Mapping[str, Tensor], adapter: Layout) -> dict[st
     """The checkpoint's tensors of a decoder's parameters."""
     tensors = {}
     for item in adapter.tensor_mappings(list(parameters)):
-        parts = [parameters[part].detach() for part in item.parameters]
-        whole = _joined(parts, item.groups)
-        whole = whole - item.offset if item.offset else whole
-        whole = whole / item.scale if item.scale != 1 else whole
-        whole = whole.unsqueeze(1) if item.depthwise else whole
-        tensors[item.name] = whole.T.contiguous() if item.transposed else whole
+        found = [_whole(share, parameters) for share in item.shares()]
+        tensors[item.name] = torch.stack(found) if item.stacked else found[0]
     return tensors
 
 
-def _split(whole: Tensor, sizes: list[int], groups: int) -> list[Tensor]:
+def _whole(item: StoredTensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    """The tensor, or the place of a stacked one, that holds these parameters."""
+    whole = joined_parts([parameters[part].detach() for part in item.parameters], item.groups)
+    whole = whole - item.offset if item.offset else whole
+    whole = whole / item.scale if item.scale != 1 else whole
+    whole = whole.unsqueeze(1) if item.depthwise else whole
+    return whole.T.contiguous() if item.transposed else whole
+
+
+def _pieces(item: StoredTensor, tensor: Tensor, wanted: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The parameters that a tensor holds, before they are scaled."""
+    for share, given in zip(item.shares(), tensor.unbind() if item.stacked else [tensor], strict=True):
+        whole = given.T if item.transposed else given
+        whole = whole.squeeze(1) if item.depthwise else whole
+        sizes = [wanted[part].shape[0] for part in share.parameters]
+        yield from zip(share.parameters, split_parts(whole, sizes, item.groups), strict=True)
+
+
+def split_parts(whole: Tensor, sizes: list[int], groups: int) -> list[Tensor]:
     """The parts of these sizes, one after the other in each group of the first axis."""
     if len(sizes) == 1:
         return [whole]
@@ -155,8 +166,8 @@ def _split(whole: Tensor, sizes: list[int], groups: int) -> list[Tensor]:
     return [piece.flatten(0, 1) for piece in pieces]
 
 
-def _joined(parts: list[Tensor], groups: int) -> Tensor:
-    """The whole of which `_split` gives these parts."""
+def joined_parts(parts: list[Tensor], groups: int) -> Tensor:
+    """The whole of which `split_parts` gives these parts."""
     if len(parts) == 1:
         return parts[0]
     return torch.cat([part.reshape(groups, -1, *part.shape[1:]) for part in parts], dim=1).flatten(0, 1)
@@ -193,6 +204,8 @@ def _require_tied(folder: CheckpointFolder, adapter: Layout, stored: list[Stored
 
 
 def _shape(item: StoredTensor, shapes: Shapes) -> tuple[int, ...]:
+    if item.stacked:
+        return (item.stacked, *_shape(item.shares()[0], shapes))
     parts = [shapes[part] for part in item.parameters]
     shape = (sum(part[0] for part in parts), *parts[0][1:]) if len(parts) > 1 else parts[0]
     shape = (shape[0], 1, *shape[1:]) if item.depthwise else shape

@@ -72,6 +72,18 @@ def build_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
     return model
 
 
+def config_of(folder: Path) -> Any:
+    """The config of the model in a folder, whose weights are not read; raises as `load_model` does of these."""
+    checkpoint = read_folder(folder, verify="sizes")
+    if checkpoint.config.get("model_type") not in LAYOUTS:
+        return _configured(checkpoint, decoder_adapter(checkpoint.config.get("model_type")))
+    try:
+        values, name = needed(checkpoint.config, "model"), needed(checkpoint.config, "family")
+        return installed().models.get(name).configure(values)
+    except InvalidValue as error:
+        raise CheckpointInvalid.of(folder / "config.json", error.message) from error
+
+
 def hf_config_of(model: Any) -> dict[str, Any]:
     """The config.json of a model: its family, its fields and the packages that build it."""
     registry, values = installed().mechanisms, model.config.plain()
