@@ -23,7 +23,7 @@ class Olmo2Adapter(FamilyAdapter):
     defaults = {"rms_norm_eps": 1e-5, "hidden_act": "silu"}
     names = LLAMA_NAMES | QK_NORM | AFTER
 
-    def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:  # noqa: ARG002  (all are alike)
+    def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:
         """The norm of queries and keys."""
         return {"norm_eps": values["rms_norm_eps"], "norm_over": "all_heads"}
 
