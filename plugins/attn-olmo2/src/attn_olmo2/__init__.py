@@ -1,4 +1,7 @@
-"""OLMo 2 (OLMo Team 2025, arXiv 2501.00656) for attn: its checkpoints of Hugging Face and its GGUF files."""
+"""OLMo 2 (OLMo Team 2025, arXiv 2501.00656) for attn: its checkpoints of Hugging Face and its GGUF files.
+
+Hooks import what they return: this module is loaded whenever `attn` starts.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ def attn_adapters() -> list[Any]:
 
 @hookimpl
 def attn_gguf_architectures() -> list[Any]:
-    """The GGUF architecture olmo2."""
-    from attn_olmo2.olmo2 import GGUF
+    """The GGUF architecture olmo2, whose tensors the gguf library names."""
+    from attn_models.weights.gguf_families import TURNED, GgufFamily
 
-    return [GGUF]
+    return [GgufFamily("olmo2", "olmo2", read=TURNED).architecture()]
