@@ -16,7 +16,10 @@ AFTER = {"attended_norm": "post_attention_layernorm", "fed_norm": "post_feedforw
 
 
 class Olmo2Adapter(FamilyAdapter):
-    """Folders of `Olmo2ForCausalLM`; `attention_bias` gives biases to all four projections of attention, and no more."""
+    """Folders of `Olmo2ForCausalLM`, read and written.
+
+    `attention_bias` gives biases to all four projections of attention, and to nothing else.
+    """
 
     model_type = "olmo2"
     architecture = "Olmo2ForCausalLM"
