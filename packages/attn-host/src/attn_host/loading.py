@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ CONFIGS = ("config.json", ADAPTER_CONFIG_NAME)
 """What a folder of a model, or of an adapter, has."""
 
 
-def find_folder(source: str, home: Path) -> Path:
+def find_folder(source: str, home: Path, hidden: Collection[str] = ()) -> Path:
     """The folder of a model, or of an adapter, for an absolute path or a name under the home's models.
+
+    Names in `hidden` are as if not there.
 
     Raises `UnknownName` with near names, or `CheckpointInvalid` for a path that is no model folder.
     """
@@ -27,7 +30,7 @@ def find_folder(source: str, home: Path) -> Path:
         if not any((given / name).is_file() for name in CONFIGS):
             raise CheckpointInvalid.of(given, "is not a model folder: it has no config.json")
         return given
-    known = model_names(home, CONFIGS)
+    known = sorted(set(model_names(home, CONFIGS)).difference(hidden))
     if source not in known:
         raise UnknownName.of("model", source, known)
     return models_folder(home) / model_folder_name(source)
