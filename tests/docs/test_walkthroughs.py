@@ -125,7 +125,7 @@ def test_the_translation_of_the_readme_knows_its_words(reader: Reader) -> None:
     trained = f"{lines[0].partition(' #')[0].rstrip()} --steps {STEPS} --bleu-sentences 0"
     (sentence,) = re.findall(r'attn translate swapped "([^"]+)"', lines[1])
     served = reader.script(
-        f"attn serve --ready-file ready.json &\nuntil [ -e ready.json ]; do sleep 1; done\n{trained}"
+        f"attn serve --log-level warning --ready-file ready.json &\nuntil [ -e ready.json ]; do sleep 1; done\n{trained}"
     )
     out = reader.types(f"set -e\n{served}\n{lines[1]}")
     said = out.partition("swapped is serving")[2].partition("\n")[2].replace("+ set +x", "").split()
