@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import httpx2
@@ -180,3 +181,12 @@ async def test_every_path_of_the_table_is_answered_and_no_other(http: httpx2.Asy
     assert unknown.status_code == 404
     assert "/v1/chat/completions" in unknown.json()["error"]["message"]
     assert (await http.get("/v1/chat/completions")).status_code == 405
+
+
+async def test_small_answers_do_not_wait_for_acknowledgements(http: httpx2.AsyncClient) -> None:
+    spent = []
+    for _ in range(20):
+        start = time.perf_counter()
+        await http.get("/version")
+        spent.append(time.perf_counter() - start)
+    assert sorted(spent)[2] < 0.03  # with Nagle's algorithm each takes 40 ms
