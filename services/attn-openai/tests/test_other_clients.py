@@ -32,7 +32,9 @@ async def test_langchain_chats_streams_calls_tools_and_parses_structured_output(
 
         hot: bool
 
-    chat = langchain.ChatOpenAI(model="tiny", base_url=f"{url}/v1", api_key="none", seed=3, max_tokens=12, max_retries=0)
+    chat = langchain.ChatOpenAI(
+        model="tiny", base_url=f"{url}/v1", api_key="none", seed=3, max_tokens=12, max_retries=0
+    )
     expected = await text_of(http, max_tokens=12)
     whole = await chat.ainvoke(QUESTION)
     assert whole.content == expected
