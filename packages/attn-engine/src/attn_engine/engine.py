@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 from attn_core.errors import DeadlineExceeded, InvalidValue, Unavailable, UserError
-from attn_core.models import LanguageModel, Tokenizer
+from attn_core.models import LanguageModel, MixesAdapters, Tokenizer
 from attn_core.stores import BranchingStore, StateStore, TreeStore
 from attn_schema import EngineConfig, EngineStats, OutputDelta, SamplingParams, Usage
 from attn_schema.engine import DRAFT_MODEL_TOKENS
@@ -164,6 +164,10 @@ class Engine:
         if self.config.enforce_eager:
             return "enforce_eager is set"
         return f"there are no graphs on {self._runner.device.type}"
+
+    def use_adapters(self, adapters: MixesAdapters) -> None:
+        """Compute requests that have an adapter with it, from the next step on."""
+        self._runner.adapters = adapters
 
     def warm_up(self) -> None:
         """Record the decode steps of all numbers of requests, where they can be: seconds that no request waits then."""

@@ -21,8 +21,8 @@ CHECKS = {PAIRS: check_pairs, TEXT: check_text, MASKED: check_masked, TAGS: chec
 JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-def check_config(config: TrainingConfig, *, home: Path, settings: TrainSettings, local: bool) -> None:
-    """Raise the error of the first thing wrong with `config`; `local` says whether the caller is on this machine.
+def check_config(config: TrainingConfig, *, home: Path, settings: TrainSettings) -> None:
+    """Raise the error of the first thing wrong with `config`.
 
     Takes milliseconds to seconds, and starts nothing.
     """
@@ -31,7 +31,7 @@ def check_config(config: TrainingConfig, *, home: Path, settings: TrainSettings,
         raise InvalidValue.of("config.data.max_pairs", data.max_pairs, "0, as the model is no encoder-decoder")
     if not data.dataset:
         raise InvalidValue.of("config.data.dataset", "", "the name of a dataset, or a path on the server")
-    CHECKS[data_kind_of(model)](data, home=home, settings=settings, local=local)
+    CHECKS[data_kind_of(model)](data, home=home, settings=settings)
     check_model(config, home)
     if config.evaluation.bleu_sentences:
         require_bleu()

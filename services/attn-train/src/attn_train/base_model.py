@@ -54,7 +54,7 @@ def base_folder(name: str, home: Path) -> Path:
     raise UnknownName.of("model", name, sorted(path.parent.name for path in models.glob("*/config.json")))
 
 
-def completed(config: TrainingConfig, *, home: Path, settings: TrainSettings, local: bool) -> TrainingConfig:
+def completed(config: TrainingConfig, *, home: Path, settings: TrainSettings) -> TrainingConfig:
     """The configuration with what follows from its base: family, tokenizer and length of sequences.
 
     Raises `InvalidValue` and `Incompatible` for a model, a tokenizer or data that are not the base's; the same without
@@ -63,9 +63,8 @@ def completed(config: TrainingConfig, *, home: Path, settings: TrainSettings, lo
     if config.model.base_model is None:
         return config
     if "/" in config.model.base_model:
-        roots = allowed_roots(home, settings, local=local)
-        inside = None if roots is None else (*roots, models_folder(home))
-        require_inside(Path(config.model.base_model), FIELD, inside)
+        roots = allowed_roots(home, settings)
+        require_inside(Path(config.model.base_model), FIELD, (*roots, models_folder(home)))
     folder = base_folder(config.model.base_model, home)
     base = _config_of(folder)
     _require_same_model(config, base, folder)

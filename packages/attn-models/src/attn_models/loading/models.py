@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attn_core import installed
-from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
+from attn_core import ModelFamily, installed
+from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
 from attn_core.kernels.linear import QUANTIZATIONS
 from attn_core.models import LanguageModel, NamedMechanisms
 from attn_core.states import dtype_name
@@ -20,7 +20,13 @@ from torch import nn
 from attn_models.adapters.base import StateDictAdapter, needed
 from attn_models.adapters.hf_config import check_unread_keys
 from attn_models.adapters.native import LANGUAGE, LAYOUTS, SOURCE, NativeAdapter, require_installed
-from attn_models.adapters.registry import decoder_adapter, installed_adapters, packages_of
+from attn_models.adapters.registry import (
+    decoder_adapter,
+    installed_adapters,
+    missing_packages,
+    packages_of,
+    unknown_family,
+)
 from attn_models.adapters.state_dict import (
     check_config_fits,
     fill_buffers,
@@ -59,7 +65,7 @@ def build_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
         for place in PLACES:
             if isinstance(values.get(place), str):
                 require_installed(values[place], checkpoint.config.get("requires"))
-        family = installed().models.get(name)
+        family = _family_named(name, checkpoint.config.get("requires"))
         config = family.configure(values)
     except InvalidValue as error:
         raise CheckpointInvalid.of(path, error.message) from error
@@ -84,18 +90,30 @@ def config_of(folder: Path) -> Any:
         raise CheckpointInvalid.of(folder / "config.json", error.message) from error
 
 
+def _family_named(name: str, requires: object) -> ModelFamily:
+    """The installed family; raises `UnknownName` with the package to install where `requires` names it."""
+    try:
+        found: ModelFamily = installed().models.get(name)
+    except UnknownName as error:
+        if missing_packages(requires):
+            raise unknown_family("family", name, installed().models.names(), requires) from error
+        raise
+    return found
+
+
 def hf_config_of(model: Any) -> dict[str, Any]:
     """The config.json of a model: its family, its fields and the packages that build it."""
     registry, values = installed().mechanisms, model.config.plain()
     for place in PLACES:
         if place in values:
             values[place] = registry.full_name(values[place])
-    owners = {registry.owner(values[place]) for place in PLACES if place in values}
+    family = family_of(model.config) or ""
+    owners = {registry.owner(values[place]) for place in PLACES if place in values} | {family.rpartition("/")[0]}
     layout = SOURCE if hasattr(model, "max_encoder_len") else LANGUAGE
     return {
         "architectures": [LAYOUTS[layout]],
         "model_type": layout,
-        "family": family_of(model.config),
+        "family": family,
         "model": values,
         "requires": {name: version(name) for name in sorted(owners | {"attn-core", "attn-models"})},
     }
