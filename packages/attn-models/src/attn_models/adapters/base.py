@@ -159,3 +159,17 @@ class EncoderAdapter(Layout):
     def canonical_names(self, names: Iterable[str]) -> dict[str, str]:
         """The names without the prefix."""
         return {name.removeprefix(self.prefix): name for name in names}
+
+
+class EncoderDecoderAdapter(EncoderAdapter):
+    """Translates config.json and tensor names of a library's encoder-decoder models to ours and back.
+
+    `tables` are names of one embedding, of which a checkpoint has one or more.
+    """
+
+    derived_names = Layout.derived_names
+    tables: ClassVar[tuple[str, ...]] = ()
+
+    def without_missing(self, config: Any, names: Iterable[str]) -> Any:  # noqa: ARG002  (few leave out)
+        """The config without modules that its config.json has but for which there are no tensors among `names`."""
+        return config

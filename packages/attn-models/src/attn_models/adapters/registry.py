@@ -7,7 +7,7 @@ from typing import Any
 
 from attn_core.errors import Incompatible, UnknownName, near_names
 
-from attn_models.adapters.base import EncoderAdapter, StateDictAdapter
+from attn_models.adapters.base import EncoderAdapter, EncoderDecoderAdapter, StateDictAdapter
 from attn_models.adapters.bert import (
     BertAdapter,
     BigBirdAdapter,
@@ -25,6 +25,7 @@ from attn_models.adapters.modernbert import ModernBertAdapter
 from attn_models.adapters.native import LAYOUTS, NativeAdapter, NativeEncoderAdapter, NativeVitAdapter
 from attn_models.adapters.qwen3 import Qwen3Adapter, Qwen3NextAdapter
 from attn_models.adapters.reformer import ReformerAdapter
+from attn_models.adapters.t5 import Mt5Adapter, T5Adapter
 from attn_models.adapters.vit import VitAdapter
 from attn_models.encoder.config import ReformerConfig, VisionConfig
 
@@ -99,6 +100,18 @@ def encoder_adapter_for(config: Any) -> EncoderAdapter:
     return ENCODER_ADAPTERS[BertAdapter.model_type]
 
 
+ENCODER_DECODER_ADAPTERS: dict[str, EncoderDecoderAdapter] = {
+    adapter.model_type: adapter for adapter in (T5Adapter(), Mt5Adapter())
+}
+
+
+def encoder_decoder_adapter(model_type: object) -> EncoderDecoderAdapter:
+    """The adapter of this `model_type`; raises `UnknownName` with those that exist."""
+    if not isinstance(model_type, str) or model_type not in ENCODER_DECODER_ADAPTERS:
+        raise unknown_family("model_type of an encoder-decoder", model_type, ENCODER_DECODER_ADAPTERS)
+    return ENCODER_DECODER_ADAPTERS[model_type]
+
+
 VIT_ADAPTERS: dict[str, VitAdapter] = {layout.model_type: layout for layout in (VitAdapter(), NativeVitAdapter())}
 
 
@@ -120,6 +133,6 @@ def vit_adapter_for(config: VisionConfig) -> VitAdapter:
 
 def require_known_family(model_type: object) -> None:
     """Raise `UnknownName` for a `model_type` of a config.json that no layout here reads."""
-    known = {*ADAPTERS, *ENCODER_ADAPTERS, *VIT_ADAPTERS, *LAYOUTS}
+    known = {*ADAPTERS, *ENCODER_ADAPTERS, *ENCODER_DECODER_ADAPTERS, *VIT_ADAPTERS, *LAYOUTS}
     if not isinstance(model_type, str) or model_type not in known:
         raise unknown_family("model_type of a config.json", model_type, known)

@@ -33,6 +33,7 @@ from attn_models.attention import layer_attentions
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.device import resolve_device, resolve_dtype
+from attn_models.loading.encoder_decoders import build_encoder_decoder, is_encoder_decoder
 from attn_models.quantization.quantize import (
     can_quantize,
     join_projections,
@@ -171,6 +172,8 @@ def load_model(
     read_as = getattr(torch, name) if quantization is None else stored_type(checkpoint)
     if checkpoint.config.get("model_type") in LAYOUTS:
         model: Any = build_from(checkpoint, read_as)
+    elif is_encoder_decoder(checkpoint.config):
+        model = build_encoder_decoder(checkpoint, read_as)
     else:
         model = _decoder_from(checkpoint, read_as)
     count = sum(parameter.numel() for parameter in model.parameters())
