@@ -8,6 +8,7 @@ import contextlib
 import struct
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing
 from typing import Any
 
 import grpc.aio
@@ -41,6 +42,8 @@ class WordModel(InferenceServiceServicer):
     def __init__(self) -> None:
         self.requests: list[Any] = []
         self.freed = threading.Event()
+        self.break_after: list[int] = []
+        """Breaks the next streams after so many messages."""
 
     def add_to(self, server: grpc.aio.Server) -> None:
         add_InferenceServiceServicer_to_server(self, server)
@@ -59,12 +62,25 @@ class WordModel(InferenceServiceServicer):
         words = self.check(request)
         if len(words) > 5:
             raise errors.ContextLengthExceeded.of(len(words), 3, 8)
+        left = self.break_after.pop(0) if self.break_after else None
+        async with aclosing(self.messages(request, words)) as messages:
+            async for message in messages:
+                if left == 0:
+                    raise errors.Unavailable("the stream is broken")
+                left = None if left is None else left - 1
+                yield message
+
+    async def messages(self, request: Any, words: list[str]) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        received = {part.index: len(part.token_ids) for part in request.resume.received}
+        finished = [part.index for part in request.resume.received if part.finished]
         try:
             for choice in range(1, request.sampling.n):
+                if choice in finished:
+                    continue
                 text = f"{choice}: {words[0]}"
                 reason = inference_pb2.FINISH_REASON_STOP
                 yield inference_pb2.GenerateResponse(text=text, index=choice, finish_reason=reason, stop_reason="!")
-            for number in range(request.sampling.max_new_tokens or 10_000):
+            for number in range(received.get(0, 0), request.sampling.max_new_tokens or 10_000):
                 text = words[number % len(words)]
                 token = common_pb2.Token(id=number, text=text, logprob=-0.5)
                 token.top_logprobs.add(id=number, text=text, logprob=-0.5)

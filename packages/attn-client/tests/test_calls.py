@@ -223,3 +223,77 @@ def test_both_clients_have_the_same_calls(waits: type, awaits: type) -> None:
 
     assert calls(waits) == calls(awaits)
     assert calls(waits)
+
+
+class TestAStreamThatBreaks:
+    """It goes on where it was: behind the tokens received, at another address or the same, or ends with its error."""
+
+    OPTIONS = SamplingParams(max_new_tokens=20, temperature=1.0, n=2)
+
+    def test_it_goes_on_behind_what_was_received(self, client: Client, server: Any) -> None:
+        whole = list(client.generate("words", "a b c", self.OPTIONS))
+        server.words.break_after = [7, 0, 3]
+        parts = list(client.generate("words", "a b c", self.OPTIONS))
+        text = ["".join(part.text for part in whole if part.index == index) for index in (0, 1)]
+        assert ["".join(part.text for part in parts if part.index == index) for index in (0, 1)] == text
+        assert parts[-1].resumptions == 3
+        assert whole[-1].resumptions == 0
+        first, *_, last = server.words.requests[-4:]
+        assert not first.HasField("resume")
+        assert first.sampling.HasField("seed")
+        assert last.sampling.seed == first.sampling.seed
+        received = {part.index: list(part.token_ids) for part in last.resume.received}
+        assert received[0] == list(range(len(received[0])))
+        assert [part.index for part in last.resume.received if part.finished] == [1]
+
+    def test_another_gateway_goes_on_with_it(self, start: Any) -> None:
+        first, second = start(), start()
+        addresses = f"{first.address},{second.address}"
+        with Client(ClientSettings(address=addresses, timeout=20)) as client:
+            deltas = client.generate("words", "a b", SamplingParams(max_new_tokens=400))
+            text = "".join(next(deltas).text for _ in range(5))
+            first.shut()
+            text += "".join(delta.text for delta in deltas)
+            assert text == "a b " * 200
+            assert len(second.words.requests) == 1
+            assert client.engine_stats("words").running == 1
+
+    async def test_the_other_client_does_the_same(self, start: Any) -> None:
+        first, second = start(), start()
+        async with AsyncClient(ClientSettings(address=f"{first.address},{second.address}", timeout=20)) as client:
+            texts = []
+            async for delta in client.generate("words", "a b", SamplingParams(max_new_tokens=400)):
+                texts.append(delta.text)
+                if len(texts) == 5:
+                    await asyncio.to_thread(first.shut)
+            assert "".join(texts) == "a b " * 200
+
+    def test_an_address_where_nobody_answers_is_left_out(self, server: Any) -> None:
+        with socket.socket() as closed:
+            closed.bind(("127.0.0.1", 0))
+            nobody = f"127.0.0.1:{closed.getsockname()[1]}"
+        with Client(ClientSettings(address=f"{nobody},{server.address}", timeout=20)) as client:
+            assert client.complete("words", "a b", SamplingParams(max_new_tokens=2)).text == "a b "
+        with Client(ClientSettings(address=f"{nobody},{server.address}", timeout=20)) as client:
+            assert client.engine_stats("words").waiting == 2
+        with (
+            Client(ClientSettings(address=f"{nobody},{nobody}", timeout=20)) as client,
+            pytest.raises(errors.Unavailable, match=nobody),
+        ):
+            client.complete("words", "a b")
+
+    def test_the_deadline_holds_over_all_parts(self, server: Any, client: Client) -> None:
+        server.words.break_after = [3] * 1000
+        with pytest.raises(errors.DeadlineExceeded):
+            list(client.generate("words", "a", SamplingParams(max_new_tokens=10_000), timeout=0.5))
+
+    def test_one_that_always_breaks_before_its_next_token_ends(self, server: Any, client: Client) -> None:
+        server.words.break_after = [3] + [0] * 1000
+        with pytest.raises(errors.Unavailable, match="broken"):
+            list(client.generate("words", "a", SamplingParams(max_new_tokens=100)))
+        assert len(server.words.requests) < 10
+
+    @pytest.mark.parametrize("address", ["here", "here:1,there", "here:1,,there:2", ":5"])
+    def test_what_is_no_address_is_refused(self, address: str) -> None:
+        with pytest.raises(errors.InvalidValue, match="HOST:PORT"):
+            Client(ClientSettings(address=address))

@@ -21,6 +21,7 @@ from attn_core.masks import (
     Graph,
     Neighbourhood,
     NeighbourhoodGrid,
+    PerHead,
     Predicate,
     Prefix,
     Segments,
@@ -28,6 +29,7 @@ from attn_core.masks import (
     Summaries,
     Tree,
     blocks,
+    pinned_positions,
 )
 
 POSITIONS = range(-4, 14)
@@ -121,6 +123,40 @@ def test_lookback_and_lookahead_bound_what_is_seen(mask):
             if mask.allows(query, key):
                 assert mask.lookback is None or query - key <= mask.lookback
                 assert mask.lookahead is None or key - query <= mask.lookahead
+
+
+@given(masks, st.sampled_from([None, LENGTH]))
+def test_what_a_decoder_keeps_holds_every_key_that_is_seen(mask, context):
+    kept = mask.reach(context)
+    assert list(kept.positions) == sorted(set(kept.positions))
+    mask = mask.over(LENGTH)
+    for query in range(LENGTH):
+        for key in range(query + 1):
+            if mask.allows(query, key):
+                assert kept.window is None or query - key < kept.window or key in kept.positions
+
+
+@pytest.mark.parametrize(
+    ("mask", "context", "window", "pinned"),
+    [
+        (Window(left=3) | Prefix(2), None, 4, [0, 1]),
+        (Window(left=3) | (Prefix(2) & Causal()), None, 4, [0, 1]),
+        ((Window(left=3) | Prefix(2)) & Causal() & Segments((5, 20)), None, 4, [0, 1]),
+        (Window(left=2) | GlobalKeys((7, 0)), None, 3, [0, 7]),
+        ((Window(left=2) | GlobalTokens((0, 3))) & Causal(), None, 3, [0, 1, 2, 3]),
+        (Window(left=3) & Window(left=5) | Prefix(1), None, 4, [0]),
+        (PerHead((Window(left=1), Window(left=4) | Prefix(3))), None, 5, [0, 1, 2]),
+        (Causal() | Prefix(4), None, None, []),
+        (Fixed(block=4, summaries=1), None, None, []),
+        (Fixed(block=4, summaries=1), 10, 4, [3, 7]),
+        (Strided(4), 10, None, []),
+        (~(Window(left=3) | Prefix(2)), 10, None, []),
+    ],
+)
+def test_unions_of_bounded_pieces_are_kept_by_the_piece(mask, context, window, pinned):
+    kept = mask.reach(context)
+    assert (kept.window, list(kept.positions)) == (window, pinned)
+    assert pinned_positions(mask, len(pinned)) == tuple(pinned)
 
 
 @given(masks)

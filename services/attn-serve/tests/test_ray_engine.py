@@ -6,15 +6,17 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
-from attn_core.errors import InvalidValue, Unavailable
+from attn_core.errors import DeadlineExceeded, InvalidValue, Unavailable
 from attn_gateway import Cluster, ClusterSettings
 from attn_gateway.ray_gpus import known_gpus
 from attn_host import EmbedTask, TextTask
-from attn_schema import AttentionMapsRequest, EngineConfig, Prompt, SamplingParams, ScoringParams
+from attn_schema import AttentionMapsRequest, EngineConfig, Prompt, SamplingParams, ScoringParams, StructuredOutput
 from attn_serve.engine_client import EngineClient
 from attn_serve.in_process import InProcessBackend
 from attn_serve.ray_backend import RayBackend
@@ -40,6 +42,35 @@ def far_engine(folder: Path) -> EngineClient:
 
 def generation(tokens: int = 24) -> TextTask:
     return TextTask(prompt=Prompt(text="To be"), params=SamplingParams(max_new_tokens=tokens))
+
+
+def mixed_tasks() -> dict[str, TextTask]:
+    """Requests of every kind, long enough to be caught in the middle."""
+    long, prompt = SamplingParams(max_new_tokens=200, ignore_eos=True), Prompt(text="To be or not to be")
+    sampled = long.replace(temperature=1.0, seed=5)
+    kinds: dict[str, SamplingParams | ScoringParams] = {
+        "greedy": long,
+        "sampled": sampled,
+        "unseeded greedy with penalties": long.replace(repetition_penalty=1.3, frequency_penalty=0.5),
+        "several with log probabilities": sampled.replace(n=3, top_logprobs=2),
+        "structured": sampled.replace(ignore_eos=False, structured_output=StructuredOutput(regex="[a-z ]{190}[.]")),
+        "stop": sampled.replace(seed=9, stop=("qz", "zq")),
+        "beams": SamplingParams(max_new_tokens=60, num_beams=3, n=2),
+        "scores": ScoringParams(top_logprobs=1),
+    }
+    return {name: TextTask(prompt=prompt, params=params) for name, params in kinds.items()}
+
+
+async def outcome(engine: EngineClient, task: TextTask, begun: asyncio.Semaphore | None = None) -> tuple[Any, Any, int]:
+    """Texts and tokens by completion, and how often the request moved; `begun` counts first tokens."""
+    texts: dict[int, str] = {}
+    ids: dict[int, list[int]] = {}
+    async for delta in engine.generate(task):
+        if begun is not None and not ids:
+            begun.release()
+        texts[delta.index] = texts.get(delta.index, "") + delta.text
+        ids.setdefault(delta.index, []).extend(token.id for token in delta.tokens)
+    return texts, ids, delta.resumptions
 
 
 async def text_of(engine: EngineClient, wanted: TextTask) -> str:
@@ -141,21 +172,23 @@ class TestRayEngine:
         assert load.generated_tokens < 240
         await engine.stop(0)
 
-    async def test_a_killed_engine_ends_its_streams_and_comes_back(self, cluster: Cluster, home: Path) -> None:
-        engine = far_engine(home / "models" / "tiny")
+    async def test_the_streams_of_a_killed_engine_go_on_when_it_is_back(self, cluster: Cluster, home: Path) -> None:
+        """Whatever was asked for, the tokens are those of an engine that lived."""
+        folder = home / "models" / "tiny"
+        near, engine = near_engine(folder), far_engine(folder)
+        await near.start()
         await engine.start()
-        before = await text_of(engine, generation())
-        running = asyncio.ensure_future(text_of(engine, generation(250)))
-        await asyncio.sleep(0.05)
+        wanted = {name: await outcome(near, task) for name, task in mixed_tasks().items()}
+        await near.stop(0)
+        begun = asyncio.Semaphore(0)
+        running = [asyncio.create_task(outcome(engine, task, begun)) for task in mixed_tasks().values()]
+        for _ in range(3):
+            await begun.acquire()
         os.kill(await engine.backend.pid(), signal.SIGKILL)
-        with pytest.raises(Unavailable):
-            await asyncio.wait_for(running, timeout=30)
-        for _ in range(300):
-            try:
-                assert await text_of(engine, generation()) == before
-                break
-            except Unavailable:
-                await asyncio.sleep(0.1)
-        else:
-            pytest.fail("the engine did not come back")
+        found = dict(zip(wanted, await asyncio.wait_for(asyncio.gather(*running), timeout=120), strict=True))
+        assert [name for name in wanted if found[name][:2] != wanted[name][:2]] == []
+        assert max(moves for _, _, moves in found.values()) == 1
+        os.kill(await engine.backend.pid(), signal.SIGKILL)
+        with pytest.raises(DeadlineExceeded):
+            await text_of(engine, replace(generation(250), timeout=0.4))
         await engine.stop(0)

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from types import TracebackType
 
-from attn_core.errors import AttnError
+from attn_core.errors import AttnError, Unavailable
 from attn_schema import (
     AttentionMap,
     ChatMessage,
@@ -27,7 +27,7 @@ from attn_schema.training import JobEvent, TrainingConfig, TrainingJob
 
 from attn_client.async_connection import AsyncConnection
 from attn_client.operations import inference, jobs, models
-from attn_client.resuming import WatchState
+from attn_client.resuming import GenerateState, WatchState
 from attn_client.settings import ClientSettings
 
 
@@ -59,8 +59,21 @@ class AsyncClient:
     def generate(
         self, model: str, prompt: PromptLike, sampling: SamplingParams | None = None, *, timeout: float | None = None
     ) -> AsyncGenerator[OutputDelta, None]:
-        """The completion of a prompt, delta by delta; closing the iterator cancels it on the server."""
-        return self._connection.stream(inference.generate(model, prompt, sampling), timeout)
+        """The completion of a prompt, delta by delta; closing the iterator cancels it on the server.
+
+        A stream that breaks goes on where it was, with the same tokens, at any of the server's addresses.
+        """
+        return self._generate(GenerateState(self._connection.settings, model, prompt, sampling, timeout))
+
+    async def _generate(self, state: GenerateState) -> AsyncGenerator[OutputDelta, None]:
+        while True:
+            try:
+                async with aclosing(self._connection.stream(state.operation(), state.remaining())) as deltas:
+                    async for delta in deltas:
+                        yield state.take(delta)
+                return
+            except Unavailable as error:
+                await asyncio.sleep(state.wait_after(error))
 
     async def complete(
         self, model: str, prompt: PromptLike, sampling: SamplingParams | None = None, *, timeout: float | None = None

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+from attn_core.errors import AttnError, Unavailable
 
-from attn_client.errors import error_of
+from attn_client.errors import NoServer, error_of
 from attn_client.operations import Operation, Page
 from attn_client.settings import ClientSettings
 
@@ -17,36 +18,52 @@ Result = TypeVar("Result")
 
 
 class AsyncConnection:
-    """Runs operations over one channel; errors are those of `attn_core.errors`."""
+    """Runs operations over one channel at a time; errors are those of `attn_core.errors`.
+
+    Where no server answers at an address, the next call goes to the next of `settings.addresses`.
+    """
 
     def __init__(self, settings: ClientSettings) -> None:
         self.settings = settings
-        self._channel = self._open()
+        self._at = 0
+        self._channels = [self._open(address) for address in settings.addresses]
 
-    def _open(self) -> grpc.aio.Channel:
+    def _open(self, address: str) -> grpc.aio.Channel:
         if not self.settings.tls:
-            return grpc.aio.insecure_channel(self.settings.address, self.settings.options)
+            return grpc.aio.insecure_channel(address, self.settings.options)
         credentials = grpc.ssl_channel_credentials(self.settings.certificates)
-        return grpc.aio.secure_channel(self.settings.address, credentials, self.settings.options)
+        return grpc.aio.secure_channel(address, credentials, self.settings.options)
 
     async def close(self) -> None:
         """Close the channel; running calls are cancelled."""
-        await self._channel.close()
+        for channel in self._channels:
+            await channel.close()
 
     async def unary(self, operation: Operation[Any, Result], timeout: float | None) -> Result:
-        """The result of a call with one answer."""
-        call = self._channel.unary_unary(
+        """The result of a call with one answer; where nobody answers it is made at each address once."""
+        for _ in self._channels[1:]:
+            try:
+                return await self._unary(operation, timeout)
+            except NoServer as error:
+                if not (operation.repeatable or error.never_sent):
+                    raise
+        return await self._unary(operation, timeout)
+
+    async def _unary(self, operation: Operation[Any, Result], timeout: float | None) -> Result:
+        at = self._at
+        call = self._channels[at].unary_unary(
             operation.method, type(operation.request).SerializeToString, operation.response.FromString
         )
         try:
             answer = await call(operation.request, timeout=self._timeout(timeout), metadata=self.settings.metadata)
         except grpc.aio.AioRpcError as failure:
-            raise error_of(failure, self.settings.address) from None
+            raise self._error(failure, at) from None
         return operation.result(answer)
 
     async def stream(self, operation: Operation[Any, Result], timeout: float | None) -> AsyncGenerator[Result, None]:
         """The results of a call with many answers; closing the iterator cancels the call."""
-        method = self._channel.unary_stream(
+        at = self._at
+        method = self._channels[at].unary_stream(
             operation.method, type(operation.request).SerializeToString, operation.response.FromString
         )
         call = method(operation.request, timeout=self._timeout(timeout), metadata=self.settings.metadata)
@@ -54,7 +71,7 @@ class AsyncConnection:
             async for answer in call:
                 yield operation.result(answer)
         except grpc.aio.AioRpcError as failure:
-            raise error_of(failure, self.settings.address) from None
+            raise self._error(failure, at) from None
         finally:
             call.cancel()
 
@@ -68,6 +85,13 @@ class AsyncConnection:
             page = await self.unary(operation(page.following), timeout)
             items += page.items
         return items
+
+    def _error(self, failure: grpc.aio.AioRpcError, at: int) -> AttnError:
+        """The error of a call at address number `at`; where that one is gone or leaving, the next one is used."""
+        error = error_of(failure, self.settings.addresses[at])
+        if isinstance(error, Unavailable) and self._at == at:
+            self._at = (at + 1) % len(self._channels)
+        return error
 
     def _timeout(self, timeout: float | None) -> float | None:
         return self.settings.timeout if timeout is None else timeout

@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from types import TracebackType
 
-from attn_core.errors import AttnError
+from attn_core.errors import AttnError, Unavailable
 from attn_schema import (
     AttentionMap,
     EngineConfig,
@@ -24,7 +24,7 @@ from attn_schema.training import JobEvent, TrainingConfig, TrainingJob
 
 from attn_client.connection import Connection
 from attn_client.operations import inference, jobs, models
-from attn_client.resuming import WatchState
+from attn_client.resuming import GenerateState, WatchState
 from attn_client.settings import ClientSettings
 from attn_client.writer import Writer
 
@@ -57,8 +57,21 @@ class Client(Writer):
     def generate(
         self, model: str, prompt: PromptLike, sampling: SamplingParams | None = None, *, timeout: float | None = None
     ) -> Generator[OutputDelta, None, None]:
-        """The completion of a prompt, delta by delta; closing the iterator cancels it on the server."""
-        return self._connection.stream(inference.generate(model, prompt, sampling), timeout)
+        """The completion of a prompt, delta by delta; closing the iterator cancels it on the server.
+
+        A stream that breaks goes on where it was, with the same tokens, at any of the server's addresses.
+        """
+        return self._generate(GenerateState(self._connection.settings, model, prompt, sampling, timeout))
+
+    def _generate(self, state: GenerateState) -> Generator[OutputDelta, None, None]:
+        while True:
+            try:
+                with closing(self._connection.stream(state.operation(), state.remaining())) as deltas:
+                    for delta in deltas:
+                        yield state.take(delta)
+                return
+            except Unavailable as error:
+                time.sleep(state.wait_after(error))
 
     def score(
         self, model: str, prompts: Sequence[PromptLike], *, top_logprobs: int = 0, timeout: float | None = None

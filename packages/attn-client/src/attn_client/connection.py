@@ -6,8 +6,9 @@ from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 import grpc
+from attn_core.errors import AttnError, Unavailable
 
-from attn_client.errors import error_of
+from attn_client.errors import NoServer, error_of
 from attn_client.operations import Operation, Page
 from attn_client.settings import ClientSettings
 
@@ -15,36 +16,52 @@ Result = TypeVar("Result")
 
 
 class Connection:
-    """Runs operations over one channel; errors are those of `attn_core.errors`."""
+    """Runs operations over one channel at a time; errors are those of `attn_core.errors`.
+
+    Where no server answers at an address, the next call goes to the next of `settings.addresses`.
+    """
 
     def __init__(self, settings: ClientSettings) -> None:
         self.settings = settings
-        self._channel = self._open()
+        self._at = 0
+        self._channels = [self._open(address) for address in settings.addresses]
 
-    def _open(self) -> grpc.Channel:
+    def _open(self, address: str) -> grpc.Channel:
         if not self.settings.tls:
-            return grpc.insecure_channel(self.settings.address, self.settings.options)
+            return grpc.insecure_channel(address, self.settings.options)
         credentials = grpc.ssl_channel_credentials(self.settings.certificates)
-        return grpc.secure_channel(self.settings.address, credentials, self.settings.options)
+        return grpc.secure_channel(address, credentials, self.settings.options)
 
     def close(self) -> None:
         """Close the channel; running calls are cancelled."""
-        self._channel.close()
+        for channel in self._channels:
+            channel.close()
 
     def unary(self, operation: Operation[Any, Result], timeout: float | None) -> Result:
-        """The result of a call with one answer."""
-        call = self._channel.unary_unary(
+        """The result of a call with one answer; where nobody answers it is made at each address once."""
+        for _ in self._channels[1:]:
+            try:
+                return self._unary(operation, timeout)
+            except NoServer as error:
+                if not (operation.repeatable or error.never_sent):
+                    raise
+        return self._unary(operation, timeout)
+
+    def _unary(self, operation: Operation[Any, Result], timeout: float | None) -> Result:
+        at = self._at
+        call = self._channels[at].unary_unary(
             operation.method, type(operation.request).SerializeToString, operation.response.FromString
         )
         try:
             answer = call(operation.request, self._timeout(timeout), self.settings.metadata)
         except grpc.RpcError as failure:
-            raise error_of(failure, self.settings.address) from None
+            raise self._error(failure, at) from None
         return operation.result(answer)
 
     def stream(self, operation: Operation[Any, Result], timeout: float | None) -> Generator[Result, None, None]:
         """The results of a call with many answers; closing the iterator cancels the call."""
-        method = self._channel.unary_stream(
+        at = self._at
+        method = self._channels[at].unary_stream(
             operation.method, type(operation.request).SerializeToString, operation.response.FromString
         )
         call = method(operation.request, self._timeout(timeout), self.settings.metadata)
@@ -52,7 +69,7 @@ class Connection:
             for answer in call:
                 yield operation.result(answer)
         except grpc.RpcError as failure:
-            raise error_of(failure, self.settings.address) from None
+            raise self._error(failure, at) from None
         finally:
             call.cancel()
 
@@ -64,6 +81,13 @@ class Connection:
             page = self.unary(operation(page.following), timeout)
             items += page.items
         return items
+
+    def _error(self, failure: grpc.RpcError, at: int) -> AttnError:
+        """The error of a call at address number `at`; where that one is gone or leaving, the next one is used."""
+        error = error_of(failure, self.settings.addresses[at])
+        if isinstance(error, Unavailable) and self._at == at:
+            self._at = (at + 1) % len(self._channels)
+        return error
 
     def _timeout(self, timeout: float | None) -> float | None:
         return self.settings.timeout if timeout is None else timeout

@@ -13,6 +13,18 @@ from google.rpc.status_pb2 import Status
 
 DETAILS_KEY = "grpc-status-details-bin"
 
+
+class NoServer(errors.Unavailable):
+    """No server answers at an address, or the connection to it broke."""
+
+    reason = "NO_SERVER"
+
+    @property
+    def never_sent(self) -> bool:
+        """Whether there was no connection, so that no server has seen the call."""
+        return "failed to connect" in self.metadata.get("cause", "").lower()
+
+
 BY_CODE: dict[grpc.StatusCode, type[errors.AttnError]] = {
     grpc.StatusCode.NOT_FOUND: errors.UnknownName,
     grpc.StatusCode.ALREADY_EXISTS: errors.AlreadyExists,
@@ -37,7 +49,7 @@ def error_of(failure: grpc.RpcError, address: str) -> errors.AttnError:
         return from_status(status)
     if code is grpc.StatusCode.UNAVAILABLE:
         message = f"no attn server answers at {address}; start one with: attn serve"
-        return errors.Unavailable(message, address=address, cause=text)
+        return NoServer(message, address=address, cause=text)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in text:
         return errors.UserError(f"the message is too large for the connection: {text}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:

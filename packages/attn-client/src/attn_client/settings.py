@@ -7,7 +7,7 @@ from pathlib import Path
 
 from attn_core.errors import InvalidValue
 from attn_schema import ConnectionOptions
-from attn_schema.settings import DEFAULT_ADDRESS
+from attn_schema.settings import DEFAULT_ADDRESS, addresses_of
 
 MAX_RESPONSE_BYTES = 256 * 2**20
 """The largest message taken from a server; attention maps of long prompts are large."""
@@ -15,10 +15,11 @@ MAX_RESPONSE_BYTES = 256 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSettings:
-    """`address` is `host:port`; `token` the bearer token; `certificates` PEM of the authority that signed the server's.
+    """`address` is `host:port`, or several of them separated by commas, which stand in for one another.
 
-    With `tls` and no `certificates` the authorities of the system are trusted. `timeout` in seconds is for each
-    call that is not given one of its own; None waits for as long as it takes.
+    `token` is the bearer token; `certificates` PEM of the authority that signed the server's. With `tls` and no
+    `certificates` the authorities of the system are trusted. `timeout` in seconds is for each call that is not given
+    one of its own; None waits for as long as it takes.
     """
 
     address: str = DEFAULT_ADDRESS
@@ -40,6 +41,11 @@ class ClientSettings:
         )
 
     @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where a server may answer, in the order in which they are tried; raises `InvalidValue` for no address."""
+        return addresses_of(self.address)
+
+    @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """What is sent with each call."""
         return (("authorization", f"Bearer {self.token}"),) if self.token else ()
@@ -51,6 +57,9 @@ class ClientSettings:
             ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
             ("grpc.keepalive_time_ms", 20_000),
             ("grpc.keepalive_timeout_ms", 10_000),
+            # A server that is started again is found again soon; gRPC would wait for up to two minutes.
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 2_000),
         ]
 
 

@@ -13,12 +13,17 @@ from attn_core.config import MechanismConfig
 from attn_core.cost import Cost, Shape, Step
 from attn_core.heads import Heads
 from attn_core.masks.ranges import size
+from attn_core.masks.reach import Reach
 from attn_core.mechanism import Capability, InnerAttention, Mechanism, replay_state
 from attn_core.spec import AttentionSpec
-from attn_core.states import Field, Paged, Source, StateSpecs
+from attn_core.states import Field, Paged, Slot, Source, StateSpec, StateSpecs
 
 IN_PLACE = ("plain", "int8", "int4")
 """Forms of rows that a step of a spec meets where a cache keeps them."""
+
+
+PINNED = "pinned"
+"""The state that keeps the tokens which a mask pins, [pinned, ...] of each field, in order of their positions."""
 
 
 def allowed_pairs(spec: AttentionSpec, shape: Shape | Step) -> int:
@@ -71,7 +76,7 @@ class DeclaredMechanism(Mechanism):
     def paged_computation(self, config: MechanismConfig) -> Computation | None:
         """The attention of the spec, where nothing but the spec is computed."""
         spec = self.spec(config)
-        if spec.cross or self.inner(config) is not None:
+        if spec.cross or self.inner(config) is not None or self.kept(config).pinned:
             return None
         return Computation(asked=spec, rows=IN_PLACE)
 
@@ -85,7 +90,7 @@ class DeclaredMechanism(Mechanism):
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """Keys, as the score projects them, where it reads any, and values: of every source token where cross, else of
-        every token, no further back than the mask looks.
+        what the mask `kept`: the last tokens, and in a state of fixed size those that it pins.
 
         A layer that attends to those of another layer has no state. One that is causal and not INCREMENTAL remembers
         its inputs, with which the whole sequence is computed again.
@@ -101,8 +106,24 @@ class DeclaredMechanism(Mechanism):
         fields = {**key, **value, **self.further_fields(config)}
         if spec.cross:
             return {"source": Source(fields)}
-        back = spec.mask.lookback
-        return {"kv": Paged(fields, window=None if back is None else back + 1)}
+        kept = self.kept(config)
+        states: dict[str, StateSpec] = {"kv": Paged(fields, window=kept.window)}
+        if kept.pinned:
+            states[PINNED] = Slot({name: Field((kept.count, *row.shape), row.dtype) for name, row in fields.items()})
+        return states
+
+    def kept(self, config: MechanismConfig) -> Reach:
+        """What of a sequence is remembered: a window, and tokens that stay; all where that is no more.
+
+        A window has at least the token itself. Within a context of `max_seq_len` tokens nothing is pinned for good
+        where the whole context is as small.
+        """
+        found, longest = self.spec(config).mask.reach(config.max_seq_len), config.max_seq_len
+        if found.window is None:
+            return found
+        found = Reach(max(1, found.window), found.pinned)
+        small = longest is not None and found.pinned and (found.window or 0) + found.count >= longest
+        return Reach() if small else found
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Projections of queries, keys, values and output, and the pairs of queries and keys."""
@@ -120,14 +141,16 @@ class DeclaredMechanism(Mechanism):
     def met_keys(self, config: MechanismConfig, shape: Shape | Step) -> int:
         """How many keys the plain computation lets every query meet, allowed or not.
 
-        The source where cross, else the new tokens and what the state keeps of those before them.
+        The source where cross, else the new tokens and what the state keeps of those before them: in a step the places
+        of all that is pinned, taken or not.
         """
         states = self.state(dataclasses.replace(config, shares_kv=False))
         if any(isinstance(state, Source) for state in states.values()):
             return shape.source
         kept = [state.window for state in states.values() if isinstance(state, Paged)]
         reach = None if None in kept else max((window - 1 for window in kept if window is not None), default=0)
-        return shape.query + (shape.remembered if reach is None else min(shape.remembered, reach))
+        pinned = 0 if shape.whole or PINNED not in states else self.kept(config).count
+        return shape.query + (shape.remembered if reach is None else min(shape.remembered, reach)) + pinned
 
     def projection_cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """The part of the price that is paid per token, and all learned weights of the spec.

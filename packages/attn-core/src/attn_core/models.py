@@ -107,6 +107,9 @@ class Tokenizer(Protocol):
 class ModelFamily(ABC):
     """A kind of model that a plugin offers by name. `config` is the family's own frozen dataclass.
 
+    Models that are saved by `attn_models.loading.save_model` have their config as `config`; its class is `Config`, and
+    its method `plain` gives the values that `configure` takes.
+
     `learns` says from what it is trained: "text", or pairs of source and target where its config has a
     `max_encoder_len`, both by predicting the next token; "masked" text, "tags" of words, or "images".
     """
@@ -114,6 +117,7 @@ class ModelFamily(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     learns: ClassVar[str] = "text"
+    Config: ClassVar[type[Any] | None] = None
 
     @abstractmethod
     def configure(self, values: Mapping[str, Any]) -> Any:

@@ -246,11 +246,11 @@ class Rotary:
 KINDS: Mapping[str, type[RotaryScaling]] = {
     scaling.kind: scaling for scaling in (LinearScaling, DynamicNtk, Yarn, Llama3Scaling, LongRope)
 }
-WHOLE = ("max_seq_len", "length")
+WHOLE = ("original_max_position_embeddings", "length")
 
 
 def rotary_scaling(words: object) -> RotaryScaling:
-    """The scaling of {"kind": "yarn", "factor": 4, "context": 4096} and the like; fields as of the class of that kind.
+    """The scaling of {"kind": "linear", "factor": 4} and the like; fields as of the class of that kind.
 
     Raises `UnknownName` for a kind or field that does not exist, `InvalidValue` for one that is missing or bad.
     """

@@ -103,15 +103,19 @@ class AdmissionControl:
         Raises `AlreadyExists` for an id in use, and `OutOfCapacity` where as many wait as may, or where the deadline
         cannot be met; `retry_seconds` says when it could.
         """
-        deadline = math.inf if request.deadline is None else request.deadline
+        # What has begun elsewhere is not refused halfway.
+        resumed = request.resume is not None
+        deadline = math.inf if request.deadline is None or resumed else request.deadline
         beams = getattr(request.params, "num_beams", 1)
         width = max(request.n, beams)
-        new = max_new_tokens * width
-        entry = _Entry(request.tenant, request.priority, deadline, len(request.token_ids), new, width, new)
+        known = sum(len(partial.token_ids) for partial in request.resume.received) if request.resume else 0
+        new = max(max_new_tokens * width - known, 0)
+        entry = _Entry(request.tenant, request.priority, deadline, len(request.token_ids) + known, new, width, new)
         with self._lock:
             if request.id in self._entries:
                 raise AlreadyExists(f"a request with the id {request.id!r} is running", id=request.id)
-            self._require_room(request.tenant)
+            if not resumed:
+                self._require_room(request.tenant)
             late = self._lateness(entry, now)
             if late > 0:
                 self.refused += 1

@@ -46,9 +46,13 @@ class SequenceGroup:
         self.members = members
         self.beams = beams
         self.deadline = members[0].request.deadline
-        self._prompt_tokens = len(members[0].request.token_ids)
+        request = members[0].request
+        self._prompt_tokens = len(request.token_ids)
         self._cached_tokens = 0
-        self.completion_tokens = 0
+        left = set(request.open_indices)
+        self.completion_tokens = sum(len(request.received(index)) for index in range(request.n) if index not in left)
+        self.begun = False
+        """Whether anything of it has been returned."""
 
     @property
     def usage(self) -> Usage | None:
@@ -99,7 +103,7 @@ class Engine:
         if config.num_speculative_tokens is None:
             config = config.replace(num_speculative_tokens=DRAFT_MODEL_TOKENS if draft_model else 0)
         self.config = config
-        self._runner = ModelRunner(model, store)
+        self._runner = ModelRunner(model, store, f"weights {config.quantization}, {config.kv_cache}")
         recorder = None if config.enforce_eager else recorder_for(self._runner.device)
         if recorder is not None:
             self._runner.graphs = DecodeGraphs(model, store, recorder, config.batch_sizes[0])
@@ -202,18 +206,31 @@ class Engine:
         if self._draining:
             raise Unavailable("the engine takes no new requests: it is shutting down")
         self.admit(request)
-        return self.begin(request)
+        try:
+            return self.begin(request)
+        except UserError:
+            self.admission.left(request.id)
+            raise
 
     def begin(self, request: Request) -> str:
-        """Queue a request that was admitted; returns its id."""
-        members = [self._sequence(request, index) for index in range(request.n)]
+        """Queue a request that was admitted; returns its id.
+
+        Raises `InvalidValue` for one that is resumed behind tokens that it cannot have generated.
+        """
+        members = [self._sequence(request, index) for index in request.open_indices]
         beams = self._beam_search(request)
-        self._groups[request.id] = SequenceGroup(list(members), beams)
-        if beams is None:
-            leader, *leader.followers = members
+        if beams is not None:
+            leaders = [beams.leader]
+        elif request.resume is not None:
+            leaders = members  # they have different tokens by now
+            for member in members:
+                self._go_on(member)
         else:
-            leader = beams.leader
-        self._scheduler.add(leader)
+            leader, *leader.followers = members
+            leaders = [leader]
+        self._groups[request.id] = SequenceGroup(list(members), beams)
+        for leader in leaders:
+            self._scheduler.add(leader)
         return request.id
 
     def cancel(self, request_id: str) -> bool:
@@ -281,6 +298,14 @@ class Engine:
         if isinstance(request.params, SamplingParams) and request.params.structured_output is not None:
             sequence.matcher = self._grammars.matcher(request.params.structured_output)
         return sequence
+
+    def _go_on(self, sequence: Sequence) -> None:
+        """Continue behind what of the completion, or of the scores, has been received."""
+        received = sequence.request.received(sequence.index)
+        if sequence.scoring is not None:
+            sequence.scores_returned = len(received)
+        else:
+            sequence.go_on_after(received, self._end_ids)
 
     def _beam_search(self, request: Request) -> BeamSearch | None:
         params = request.params
@@ -380,14 +405,23 @@ class Engine:
             return
         if found is None:
             return
-        if len(found) < len(members):
-            few = UserError(f"the beam search found {len(found)} completions of the {len(members)} that were asked for")
+        asked = members[0].request.n
+        if len(found) < asked:
+            few = UserError(f"the beam search found {len(found)} completions of the {asked} that were asked for")
             self._end(request_id, few)
             return
         members[0].cached_tokens = beams.leader.cached_tokens
-        for member, hypothesis in zip(list(members), found, strict=False):
+        for member in list(members):
+            hypothesis = found[member.index]
             self._generated_tokens += len(hypothesis.tokens)
             self._emit(beam_output(member, hypothesis, self._end_ids))
+
+    def _inexact(self, request: Request) -> str | None:
+        """Why a resumed request may differ from one that never broke; None where it does not."""
+        before = request.resume.computed_on if request.resume else ""
+        if not before or before == self._runner.numerics:
+            return None
+        return f"the completion began on {before} and ended on {self._runner.numerics}, which round numbers differently"
 
     def _end(self, request_id: str, error: Exception) -> None:
         """End all that is left of a request."""
@@ -407,7 +441,9 @@ class Engine:
                 for held in group.sequences:
                     self._scheduler.remove(held)
                     self._isolator.forget(held)
-        delta = OutputDelta(tokens=output.tokens, text=output.text, index=sequence.index)
+        computed_on = "" if group.begun else self._runner.numerics
+        group.begun = True
+        delta = OutputDelta(tokens=output.tokens, text=output.text, index=sequence.index, computed_on=computed_on)
         if ended:
             delta = OutputDelta(
                 tokens=output.tokens,
@@ -417,6 +453,8 @@ class Engine:
                 usage=group.usage,
                 index=sequence.index,
                 score=sequence.score,
+                computed_on=computed_on,
+                warning=None if group.members else self._inexact(sequence.request),
             )
         known = None if error is None else as_attn_error(error, self._runner.device, "a request")
         self._outputs.append(RequestOutput(sequence.id, delta, known))

@@ -31,15 +31,20 @@ class BatchEntry(NamedTuple):
 
 
 class ModelRunner:
-    """Runs the model over ragged batches against the store; decode steps by `graphs`, where these are given and can."""
+    """Runs the model over ragged batches against the store; decode steps by `graphs`, where these are given and can.
 
-    def __init__(self, model: LanguageModel, store: StateStore) -> None:
+    `numerics` says in words what decides how numbers are rounded: device, types, libraries and, in `options`, the rest.
+    """
+
+    def __init__(self, model: LanguageModel, store: StateStore, options: str = "") -> None:
         self.model = model
         self.store = store
         self.graphs: DecodeGraphs | None = None
         parameter = next(iter(model.parameters()), None)  # type: ignore[attr-defined]
         self._greedy_head = model if isinstance(model, GreedyHead) else None
         self.device = torch.device("cpu") if parameter is None else parameter.device
+        dtype = "" if parameter is None else f" {parameter.dtype}".replace("torch.", "")
+        self.numerics = f"{_chip(self.device)}{dtype}, {options}, torch {torch.__version__}"
         states = [spec for specs in model.state_specs().values() for spec in specs.values()]
         self.has_encoder = any(isinstance(spec, Source) for spec in states)
         self.max_encoder_len = cast("EncoderDecoderModel", model).max_encoder_len if self.has_encoder else None
@@ -138,3 +143,10 @@ class LazyLogits:
         """Logits [places, vocab_size] of ends that have them, at least one."""
         rows, known = [self._rows[place] for place in places], cast("Tensor", self._logits)
         return known if rows == list(range(len(known))) else known[rows]
+
+
+def _chip(device: torch.device) -> str:
+    """The chip behind a device, in words: processors of other instruction sets add up in another order."""
+    if device.type == "cpu":
+        return f"cpu {torch.backends.cpu.get_cpu_capability()}"
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

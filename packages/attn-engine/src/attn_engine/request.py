@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from attn_core.errors import AttnError, ContextLengthExceeded, InvalidValue
-from attn_schema import OutputDelta, SamplingParams, ScoringParams
+from attn_schema import OutputDelta, Resumption, SamplingParams, ScoringParams
 from attn_schema.sampling import DEFAULT_MAX_NEW_TOKENS
 
 GREEDY = SamplingParams()
@@ -22,6 +22,10 @@ class Request:
     time of `time.monotonic()`, in seconds. Requests are scheduled by `priority`, highest first, then by `tenant` (fair
     queueing, see `EngineConfig.tenant_weights`), then by deadline and arrival. The KV cache of equal prefixes is shared
     between requests of one `scope`, such as a tenant's; None shares nothing.
+
+    `resume` is what of the outputs has been received already, where another engine began the request: the outputs that
+    are missing are returned, the same as if nothing had happened. A prompt to score has one, of the tokens whose log
+    probabilities are known.
     """
 
     id: str
@@ -32,6 +36,7 @@ class Request:
     priority: int = 0
     scope: str | None = ""
     tenant: str = ""
+    resume: Resumption | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", tuple(self.token_ids))
@@ -42,6 +47,18 @@ class Request:
     def n(self) -> int:
         """Number of completions; 1 for scoring."""
         return self.params.n if isinstance(self.params, SamplingParams) else 1
+
+    def received(self, index: int) -> tuple[int, ...]:
+        """The tokens of completion number `index` that have been received already."""
+        partials = self.resume.received if self.resume else ()
+        return next((partial.token_ids for partial in partials if partial.index == index), ())
+
+    @property
+    def open_indices(self) -> list[int]:
+        """The numbers of the completions that have not been received to their end."""
+        partials = self.resume.received if self.resume else ()
+        finished = {partial.index for partial in partials if partial.finished}
+        return [index for index in range(self.n) if index not in finished]
 
 
 class RequestOutput(NamedTuple):
@@ -92,6 +109,29 @@ class ModelLimits:
         new_tokens = self.max_new_tokens(request)
         if len(request.token_ids) + new_tokens > self.max_seq_len:
             raise ContextLengthExceeded.of(len(request.token_ids), new_tokens, self.max_seq_len)
+        if request.resume is not None:
+            self._check_resume(request, request.resume, new_tokens)
+
+    def _check_resume(self, request: Request, resume: Resumption, new_tokens: int) -> None:
+        indices = [partial.index for partial in resume.received]
+        if len(set(indices)) < len(indices) or max(indices) >= request.n:
+            raise InvalidValue.of("resume", f"completions {indices}", f"each once, from 0 to {request.n - 1}")
+        if not request.open_indices:
+            raise InvalidValue.of("resume", "completions that have all ended", "at least one that has not")
+        params = request.params
+        if isinstance(params, SamplingParams) and params.temperature > 0 and params.seed is None:
+            raise InvalidValue.of("seed", None, "the seed that the request began with, as it is resumed")
+        for partial in resume.received:
+            field, received = f"resume[{partial.index}].token_ids", len(partial.token_ids)
+            self._check_ids(field, partial.token_ids, required=False)
+            if partial.finished:
+                continue
+            if isinstance(params, SamplingParams) and params.num_beams > 1 and received:
+                raise InvalidValue.of(field, f"{received} tokens", "none, as beam search tells nothing before its end")
+            if isinstance(params, SamplingParams) and received >= new_tokens:
+                raise InvalidValue.of(field, f"{received} tokens", f"fewer than {new_tokens}, max_new_tokens")
+            if isinstance(params, ScoringParams) and partial.token_ids != request.token_ids[:received]:
+                raise InvalidValue.of(field, "other tokens", "the beginning of the prompt that is scored")
 
     def _check_encoder_ids(self, ids: tuple[int, ...] | None) -> None:
         name = "encoder_token_ids"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from attn_core.errors import InternalError
+from attn_core.errors import InternalError, InvalidValue, UserError
 from attn_schema import FinishReason, SamplingParams, ScoringParams, Token, TopLogprob
 from torch import Tensor
 
@@ -129,6 +129,24 @@ class Sequence:
         if not wanted or not self.generated or self.pending != 1:
             return 0
         return min(wanted, self.max_len - len(self.tokens) - 1)
+
+    def go_on_after(self, received: Collection[int], end_ids: Collection[int]) -> None:
+        """Continue behind tokens that another engine generated, with the text, stop strings and grammar as they were.
+
+        Raises `InvalidValue` if the completion has ended with them, or structured output does not allow them.
+        """
+        for place, token in enumerate(received):
+            field = f"resume[{self.index}].token_ids[{place}]"
+            self.tokens.append(token)
+            self.text_of(token)
+            if self.matcher is not None:
+                try:
+                    self.matcher.accept_checked(token)
+                except UserError as error:
+                    raise InvalidValue.of(field, token, "a token that structured_output allows") from error
+            ended = token in end_ids and not self.params.ignore_eos
+            if ended or self.stops.found is not None or (self.matcher is not None and self.matcher.complete):
+                raise InvalidValue.of(field, token, "none that ends the completion, unless it is marked as finished")
 
     def token(self, id: int, logprob: float | None = None, top: Collection[tuple[int, float]] = ()) -> Token:  # noqa: A002
         """A token with its text; `top` are the most likely (id, logprob) at its position."""

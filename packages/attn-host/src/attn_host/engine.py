@@ -75,6 +75,7 @@ class EngineHost(ModelHost):
                 deadline=None if task.timeout is None else time.monotonic() + task.timeout,
                 scope=task.tenant,
                 tenant=task.tenant,
+                resume=task.resume,
             )
         )
 

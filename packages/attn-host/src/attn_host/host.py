@@ -16,6 +16,7 @@ from attn_schema import (
     EngineStats,
     ModelInfo,
     Prompt,
+    Resumption,
     SamplingParams,
     ScoringParams,
     Tokenization,
@@ -35,13 +36,14 @@ class TextTask:
     """A prompt to complete (`params` are `SamplingParams`) or to score (`params` are `ScoringParams`).
 
     `timeout` is the time left until the caller's deadline, in seconds. Requests of one `tenant` share a prefix cache
-    and a weight in fair queueing.
+    and a weight in fair queueing. `resume` is what of the outputs has been received already, from another host.
     """
 
     prompt: Prompt
     params: SamplingParams | ScoringParams
     timeout: float | None = None
     tenant: str = ""
+    resume: Resumption | None = None
     id: str = field(default_factory=new_id)
 
 

@@ -7,7 +7,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from attn_core import Capability, Mechanism, MechanismConfig, Paged, Rotary, StateSpecs, configure, installed
+from attn_core import (
+    Capability,
+    DeclaredMechanism,
+    Mechanism,
+    MechanismConfig,
+    Paged,
+    Rotary,
+    StateSpecs,
+    configure,
+    installed,
+)
+from attn_core.declared import PINNED
 from attn_core.errors import Incompatible
 from attn_core.plugins.registry import Registry
 
@@ -126,7 +137,10 @@ def require_shareable(layer: int, sharing_layer: LayerAttention, source_layer: i
     who = f"layer {layer}, {mine.name!r}, cannot share keys and values of layer {source_layer}, {theirs.name!r}"
     if not theirs.can(Capability.SHARES_KV):
         raise Incompatible(f"{who}, which cannot share them", mechanism=theirs.name)
-    needed, given = sharing_layer.shared_states, source.shared_states
+    needed, given = _without_pins(sharing_layer, source), source.shared_states
+    if PINNED in needed and _pinned(sharing_layer) != _pinned(source):
+        raise Incompatible(f"{who}, which keeps other tokens beside its last ones", mechanism=mine.name)
+    given = {name: spec for name, spec in given.items() if name in needed or name != PINNED}
     if {name: dict(spec.fields) for name, spec in needed.items()} != {n: dict(s.fields) for n, s in given.items()}:
         raise Incompatible(f"{who}: their keys and values differ in shape", mechanism=mine.name)
     for name, spec in needed.items():
@@ -136,6 +150,21 @@ def require_shareable(layer: int, sharing_layer: LayerAttention, source_layer: i
             raise Incompatible(f"{who}, which remembers {other} tokens: it looks back at {reach}", mechanism=mine.name)
     if _rotary(sharing_layer) != _rotary(source):
         raise Incompatible(f"{who}: their rotary positions differ", mechanism=mine.name)
+
+
+def _without_pins(sharing_layer: LayerAttention, source: LayerAttention) -> StateSpecs:
+    """The states that the sharing layer needs, without tokens that it would pin where the other layer keeps all."""
+    needed, rows = sharing_layer.shared_states, source.shared_states.get("kv")
+    everything = isinstance(rows, Paged) and rows.window is None
+    if not everything or PINNED not in needed:
+        return needed
+    return {name: spec for name, spec in needed.items() if name != PINNED}
+
+
+def _pinned(attention: LayerAttention) -> tuple[int, ...]:
+    """The tokens that a layer keeps for good beside its last ones."""
+    mechanism = attention.mechanism
+    return mechanism.kept(attention.config).positions if isinstance(mechanism, DeclaredMechanism) else ()
 
 
 def _rotary(attention: LayerAttention) -> Rotary | None:

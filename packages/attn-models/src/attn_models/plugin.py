@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from attn_core import ModelFamily, hookimpl
 from attn_core.kernels.linear import LinearKernel
 from attn_core.models import ModelShape
 from attn_core.plugins.hooks import Command
+
+if TYPE_CHECKING:
+    from attn_models.adapters.base import Layout
+    from attn_models.weights import GgufArchitecture
 
 
 @hookimpl
@@ -18,6 +24,22 @@ def attn_models() -> list[ModelFamily]:
 
     decoders = [DecoderFamily(), *named_decoders(), *recurrent_families()]
     return [*decoders, *encoder_decoder_families(), *encoder_families(), VitFamily()]
+
+
+@hookimpl
+def attn_adapters() -> list[Layout]:
+    """The layouts of transformers that are read and written here, and ours."""
+    from attn_models.adapters.registry import our_adapters
+
+    return our_adapters()
+
+
+@hookimpl
+def attn_gguf_architectures() -> list[GgufArchitecture]:
+    """The GGUF files that are read here."""
+    from attn_models.weights.gguf_architectures import ARCHITECTURES
+
+    return list(ARCHITECTURES.values())
 
 
 @hookimpl

@@ -164,7 +164,7 @@ def test_a_weight_that_is_nan_is_refused_with_the_tensors_name(tiny_llama, tmp_p
 
 def child(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "attn_models.weights.gguf_child", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(command, input="{}", capture_output=True, text=True, check=False)
 
 
 def test_the_child_refuses_a_hostile_file_by_its_own_reading(tmp_path: Path) -> None:

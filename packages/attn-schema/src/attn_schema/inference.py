@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeAlias, cast
 from attn_core.errors import InternalError, InvalidValue
 from msgspec import Meta
 
-from attn_schema.sampling import MAX_TOP_LOGPROBS, SamplingParams
+from attn_schema.sampling import MAX_N, MAX_TOP_LOGPROBS, SamplingParams
 from attn_schema.schema import Checked, Schema
 
 MAX_EMBED_TEXTS = 1024
@@ -158,6 +158,20 @@ class OutputDelta(Schema, frozen=True, kw_only=True):
     score: Annotated[
         float, Meta(description="Score that beam search gave the completion; on its last delta.")
     ] | None = None  # fmt: skip
+    resumptions: Annotated[
+        int, Meta(description="How often the request went on at another engine; on the last delta of the stream only.")
+    ] = 0  # fmt: skip
+    computed_on: Annotated[
+        str,
+        Meta(description="Device, element types and libraries of the engine; on the first delta of the stream only."),
+    ] = ""  # fmt: skip
+    warning: Annotated[
+        str,
+        Meta(
+            description="Why tokens may differ from those of a request that was never resumed, such as another device; "
+            "on the last delta of the stream only, and only if they may."
+        ),
+    ] | None = None  # fmt: skip
 
 
 class Completion(Schema, frozen=True, kw_only=True):
@@ -282,12 +296,37 @@ class Embeddings(Schema, frozen=True, kw_only=True):
         return [tuple(row) for row in cast("list[list[float]]", self.embeddings.view().tolist())]
 
 
+class PartialCompletion(Checked, frozen=True, kw_only=True):
+    """What has been received of one completion, where its request goes on after a break."""
+
+    index: Annotated[int, Meta(ge=0, le=MAX_N - 1, description="Number of the completion, from 0.")] = 0
+    token_ids: Annotated[tuple[TokenId, ...], Meta(description="Its tokens that were received, in order.")] = ()
+    finished: Annotated[bool, Meta(description="It was received to its end, and is not sent again.")] = False
+
+
+class Resumption(Checked, frozen=True, kw_only=True):
+    """Where a request goes on whose stream broke."""
+
+    received: Annotated[
+        tuple[PartialCompletion, ...],
+        Meta(min_length=1, max_length=MAX_N, description="What has been received, each completion at most once."),
+    ]
+    computed_on: Annotated[str, Meta(description="What the first message of the stream said it was computed on.")] = ""
+
+
 class GenerateRequest(Checked, frozen=True, kw_only=True):
     """Completions of a prompt."""
 
     model: Annotated[str, Meta(description="Name of a loaded model.")]
     prompt: Annotated[Prompt, Meta(description="What the model reads.")]
     sampling: Annotated[SamplingParams, Meta(description="How tokens are chosen.")] = SamplingParams()
+    resume: Annotated[
+        Resumption,
+        Meta(
+            description="What has been received of the same request, whose stream broke: only what is missing is sent. "
+            "A request that samples needs the seed that it began with.",
+        ),
+    ] | None = None  # fmt: skip
 
 
 class ScoreRequest(Checked, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from attn_core.errors import InvalidValue
 from msgspec import Meta
@@ -21,7 +21,8 @@ class ConnectionOptions(Checked, frozen=True, kw_only=True):
     address: Annotated[
         str,
         Meta(
-            description="Server as HOST:PORT.",
+            description="Server as HOST:PORT; several gateways of one cluster, separated by commas, stand in for one "
+            "another.",
             extra={"envvar": "ATTN_ADDRESS", "panel": CONNECTION, "metavar": "HOST:PORT"},
         ),
     ] = DEFAULT_ADDRESS  # fmt: skip
@@ -41,9 +42,17 @@ class ConnectionOptions(Checked, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        host, _, port = self.address.rpartition(":")
+        addresses_of(self.address)
+
+
+def addresses_of(text: str) -> tuple[str, ...]:
+    """The addresses in "HOST:PORT" or "HOST:PORT,HOST:PORT"; raises `InvalidValue` for anything else."""
+    addresses = tuple(part.strip() for part in text.split(","))
+    for address in addresses:
+        host, _, port = address.rpartition(":")
         if not host or not port.isdecimal():
-            raise InvalidValue.of("address", self.address, "HOST:PORT")
+            raise InvalidValue.of("address", text, "HOST:PORT, or several separated by commas")
+    return addresses
 
 
 class ServerConfig(Checked, frozen=True, kw_only=True):
@@ -53,6 +62,13 @@ class ServerConfig(Checked, frozen=True, kw_only=True):
         str, Meta(description="Address to listen on; anything but loopback needs a token and TLS.")
     ] = "127.0.0.1"  # fmt: skip
     port: Annotated[int, Meta(ge=0, le=65535, description="Port to listen on; 0 picks a free one.")] = DEFAULT_PORT
+    http_port: Annotated[
+        int,
+        Meta(
+            ge=0, le=65535,
+            description="Port for HTTP, OpenAI's interface among it; 0 picks a free one. No HTTP if not given.",
+        ),
+    ] | None = None  # fmt: skip
     token_file: Annotated[
         Path,
         Meta(
@@ -63,6 +79,10 @@ class ServerConfig(Checked, frozen=True, kw_only=True):
     tls_cert: Annotated[Path, Meta(description="Certificate chain for TLS (PEM).")] | None = None
     tls_key: Annotated[Path, Meta(description="Private key of the certificate (PEM).")] | None = None
     insecure: Annotated[bool, Meta(description="Listen beyond loopback without token and TLS.")] = False
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="The least serious lines of the log; info has a line for each call."),
+    ] = "info"  # fmt: skip
     ready_file: Annotated[
         Path, Meta(description="While serving, this file holds JSON with the address and the process id.")
     ] | None = None  # fmt: skip

@@ -13,6 +13,7 @@ from attn_core.errors import AttnError, InvalidValue
 from msgspec import Meta
 
 from attn_schema.device import AUTO, Device, require_device
+from attn_schema.finetuning import LoraConfig
 from attn_schema.optimization import OPTIMIZER_PANEL, OptimizerConfig
 from attn_schema.schema import Checked, Schema, fields_of, in_panel, is_noun
 
@@ -116,6 +117,18 @@ class ModelConfig(Checked, frozen=True, kw_only=True):
     model_options: Annotated[
         dict[str, Any], _model("Other fields of the family's config, such as pattern.", metavar="NAME=VALUE")
     ] = {}  # noqa: RUF012 - msgspec copies it
+    base_model: (
+        Annotated[
+            str,
+            _model(
+                "Model to go on training, by name or folder on the server: its weights, config and tokenizer. Other "
+                "options of the model may only say what it is; max_seq_len is then the length of training sequences.",
+                short="--from",
+                metavar="NAME|PATH",
+            ),
+        ]
+        | None
+    ) = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -132,7 +145,7 @@ class ModelConfig(Checked, frozen=True, kw_only=True):
 
     def config_fields(self) -> dict[str, Any]:
         """The fields of the family's config that are given, by name."""
-        own = [name for name in self.__struct_fields__ if name not in ("family", "model_options")]
+        own = [name for name in self.__struct_fields__ if name not in ("family", "model_options", "base_model")]
         given = {name: value for name in own if (value := getattr(self, name)) not in (None, {})}
         return given | self.model_options
 
@@ -153,13 +166,15 @@ class ModelConfig(Checked, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """The mechanism of a decoder, or the family."""
+        """The base model, else the mechanism of a decoder, or the family."""
+        if self.base_model is not None:
+            return self.base_model.rstrip("/").rpartition("/")[2]
         named = (self.mechanism or self.family) if self.family == DECODER else self.family
         return named.rpartition("/")[2]
 
     def with_defaults(self) -> Self:
-        """With the fields that a decoder needs."""
-        if self.family != DECODER:
+        """With the fields that a decoder needs; a base model has its own."""
+        if self.family != DECODER or self.base_model is not None:
             return self
         return self.replace(**{name: value for name, value in DECODER_DEFAULTS.items() if getattr(self, name) is None})
 
@@ -224,6 +239,7 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
     model: Annotated[ModelConfig, Meta(description="The model.")] = ModelConfig()
     data: Annotated[DataConfig, Meta(description="The data.")] = DataConfig()
     optimizer: Annotated[OptimizerConfig, Meta(description="The optimizer.")] = OptimizerConfig()
+    lora: Annotated[LoraConfig, Meta(description="The adapter that is trained in place of all weights.")] = LoraConfig()
     checkpoint: Annotated[CheckpointConfig, Meta(description="Checkpoints.")] = CheckpointConfig()
     evaluation: Annotated[EvaluationConfig, Meta(description="Metrics.")] = EvaluationConfig()
     precision: Annotated[
@@ -250,6 +266,8 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_device("device", self.device)
+        if self.lora.lora_rank is not None and self.model.base_model is None:
+            raise InvalidValue.of("lora_rank", self.lora.lora_rank, "none without a base model (--from)")
         if self.evaluation.bleu_sentences and not self.model.is_encoder_decoder:
             raise InvalidValue.of(
                 "bleu_sentences", self.evaluation.bleu_sentences, "0, as the model is no encoder-decoder"
@@ -384,6 +402,6 @@ class TrainingJob(Schema, frozen=True, kw_only=True):
 
 
 TRAINING_NOUNS: tuple[type[msgspec.Struct], ...] = (
-    *(TrainingConfig, ModelConfig, DataConfig, OptimizerConfig, CheckpointConfig, EvaluationConfig),
+    *(TrainingConfig, ModelConfig, DataConfig, OptimizerConfig, LoraConfig, CheckpointConfig, EvaluationConfig),
     *(TrainingJob, JobEvent, StateChange, Metrics, Checkpoint, LogLine, JobError),
 )

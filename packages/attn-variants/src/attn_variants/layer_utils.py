@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -32,6 +32,15 @@ def rms_normed(rows: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
 def by_heads(rows: Tensor, heads: int) -> Tensor:
     """Rows [..., heads · size] as [..., heads, size]."""
     return rows.reshape(*rows.shape[:-1], heads, rows.shape[-1] // heads)
+
+
+def weight_of(linear: nn.Linear) -> Tensor:
+    """The matrix [outputs, inputs] of a linear layer, with the adapter in it that is in use (`adapted_weight`), if any.
+
+    For matrices that are used otherwise than by calling the layer.
+    """
+    adapted: Callable[[], Tensor] | None = getattr(linear, "adapted_weight", None)
+    return linear.weight if adapted is None else adapted()
 
 
 def fresh_linear(into: int, out: int, *, bias: bool) -> nn.Linear:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from attn_variants.compute.rotary import CosSin, cos_sin_to
 from attn_variants.paged_plan import Reached
+from attn_variants.pinned import kept_rows
 
 
 class StepLayer(Protocol):
@@ -152,7 +153,7 @@ def remember(
     """
     if layer.spec.cross:
         return layer.project_query(rows), state["source"], None
-    cos_sin, view = cos_sin_of_batch(layer, rows, batch), state["kv"]
+    cos_sin, view = cos_sin_of_batch(layer, rows, batch), kept_rows(layer.spec.mask, batch, state)
     if layer.shares_kv:
         return layer.project_rotated(rows, cos_sin), view, None
     if isinstance(batch, StaticBatch):

@@ -1,5 +1,19 @@
-from attn_core import Rotary
+from attn_core import (
+    AttentionSpec,
+    Causal,
+    DeclaredMechanism,
+    Field,
+    Mask,
+    MechanismConfig,
+    Paged,
+    Paper,
+    Rotary,
+    Slot,
+    Window,
+)
+from attn_core.masks import GlobalKeys, Prefix
 from attn_testing import MechanismLaws
+from attn_variants.mechanisms.common import DECODER
 
 FEW = ({"hidden_size": 16, "num_heads": 4}, {"hidden_size": 12, "num_heads": 3, "bias": True})
 """For what differs from another class by an option only."""
@@ -86,6 +100,31 @@ class TestLongformer(MechanismLaws):
 class TestAttentionSinks(MechanismLaws):
     mechanism = "attention_sinks"
     options = {"sinks": 2, "window": 3}
+
+
+class Anchored(DeclaredMechanism):
+    """A window, the first tokens and some further ones, as a stranger would write it."""
+
+    name = "anchored"
+    summary = "a window, the first tokens and some further ones"
+    paper = Paper(title="None", authors="nobody", year=2024)
+    equation = r"o_i = \mathrm{softmax}(q_i K_{A_i}^\top) V_{A_i}"
+    capabilities = DECODER
+    mask: Mask = Window(left=2) | (Prefix(2) | GlobalKeys((5, 11))) & Causal()
+
+    def spec(self, config):
+        return AttentionSpec(heads=config.head_layout, mask=self.mask, rotary=config.rotary)
+
+
+class TestPinnedTokens(MechanismLaws):
+    mechanism = Anchored()
+
+
+def test_only_the_window_and_the_pinned_tokens_are_remembered():
+    states = Anchored().state(MechanismConfig(hidden_size=8, num_heads=2))
+    row = {"key": Field((2, 4)), "value": Field((2, 4))}
+    assert states["kv"] == Paged(row, window=3)
+    assert states["pinned"] == Slot({name: Field((4, 2, 4)) for name in row})
 
 
 class TestHeavyHitters(MechanismLaws):

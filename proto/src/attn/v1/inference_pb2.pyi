@@ -288,6 +288,7 @@ class GenerateRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The name of a loaded model."""
     @_builtins.property
@@ -298,20 +299,87 @@ class GenerateRequest(_message.Message):
     def sampling(self) -> Global___SamplingParams:
         """How tokens are chosen."""
 
+    @_builtins.property
+    def resume(self) -> Global___Resumption:
+        """What has been received of the same request, whose stream broke: only what is missing is sent, the same tokens as without
+        the break. A request that samples needs the seed that it began with.
+        """
+
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
         prompt: _common_pb2.Prompt | None = ...,
         sampling: Global___SamplingParams | None = ...,
+        resume: Global___Resumption | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "resume", b"resume", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "prompt", b"prompt", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class Resumption(_message.Message):
+    """Where a request goes on whose stream broke."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECEIVED_FIELD_NUMBER: _builtins.int
+    COMPUTED_ON_FIELD_NUMBER: _builtins.int
+    computed_on: _builtins.str
+    """What the first message of the stream said in `computed_on`."""
+    @_builtins.property
+    def received(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartialCompletion]:
+        """What has been received, each completion at most once; at least one."""
+
+    def __init__(
+        self,
+        *,
+        received: _abc.Iterable[Global___PartialCompletion] | None = ...,
+        computed_on: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_on", b"computed_on", "received", b"received"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Resumption: _TypeAlias = Resumption  # noqa: Y015
+
+@_typing.final
+class PartialCompletion(_message.Message):
+    """What has been received of one completion, where its request goes on after a break."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Number of the completion, from 0."""
+    finished: _builtins.bool
+    """It was received to its end, and is not sent again."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Its tokens that were received, in order."""
+
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        finished: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "index", b"index", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartialCompletion: _TypeAlias = PartialCompletion  # noqa: Y015
 
 @_typing.final
 class GenerateResponse(_message.Message):
@@ -328,6 +396,9 @@ class GenerateResponse(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     INDEX_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
+    RESUMPTIONS_FIELD_NUMBER: _builtins.int
+    WARNING_FIELD_NUMBER: _builtins.int
+    COMPUTED_ON_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """New text; joined over the stream it is the completion. It may lag behind `tokens` while a character is incomplete or
     the text could be the beginning of a stop string.
@@ -340,6 +411,14 @@ class GenerateResponse(_message.Message):
     """Number of the completion, from 0."""
     score: _builtins.float
     """Score that beam search gave the completion, the best first; on its last message."""
+    resumptions: _builtins.int
+    """How often the request went on at another engine; on the last message of the stream only."""
+    warning: _builtins.str
+    """Why tokens may differ from those of a request that was never resumed, such as another device; on the last message of the
+    stream only, and only if they may.
+    """
+    computed_on: _builtins.str
+    """Device, element types and libraries of the engine; on the first message of the stream only."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Token]:
         """The new tokens, in order."""
@@ -358,19 +437,26 @@ class GenerateResponse(_message.Message):
         usage: _common_pb2.Usage | None = ...,
         index: _builtins.int = ...,
         score: _builtins.float | None = ...,
+        resumptions: _builtins.int = ...,
+        warning: _builtins.str | None = ...,
+        computed_on: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "_stop_reason", b"_stop_reason", "score", b"score", "stop_reason", b"stop_reason", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "_stop_reason", b"_stop_reason", "_warning", b"_warning", "score", b"score", "stop_reason", b"stop_reason", "usage", b"usage", "warning", b"warning"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "_stop_reason", b"_stop_reason", "finish_reason", b"finish_reason", "index", b"index", "score", b"score", "stop_reason", b"stop_reason", "text", b"text", "tokens", b"tokens", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "_stop_reason", b"_stop_reason", "_warning", b"_warning", "computed_on", b"computed_on", "finish_reason", b"finish_reason", "index", b"index", "resumptions", b"resumptions", "score", b"score", "stop_reason", b"stop_reason", "text", b"text", "tokens", b"tokens", "usage", b"usage", "warning", b"warning"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
     _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
     _WhichOneofReturnType__stop_reason: _TypeAlias = _typing.Literal["stop_reason"]  # noqa: Y015
     _WhichOneofArgType__stop_reason: _TypeAlias = _typing.Literal["_stop_reason", b"_stop_reason"]  # noqa: Y015
+    _WhichOneofReturnType__warning: _TypeAlias = _typing.Literal["warning"]  # noqa: Y015
+    _WhichOneofArgType__warning: _TypeAlias = _typing.Literal["_warning", b"_warning"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__score) -> _WhichOneofReturnType__score | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__stop_reason) -> _WhichOneofReturnType__stop_reason | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__warning) -> _WhichOneofReturnType__warning | None: ...
 
 Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
 

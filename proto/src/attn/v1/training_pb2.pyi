@@ -87,6 +87,7 @@ class TrainingConfig(_message.Message):
     DEVICE_FIELD_NUMBER: _builtins.int
     TORCH_COMPILE_FIELD_NUMBER: _builtins.int
     GRADIENT_CHECKPOINTING_FIELD_NUMBER: _builtins.int
+    LORA_FIELD_NUMBER: _builtins.int
     precision: _builtins.str
     """Element type of matrix products in training, on a GPU also of attention; weights and optimizer state are float32."""
     seed: _builtins.int
@@ -121,6 +122,10 @@ class TrainingConfig(_message.Message):
     def evaluation(self) -> Global___EvaluationConfig:
         """Metrics."""
 
+    @_builtins.property
+    def lora(self) -> Global___LoraConfig:
+        """The adapter that is trained in place of all weights."""
+
     def __init__(
         self,
         *,
@@ -136,10 +141,11 @@ class TrainingConfig(_message.Message):
         device: _builtins.str | None = ...,
         torch_compile: _builtins.bool = ...,
         gradient_checkpointing: _builtins.bool = ...,
+        lora: Global___LoraConfig | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_max_failures", b"_max_failures", "_precision", b"_precision", "_workers", b"_workers", "checkpoint", b"checkpoint", "data", b"data", "device", b"device", "evaluation", b"evaluation", "max_failures", b"max_failures", "model", b"model", "optimizer", b"optimizer", "precision", b"precision", "workers", b"workers"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_max_failures", b"_max_failures", "_precision", b"_precision", "_workers", b"_workers", "checkpoint", b"checkpoint", "data", b"data", "device", b"device", "evaluation", b"evaluation", "lora", b"lora", "max_failures", b"max_failures", "model", b"model", "optimizer", b"optimizer", "precision", b"precision", "workers", b"workers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_max_failures", b"_max_failures", "_precision", b"_precision", "_workers", b"_workers", "checkpoint", b"checkpoint", "data", b"data", "device", b"device", "evaluation", b"evaluation", "gradient_checkpointing", b"gradient_checkpointing", "max_failures", b"max_failures", "model", b"model", "optimizer", b"optimizer", "precision", b"precision", "seed", b"seed", "torch_compile", b"torch_compile", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_max_failures", b"_max_failures", "_precision", b"_precision", "_workers", b"_workers", "checkpoint", b"checkpoint", "data", b"data", "device", b"device", "evaluation", b"evaluation", "gradient_checkpointing", b"gradient_checkpointing", "lora", b"lora", "max_failures", b"max_failures", "model", b"model", "optimizer", b"optimizer", "precision", b"precision", "seed", b"seed", "torch_compile", b"torch_compile", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__device: _TypeAlias = _typing.Literal["device"]  # noqa: Y015
     _WhichOneofArgType__device: _TypeAlias = _typing.Literal["_device", b"_device"]  # noqa: Y015
@@ -159,6 +165,65 @@ class TrainingConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__workers) -> _WhichOneofReturnType__workers | None: ...
 
 Global___TrainingConfig: _TypeAlias = TrainingConfig  # noqa: Y015
+
+@_typing.final
+class LoraConfig(_message.Message):
+    """An adapter of low rank (LoRA) on a base model, whose weights are frozen; without a rank all weights are trained."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LORA_RANK_FIELD_NUMBER: _builtins.int
+    LORA_ALPHA_FIELD_NUMBER: _builtins.int
+    LORA_DROPOUT_FIELD_NUMBER: _builtins.int
+    LORA_TARGET_MODULES_FIELD_NUMBER: _builtins.int
+    USE_RSLORA_FIELD_NUMBER: _builtins.int
+    USE_DORA_FIELD_NUMBER: _builtins.int
+    BASE_QUANTIZATION_FIELD_NUMBER: _builtins.int
+    lora_rank: _builtins.int
+    """Rank of the adapter that is trained; without it all weights are."""
+    lora_alpha: _builtins.float
+    """What the adapter adds is multiplied by lora_alpha / lora_rank; twice lora_rank if not given."""
+    lora_dropout: _builtins.float
+    """Probability of dropping inputs of the adapter."""
+    use_rslora: _builtins.bool
+    """Divide lora_alpha by the root of lora_rank."""
+    use_dora: _builtins.bool
+    """Train magnitudes and directions apart (DoRA)."""
+    base_quantization: _builtins.str
+    """Storage of the frozen weights of the base: none, int8 or int4."""
+    @_builtins.property
+    def lora_target_modules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Linear layers that get an adapter, by the end of their names, such as q_proj; all of the blocks if empty."""
+
+    def __init__(
+        self,
+        *,
+        lora_rank: _builtins.int | None = ...,
+        lora_alpha: _builtins.float | None = ...,
+        lora_dropout: _builtins.float = ...,
+        lora_target_modules: _abc.Iterable[_builtins.str] | None = ...,
+        use_rslora: _builtins.bool = ...,
+        use_dora: _builtins.bool = ...,
+        base_quantization: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_base_quantization", b"_base_quantization", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "base_quantization", b"base_quantization", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_quantization", b"_base_quantization", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "base_quantization", b"base_quantization", "lora_alpha", b"lora_alpha", "lora_dropout", b"lora_dropout", "lora_rank", b"lora_rank", "lora_target_modules", b"lora_target_modules", "use_dora", b"use_dora", "use_rslora", b"use_rslora"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__base_quantization: _TypeAlias = _typing.Literal["base_quantization"]  # noqa: Y015
+    _WhichOneofArgType__base_quantization: _TypeAlias = _typing.Literal["_base_quantization", b"_base_quantization"]  # noqa: Y015
+    _WhichOneofReturnType__lora_alpha: _TypeAlias = _typing.Literal["lora_alpha"]  # noqa: Y015
+    _WhichOneofArgType__lora_alpha: _TypeAlias = _typing.Literal["_lora_alpha", b"_lora_alpha"]  # noqa: Y015
+    _WhichOneofReturnType__lora_rank: _TypeAlias = _typing.Literal["lora_rank"]  # noqa: Y015
+    _WhichOneofArgType__lora_rank: _TypeAlias = _typing.Literal["_lora_rank", b"_lora_rank"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__base_quantization) -> _WhichOneofReturnType__base_quantization | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lora_alpha) -> _WhichOneofReturnType__lora_alpha | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lora_rank) -> _WhichOneofReturnType__lora_rank | None: ...
+
+Global___LoraConfig: _TypeAlias = LoraConfig  # noqa: Y015
 
 @_typing.final
 class ModelConfig(_message.Message):
@@ -190,6 +255,7 @@ class ModelConfig(_message.Message):
     ROUTER_AUX_LOSS_COEF_FIELD_NUMBER: _builtins.int
     KV_SHARING_FIELD_NUMBER: _builtins.int
     MODEL_OPTIONS_FIELD_NUMBER: _builtins.int
+    BASE_MODEL_FIELD_NUMBER: _builtins.int
     family: _builtins.str
     """Model family, such as decoder or transformer."""
     mechanism: _builtins.str
@@ -238,6 +304,8 @@ class ModelConfig(_message.Message):
     """Weight of the load-balancing loss of experts."""
     kv_sharing: _builtins.str
     """Layers that share keys and values: cla:N (N neighbours) or yoco (the upper half)."""
+    base_model: _builtins.str
+    """Model to go on training, by name or folder on the server: its weights, config and tokenizer."""
     @_builtins.property
     def options(self) -> _struct_pb2.Struct:
         """Options of the mechanism."""
@@ -273,13 +341,16 @@ class ModelConfig(_message.Message):
         router_aux_loss_coef: _builtins.float | None = ...,
         kv_sharing: _builtins.str | None = ...,
         model_options: _struct_pb2.Struct | None = ...,
+        base_model: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_attention_dropout", b"_attention_dropout", "_dropout", b"_dropout", "_family", b"_family", "_feed_forward", b"_feed_forward", "_head_dim", b"_head_dim", "_hidden_size", b"_hidden_size", "_intermediate_size", b"_intermediate_size", "_kv_sharing", b"_kv_sharing", "_max_encoder_len", b"_max_encoder_len", "_max_seq_len", b"_max_seq_len", "_mechanism", b"_mechanism", "_norm", b"_norm", "_norm_place", b"_norm_place", "_num_experts", b"_num_experts", "_num_experts_per_tok", b"_num_experts_per_tok", "_num_heads", b"_num_heads", "_num_kv_heads", b"_num_kv_heads", "_num_layers", b"_num_layers", "_positions", b"_positions", "_router_aux_loss_coef", b"_router_aux_loss_coef", "_routing", b"_routing", "_tie_word_embeddings", b"_tie_word_embeddings", "attention_dropout", b"attention_dropout", "dropout", b"dropout", "family", b"family", "feed_forward", b"feed_forward", "head_dim", b"head_dim", "hidden_size", b"hidden_size", "intermediate_size", b"intermediate_size", "kv_sharing", b"kv_sharing", "max_encoder_len", b"max_encoder_len", "max_seq_len", b"max_seq_len", "mechanism", b"mechanism", "model_options", b"model_options", "norm", b"norm", "norm_place", b"norm_place", "num_experts", b"num_experts", "num_experts_per_tok", b"num_experts_per_tok", "num_heads", b"num_heads", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "options", b"options", "positions", b"positions", "router_aux_loss_coef", b"router_aux_loss_coef", "routing", b"routing", "tie_word_embeddings", b"tie_word_embeddings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_attention_dropout", b"_attention_dropout", "_base_model", b"_base_model", "_dropout", b"_dropout", "_family", b"_family", "_feed_forward", b"_feed_forward", "_head_dim", b"_head_dim", "_hidden_size", b"_hidden_size", "_intermediate_size", b"_intermediate_size", "_kv_sharing", b"_kv_sharing", "_max_encoder_len", b"_max_encoder_len", "_max_seq_len", b"_max_seq_len", "_mechanism", b"_mechanism", "_norm", b"_norm", "_norm_place", b"_norm_place", "_num_experts", b"_num_experts", "_num_experts_per_tok", b"_num_experts_per_tok", "_num_heads", b"_num_heads", "_num_kv_heads", b"_num_kv_heads", "_num_layers", b"_num_layers", "_positions", b"_positions", "_router_aux_loss_coef", b"_router_aux_loss_coef", "_routing", b"_routing", "_tie_word_embeddings", b"_tie_word_embeddings", "attention_dropout", b"attention_dropout", "base_model", b"base_model", "dropout", b"dropout", "family", b"family", "feed_forward", b"feed_forward", "head_dim", b"head_dim", "hidden_size", b"hidden_size", "intermediate_size", b"intermediate_size", "kv_sharing", b"kv_sharing", "max_encoder_len", b"max_encoder_len", "max_seq_len", b"max_seq_len", "mechanism", b"mechanism", "model_options", b"model_options", "norm", b"norm", "norm_place", b"norm_place", "num_experts", b"num_experts", "num_experts_per_tok", b"num_experts_per_tok", "num_heads", b"num_heads", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "options", b"options", "positions", b"positions", "router_aux_loss_coef", b"router_aux_loss_coef", "routing", b"routing", "tie_word_embeddings", b"tie_word_embeddings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attention_dropout", b"_attention_dropout", "_dropout", b"_dropout", "_family", b"_family", "_feed_forward", b"_feed_forward", "_head_dim", b"_head_dim", "_hidden_size", b"_hidden_size", "_intermediate_size", b"_intermediate_size", "_kv_sharing", b"_kv_sharing", "_max_encoder_len", b"_max_encoder_len", "_max_seq_len", b"_max_seq_len", "_mechanism", b"_mechanism", "_norm", b"_norm", "_norm_place", b"_norm_place", "_num_experts", b"_num_experts", "_num_experts_per_tok", b"_num_experts_per_tok", "_num_heads", b"_num_heads", "_num_kv_heads", b"_num_kv_heads", "_num_layers", b"_num_layers", "_positions", b"_positions", "_router_aux_loss_coef", b"_router_aux_loss_coef", "_routing", b"_routing", "_tie_word_embeddings", b"_tie_word_embeddings", "attention_dropout", b"attention_dropout", "dropout", b"dropout", "family", b"family", "feed_forward", b"feed_forward", "head_dim", b"head_dim", "hidden_size", b"hidden_size", "intermediate_size", b"intermediate_size", "kv_sharing", b"kv_sharing", "max_encoder_len", b"max_encoder_len", "max_seq_len", b"max_seq_len", "mechanism", b"mechanism", "model_options", b"model_options", "norm", b"norm", "norm_place", b"norm_place", "num_experts", b"num_experts", "num_experts_per_tok", b"num_experts_per_tok", "num_heads", b"num_heads", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "options", b"options", "positions", b"positions", "router_aux_loss_coef", b"router_aux_loss_coef", "routing", b"routing", "tie_word_embeddings", b"tie_word_embeddings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attention_dropout", b"_attention_dropout", "_base_model", b"_base_model", "_dropout", b"_dropout", "_family", b"_family", "_feed_forward", b"_feed_forward", "_head_dim", b"_head_dim", "_hidden_size", b"_hidden_size", "_intermediate_size", b"_intermediate_size", "_kv_sharing", b"_kv_sharing", "_max_encoder_len", b"_max_encoder_len", "_max_seq_len", b"_max_seq_len", "_mechanism", b"_mechanism", "_norm", b"_norm", "_norm_place", b"_norm_place", "_num_experts", b"_num_experts", "_num_experts_per_tok", b"_num_experts_per_tok", "_num_heads", b"_num_heads", "_num_kv_heads", b"_num_kv_heads", "_num_layers", b"_num_layers", "_positions", b"_positions", "_router_aux_loss_coef", b"_router_aux_loss_coef", "_routing", b"_routing", "_tie_word_embeddings", b"_tie_word_embeddings", "attention_dropout", b"attention_dropout", "base_model", b"base_model", "dropout", b"dropout", "family", b"family", "feed_forward", b"feed_forward", "head_dim", b"head_dim", "hidden_size", b"hidden_size", "intermediate_size", b"intermediate_size", "kv_sharing", b"kv_sharing", "max_encoder_len", b"max_encoder_len", "max_seq_len", b"max_seq_len", "mechanism", b"mechanism", "model_options", b"model_options", "norm", b"norm", "norm_place", b"norm_place", "num_experts", b"num_experts", "num_experts_per_tok", b"num_experts_per_tok", "num_heads", b"num_heads", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "options", b"options", "positions", b"positions", "router_aux_loss_coef", b"router_aux_loss_coef", "routing", b"routing", "tie_word_embeddings", b"tie_word_embeddings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__attention_dropout: _TypeAlias = _typing.Literal["attention_dropout"]  # noqa: Y015
     _WhichOneofArgType__attention_dropout: _TypeAlias = _typing.Literal["_attention_dropout", b"_attention_dropout"]  # noqa: Y015
+    _WhichOneofReturnType__base_model: _TypeAlias = _typing.Literal["base_model"]  # noqa: Y015
+    _WhichOneofArgType__base_model: _TypeAlias = _typing.Literal["_base_model", b"_base_model"]  # noqa: Y015
     _WhichOneofReturnType__dropout: _TypeAlias = _typing.Literal["dropout"]  # noqa: Y015
     _WhichOneofArgType__dropout: _TypeAlias = _typing.Literal["_dropout", b"_dropout"]  # noqa: Y015
     _WhichOneofReturnType__family: _TypeAlias = _typing.Literal["family"]  # noqa: Y015
@@ -324,6 +395,8 @@ class ModelConfig(_message.Message):
     _WhichOneofArgType__tie_word_embeddings: _TypeAlias = _typing.Literal["_tie_word_embeddings", b"_tie_word_embeddings"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__attention_dropout) -> _WhichOneofReturnType__attention_dropout | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__base_model) -> _WhichOneofReturnType__base_model | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__dropout) -> _WhichOneofReturnType__dropout | None: ...
     @_typing.overload

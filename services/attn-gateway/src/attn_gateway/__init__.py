@@ -13,12 +13,18 @@ if TYPE_CHECKING:
     from attn_gateway.cluster import ClusterSettings as ClusterSettings
     from attn_gateway.cluster import ModelToLoad as ModelToLoad
     from attn_gateway.gateway import Gateway as Gateway
+    from attn_gateway.gateway import probe as probe
     from attn_gateway.gateway import serving as serving
+    from attn_gateway.local_calls import LocalCalls as LocalCalls
+    from attn_gateway.local_calls import Metadata as Metadata
     from attn_gateway.paging import page_of as page_of
     from attn_gateway.service import GrpcService as GrpcService
+    from attn_gateway.service import HttpServer as HttpServer
+    from attn_gateway.service import ServingState as ServingState
     from attn_gateway.settings import GatewaySettings as GatewaySettings
     from attn_gateway.settings import TlsFiles as TlsFiles
     from attn_gateway.settings import read_tokens as read_tokens
+    from attn_gateway.status import code_of as code_of
     from attn_gateway.status import status_of as status_of
 
 # Ray forks processes beside a running gRPC server; gRPC says so in lines nobody asked for, and reads these once, when
@@ -30,11 +36,12 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 _HOMES = {
     "call": ("Call", "Context", "call_of"),
     "cluster": ("Cluster", "ClusterSettings", "ModelToLoad"),
-    "gateway": ("Gateway", "serving"),
+    "gateway": ("Gateway", "probe", "serving"),
+    "local_calls": ("LocalCalls", "Metadata"),
     "paging": ("page_of",),
-    "service": ("GrpcService",),
+    "service": ("GrpcService", "HttpServer", "ServingState"),
     "settings": ("GatewaySettings", "TlsFiles", "read_tokens"),
-    "status": ("status_of",),
+    "status": ("code_of", "status_of"),
 }
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
+import grpc
 import grpc.aio
+from attn_core.errors import InternalError
 
 REQUEST_ID = "x-request-id"
 """Metadata key: in the request as the client chose it, in the trailing metadata as it was used."""
@@ -64,3 +67,62 @@ def request_id_of(context: Context) -> str:
         if key == REQUEST_ID:
             return str(value)
     return "-"
+
+
+class LocalContext:
+    """What a handler is told of a call that did not come over gRPC: as much of its context as interceptors use.
+
+    `deadline` is on the clock of `time.monotonic()`, in seconds.
+    """
+
+    def __init__(self, metadata: Sequence[tuple[str, str]], deadline: float | None) -> None:
+        self._metadata = tuple(metadata)
+        self._deadline = deadline
+        self._trailing: tuple[tuple[str, str | bytes], ...] = ()
+        self._code: Any = None
+        self._details = ""
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        """The metadata of the caller."""
+        return self._metadata
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the deadline; None without one."""
+        return None if self._deadline is None else self._deadline - time.monotonic()
+
+    def set_trailing_metadata(self, metadata: Sequence[tuple[str, str | bytes]]) -> None:
+        """Keep what comes with the end of the call."""
+        self._trailing = tuple(metadata)
+
+    def trailing_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        """What comes with the end of the call."""
+        return self._trailing
+
+    def set_code(self, code: Any) -> None:
+        """Note the status of the call."""
+        self._code = code
+
+    def code(self) -> Any:
+        """The status of the call; None if it was not set."""
+        return self._code
+
+    def set_details(self, details: str) -> None:
+        """Note the message of the status."""
+        self._details = details
+
+    def details(self) -> str:
+        """The message of the status."""
+        return self._details
+
+    def peer(self) -> str:
+        """Where the call comes from."""
+        return "local"
+
+    def auth_context(self) -> dict[str, Any]:
+        """What TLS says of the caller: nothing, as there is none in between."""
+        return {}
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
+        """End the call; raises `InternalError` with the details, for a handler that did not raise an error of ours."""
+        del trailing_metadata
+        raise InternalError(details or code.name, code=code.name)

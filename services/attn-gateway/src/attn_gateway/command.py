@@ -46,6 +46,7 @@ def serve_command(
         gateway=GatewaySettings(
             host=server.host,
             port=server.port,
+            http_port=server.http_port,
             token=tokens[0] if tokens else None,
             other_tokens=tokens[1:],
             tls=tls,
@@ -66,7 +67,7 @@ def serve_command(
     )
     # gRPC would report each process that Ray starts below it.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    configure_logs()
+    configure_logs(server.log_level)
     received = asyncio.run(serve(settings, announce))
     if received is signal.SIGINT:
         raise KeyboardInterrupt
@@ -80,4 +81,5 @@ def _absolute(model: str | None) -> str | None:
 def announce(gateway: Gateway) -> None:
     """Tell the person at the terminal where the server listens."""
     secure = "with TLS" if gateway.settings.tls else "without TLS"
-    typer.echo(f"attn: serving on {gateway.address} ({secure}); Ctrl-C stops", err=True)
+    http = "" if gateway.http is None else f", HTTP on {gateway.http.address}"
+    typer.echo(f"attn: serving on {gateway.address}{http} ({secure}); Ctrl-C stops", err=True)

@@ -7,12 +7,12 @@ import contextlib
 import errno
 import socket
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
 import structlog
-from attn_core.errors import InvalidValue, UserError
+from attn_core.errors import InvalidValue, Unavailable, UserError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH
 from grpc_health.v1.health import aio as health_aio
@@ -23,7 +23,8 @@ from attn_gateway.interceptors.readiness import Readiness
 from attn_gateway.interceptors.request_id import RequestIds
 from attn_gateway.interceptors.token import BearerToken
 from attn_gateway.interceptors.wire import Wire
-from attn_gateway.service import GrpcService
+from attn_gateway.local_calls import LocalCalls, RecordingServer
+from attn_gateway.service import GrpcService, HttpServer
 from attn_gateway.settings import GatewaySettings
 
 log = structlog.get_logger()
@@ -32,8 +33,11 @@ log = structlog.get_logger()
 class Gateway:
     """One server, from `start` to `stop`."""
 
-    def __init__(self, settings: GatewaySettings, services: Sequence[GrpcService]) -> None:
+    def __init__(
+        self, settings: GatewaySettings, services: Sequence[GrpcService], http: HttpServer | None = None
+    ) -> None:
         self.settings = settings
+        self.http = http
         self.services = tuple(services)
         for name in set(self.names):
             if self.names.count(name) > 1:
@@ -44,6 +48,20 @@ class Gateway:
         self._readiness = Readiness()
         self._server: grpc.aio.Server | None = None
         self._port = 0
+        self._local_calls: LocalCalls | None = None
+        self._serving = False
+
+    @property
+    def local_calls(self) -> LocalCalls:
+        """The services, to be called from this process; raises `Unavailable` before `start`."""
+        if self._local_calls is None:
+            raise Unavailable("the server is still starting")
+        return self._local_calls
+
+    @property
+    def serving(self) -> bool:
+        """Whether all services are ready."""
+        return self._serving
 
     @property
     def names(self) -> list[str]:
@@ -66,14 +84,19 @@ class Gateway:
         for name in ("", *self.names):
             await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
         await server.start()
+        if self.http is not None:
+            await self.http.start(self)
         await _all(self._open(service) for service in self.services)
+        self._serving = True
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
 
     async def stop(self, shutdown_timeout: float) -> None:
         """Refuse new calls, let running ones end for `shutdown_timeout` seconds, then cut them; stop the services."""
+        self._serving = False
         await self._health.enter_graceful_shutdown()
         self._readiness.close()
         stops = [service.stop(shutdown_timeout) for service in self.services]
+        stops += [] if self.http is None else [self.http.stop(shutdown_timeout)]
         results = await asyncio.gather(self._drain(shutdown_timeout), *stops, return_exceptions=True)
         for error in results:
             if isinstance(error, Exception):
@@ -95,14 +118,17 @@ class Gateway:
 
     def _build(self) -> grpc.aio.Server:
         tokens = self.settings.tokens
+        # The first is the outermost: whatever an inner one raises becomes a status with a request id.
+        interceptors = [RequestIds(), Errors(), *([BearerToken(tokens)] if tokens else []), self._readiness]
         server = grpc.aio.server(
-            # The first is the outermost: whatever an inner one raises becomes a status with a request id.
-            interceptors=[RequestIds(), Errors(), *([BearerToken(tokens)] if tokens else []), self._readiness, Wire()],
+            interceptors=[*interceptors, Wire()],
             options=server_options(self.settings),
             maximum_concurrent_rpcs=self.settings.max_calls,
         )
+        recording = RecordingServer(server)
         for service in self.services:
-            service.add_to(server)
+            service.add_to(cast("grpc.aio.Server", recording))
+        self._local_calls = LocalCalls(recording.handlers, interceptors)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         shown = [*self.names, HEALTH, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(shown, server)
@@ -111,10 +137,14 @@ class Gateway:
 
 @contextlib.asynccontextmanager
 async def serving(
-    services: Sequence[GrpcService], settings: GatewaySettings | None = None, *, shutdown_timeout: float = 1.0
+    services: Sequence[GrpcService],
+    settings: GatewaySettings | None = None,
+    *,
+    http: HttpServer | None = None,
+    shutdown_timeout: float = 1.0,
 ) -> AsyncIterator[Gateway]:
     """A gateway that serves inside the block; by default on any free port of loopback."""
-    gateway = Gateway(settings or GatewaySettings(port=0), services)
+    gateway = Gateway(settings or GatewaySettings(port=0), services, http)
     try:
         await gateway.start()
         yield gateway
@@ -139,7 +169,7 @@ def server_options(settings: GatewaySettings) -> list[tuple[str, int]]:
 
 
 def _bind(server: grpc.aio.Server, settings: GatewaySettings) -> int:
-    _probe(settings.host, settings.port)
+    probe(settings.host, settings.port)
     target = settings.host.strip("[]")
     address = f"[{target}]:{settings.port}" if ":" in target else f"{target}:{settings.port}"
     try:
@@ -150,8 +180,8 @@ def _bind(server: grpc.aio.Server, settings: GatewaySettings) -> int:
         raise UserError(f"cannot listen on {address}; with TLS, check that the key fits the certificate") from error
 
 
-def _probe(host: str, port: int) -> None:
-    """Find out why an address cannot be listened on, which gRPC does not say."""
+def probe(host: str, port: int, field: str = "port") -> None:
+    """Raise the `UserError` that says why an address cannot be listened on; gRPC does not."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:
@@ -160,7 +190,7 @@ def _probe(host: str, port: int) -> None:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             message = f"port {port} on {host} is in use; stop what listens there, or choose another port (0 picks one)"
-            raise UserError(message, field="port", given=port) from error
+            raise UserError(message, field=field, given=port) from error
         raise InvalidValue(f"cannot listen on {host}, port {port}: {error.strerror}", field="host") from error
 
 

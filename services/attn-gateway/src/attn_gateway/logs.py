@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 import structlog
 
+OURS = "attn"
+"""What the names of our own loggers begin with; of others only warnings and worse are shown."""
 
-def configure_logs() -> None:
-    """Send this process's log to stderr with times, levels and request ids."""
+
+def configure_logs(level: str = "info") -> None:
+    """Send this process's log to stderr with times, levels and request ids, from `level` ("debug", "info", ...) on."""
     people = sys.stderr.isatty()
-    processors: list[structlog.typing.Processor] = [
+    shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
+    rendered: list[structlog.typing.Processor]
     if people:
         # The default would print local variables, and with them what people asked a model.
-        processors.append(structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback))
+        rendered = [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
     else:
-        processors += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-    structlog.configure(processors=processors, logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+        rendered = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    number = logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(
+        processors=[*shared, *rendered],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(lambda record: record.levelno >= logging.WARNING or record.name.startswith(OURS))
+    format_record = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendered]
+    )
+    handler.setFormatter(format_record)
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(number)

@@ -12,7 +12,7 @@ from attn_gateway.gateway import Gateway
 
 
 class ReadyFile:
-    """JSON `{"address", "pid", "tls", "services"}`, there exactly while the server serves."""
+    """JSON `{"address", "http_address", "pid", "tls", "services"}`, there exactly while the server serves."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -34,6 +34,7 @@ class ReadyFile:
             return
         facts = {
             "address": gateway.address,
+            "http_address": None if gateway.http is None else gateway.http.address,
             "pid": os.getpid(),
             "tls": gateway.settings.tls is not None,
             "services": gateway.names,

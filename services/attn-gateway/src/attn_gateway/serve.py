@@ -20,7 +20,7 @@ from attn_core.plugins.loader import PluginStatus
 from attn_gateway.cluster import Cluster, ClusterSettings
 from attn_gateway.gateway import Gateway
 from attn_gateway.ready import ReadyFile
-from attn_gateway.service import GrpcService
+from attn_gateway.service import GrpcService, HttpServer
 from attn_gateway.settings import GatewaySettings
 
 log = structlog.get_logger()
@@ -58,7 +58,7 @@ async def serve(
     services = (offer or offered_services)(cluster)
     if settings.cluster.models and not any(MODEL_SERVICE in service.names for service in services):
         raise MissingPackage.of("attn-serve", "serving a model")
-    gateway = Gateway(settings.gateway, services)
+    gateway = Gateway(settings.gateway, services, offered_http_server(settings.gateway))
     try:
         await signals.unless_stopped(gateway.start())
         if not signals.stopped.is_set():
@@ -80,6 +80,16 @@ def offered_services(cluster: Cluster) -> Sequence[GrpcService]:
         if plugin.status not in (PluginStatus.OK, PluginStatus.NOT_SELECTED):
             log.warning("plugin not used", plugin=plugin.full_name, reason=plugin.reason)
     return services
+
+
+def offered_http_server(settings: GatewaySettings) -> HttpServer | None:
+    """The HTTP server of the first plugin that offers one, if there is a port for it; raises `MissingPackage`."""
+    if settings.http_port is None:
+        return None
+    for _, server in attn_core.installed().offers("attn_http_servers"):
+        found: HttpServer = server
+        return found
+    raise MissingPackage.of("attn-openai", "serving HTTP")
 
 
 class _Signals:

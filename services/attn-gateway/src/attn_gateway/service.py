@@ -1,11 +1,15 @@
-"""What a gRPC service is to the gateway."""
+"""What a gRPC service and an HTTP server are to the gateway."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import grpc.aio
+
+if TYPE_CHECKING:
+    from attn_gateway.local_calls import LocalCalls
+    from attn_gateway.settings import GatewaySettings
 
 
 @runtime_checkable
@@ -35,4 +39,41 @@ class GrpcService(Protocol):
         Begins while the last calls still run: short ones may finish, long streams should end now. Called also when
         `start` failed or was cancelled, so it must cope with what was never made.
         """
+        ...
+
+
+class ServingState(Protocol):
+    """What an HTTP server may ask of the gateway it answers for."""
+
+    @property
+    def settings(self) -> GatewaySettings:
+        """Where to listen and whom to let in."""
+        ...
+
+    @property
+    def local_calls(self) -> LocalCalls:
+        """The services, to be called without a wire."""
+        ...
+
+    @property
+    def serving(self) -> bool:
+        """Whether all services are ready."""
+        ...
+
+
+@runtime_checkable
+class HttpServer(Protocol):
+    """Answers HTTP in front of the services of a gateway. Its life: `start`, requests, `stop`; each happens once."""
+
+    @property
+    def address(self) -> str:
+        """`host:port` as clients dial it, from the end of `start`."""
+        ...
+
+    async def start(self, gateway: ServingState) -> None:
+        """Listen, while services may still start; raises `UserError` if the port cannot be had."""
+        ...
+
+    async def stop(self, shutdown_timeout: float) -> None:
+        """Refuse new requests and end the others within about `shutdown_timeout` seconds; also if `start` failed."""
         ...

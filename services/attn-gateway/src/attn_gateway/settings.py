@@ -26,7 +26,8 @@ class TlsFiles:
 class GatewaySettings:
     """Where the gateway listens and whom it lets in; raises `InvalidValue` for one that anybody can reach.
 
-    Sizes are in bytes, times in seconds. `port` 0 picks a free one. `token` is the bearer token callers must give,
+    Sizes are in bytes, times in seconds. `port` 0 picks a free one, and so does `http_port`; without that there is no
+    HTTP. `token` is the bearer token callers must give,
     or one of `other_tokens`: callers of another token are another tenant, with a weight in fair queueing and a
     prefix cache of their own.
     `insecure` allows other hosts than loopback without token and TLS.
@@ -34,6 +35,7 @@ class GatewaySettings:
 
     host: str = "127.0.0.1"
     port: int = 50051
+    http_port: int | None = None
     token: str | None = None
     other_tokens: tuple[str, ...] = ()
     tls: TlsFiles | None = None
@@ -45,8 +47,9 @@ class GatewaySettings:
     keepalive_timeout_seconds: float = 10.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise InvalidValue.of("port", self.port, "0 to 65535")
+        for field, port in (("port", self.port), ("http_port", self.http_port or 0)):
+            if not 0 <= port <= 65535:
+                raise InvalidValue.of(field, port, "0 to 65535")
         for token in self.tokens:
             if not token or not token.isascii() or not token.isprintable():
                 raise InvalidValue("token: must be printable ASCII and not empty", field="token")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Protocol, cast
 
 from attn_host import EmbedTask, TextTask
@@ -21,6 +22,7 @@ from attn_schema import (
     Tokenization,
 )
 
+from attn_serve.resuming import repeated, resumed
 from attn_serve.streams import Streams
 
 
@@ -52,8 +54,11 @@ class EngineClient:
         return await self.backend.start(self._streams)
 
     def generate(self, task: TextTask) -> AsyncGenerator[OutputDelta, None]:
-        """The deltas of a task; closing the iterator cancels it within one engine step."""
-        return self._streams.follow(task, self._submit, self._cancel)
+        """The deltas of a task; closing the iterator cancels it within one engine step.
+
+        Where its engine is lost, the task goes on at another one, or at the same once that is back.
+        """
+        return resumed(task, lambda part: self._streams.follow(part, self._submit, self._cancel))
 
     async def score(self, tasks: Sequence[TextTask]) -> list[SequenceScore]:
         """Log probabilities of given sequences; raises the first error. Being cancelled cancels all that are left."""
@@ -72,14 +77,14 @@ class EngineClient:
     async def embed(self, task: EmbedTask) -> Embeddings:
         """A vector of length 1 for each text; being cancelled ends it within one batch."""
         try:
-            return cast("Embeddings", await self.backend.call("embed", task))
+            return cast("Embeddings", await repeated(partial(self.backend.call, "embed", task), task.timeout))
         except asyncio.CancelledError:
             await asyncio.shield(self._cancel(task.id))
             raise
 
     async def attention_maps(self, request: AttentionMapsRequest) -> list[AttentionMap]:
         """Attention weights, one map a layer."""
-        return cast("list[AttentionMap]", await self.backend.call("attention_maps", request))
+        return cast("list[AttentionMap]", await repeated(partial(self.backend.call, "attention_maps", request)))
 
     async def stats(self) -> EngineStats:
         """How busy the model is."""

@@ -18,12 +18,12 @@ from attn_models.tokenizers import Tokenizer
 from attn_schema import EngineConfig, ModelInfo, OutputDelta
 
 from attn_serve.in_process import call_host
-from attn_serve.streams import Streams
+from attn_serve.streams import EngineLost, Streams
 
 MAX_CONCURRENT_CALLS = 1000
 RESTART_POLL_SECONDS = 0.2
 SPIN_COUNT = "10000"
-LOST = "the engine died while it answered; it is being started again, ask once more"
+LOST = "the engine died; it is being started again"
 
 PackedOutputs: TypeAlias = tuple[list[tuple[str, AttnError | None]], bytes]
 """Request ids with errors, and the deltas in MessagePack, which takes a tenth of the time of pickling them."""
@@ -84,7 +84,7 @@ class HostActor:
         if self._host is None:
             if method == "cancel":
                 return None
-            raise Unavailable("the engine is being started again")
+            raise EngineLost("the engine is being started again")
         return await call_host(self._host, method, *arguments)
 
     async def stop(self, shutdown_timeout: float) -> None:
@@ -175,7 +175,7 @@ class RayBackend:
             cause = getattr(error, "cause", None)
             raise (cause if isinstance(cause, AttnError) else error) from None
         except ray.exceptions.RayActorError as error:
-            raise Unavailable(LOST) from error
+            raise EngineLost(LOST) from error
 
     async def _listen(self) -> None:
         """Deliver outputs for as long as the model is wanted, across restarts of its actor."""
@@ -186,14 +186,14 @@ class RayBackend:
                 async for outputs in self._actor.outputs.options(num_returns="streaming").remote():
                     self._streams.deliver(unpacked(await outputs))
             except ray.exceptions.RayError:
-                self._streams.fail(Unavailable(LOST))
+                self._streams.fail(EngineLost(LOST))
                 await self._wait_for_restart()
 
     async def _wait_for_restart(self) -> None:
         while self._actor is not None:
             try:
                 await self._remote("start")
-            except Unavailable:
+            except EngineLost:
                 await asyncio.sleep(RESTART_POLL_SECONDS)
             else:
                 return

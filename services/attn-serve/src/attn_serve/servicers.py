@@ -16,6 +16,7 @@ from attn_schema import (
     EngineConfig,
     GenerateRequest,
     Prompt,
+    Resumption,
     SamplingParams,
     ScoreRequest,
     ScoringParams,
@@ -30,10 +31,15 @@ DEFAULT_SHUTDOWN_TIMEOUT = 30.0
 MAX_SHUTDOWN_TIMEOUT = 3600.0
 
 
-def text_task(prompt: Prompt, params: SamplingParams | ScoringParams, context: Context) -> TextTask:
+def text_task(
+    prompt: Prompt,
+    params: SamplingParams | ScoringParams,
+    context: Context,
+    resume: Resumption | None = None,
+) -> TextTask:
     """A task under an id of its own, with the deadline and the tenant of the call."""
     call = call_of(context)
-    return TextTask(prompt=prompt, params=params, timeout=call.remaining(), tenant=call.tenant)
+    return TextTask(prompt=prompt, params=params, timeout=call.remaining(), tenant=call.tenant, resume=resume)
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
@@ -48,7 +54,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Stream completions."""
         engine = self._fleet.engine(request.model)
         asked = from_message(GenerateRequest, request)
-        async with aclosing(engine.generate(text_task(asked.prompt, asked.sampling, context))) as deltas:
+        task = text_task(asked.prompt, asked.sampling, context, asked.resume)
+        async with aclosing(engine.generate(task)) as deltas:
             async for delta in deltas:
                 yield to_message(delta)
 

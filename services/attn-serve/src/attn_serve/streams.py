@@ -5,10 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 
-from attn_core.errors import AttnError
+from attn_core.errors import AttnError, Unavailable
 from attn_engine import RequestOutput
 from attn_host import TextTask
 from attn_schema import OutputDelta
+
+
+class EngineLost(Unavailable):
+    """The engine that computed a request is gone, or hands its requests over; they can go on at another engine."""
+
+    reason = "ENGINE_LOST"
+    accepted = True
+    """Whether the request was running there."""
 
 
 class Streams:
@@ -27,10 +35,11 @@ class Streams:
             if queue is not None:
                 queue.put_nowait(output)
 
-    def fail(self, error: AttnError) -> None:
-        """End every open task with `error`."""
-        for queue in self._open.values():
-            queue.put_nowait(error)
+    def fail(self, error: AttnError, ids: Iterable[str] | None = None) -> None:
+        """End the open tasks of these ids with `error`; without `ids` every one."""
+        for name in list(self._open) if ids is None else ids:
+            if name in self._open:
+                self._open[name].put_nowait(error)
 
     async def follow(
         self,
@@ -43,7 +52,11 @@ class Streams:
         self._open[task.id] = queue
         ended = False
         try:
-            await submit(task)
+            try:
+                await submit(task)
+            except EngineLost as lost:
+                lost.accepted = False
+                raise
             while not ended:
                 output = await queue.get()
                 if isinstance(output, AttnError):

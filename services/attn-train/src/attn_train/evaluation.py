@@ -8,7 +8,9 @@ from pathlib import Path
 
 import torch
 from attn_core.errors import Incompatible, InvalidValue
-from attn_models.adapters.registry import ENCODER_ADAPTERS, VIT_ADAPTERS
+from attn_models.adapters.base import EncoderAdapter
+from attn_models.adapters.registry import installed_adapters
+from attn_models.adapters.vit import VitAdapter
 from attn_models.evaluation import MAX_WINDOW, text_loss
 from attn_models.loading import load_model
 from attn_models.loading.encoders import load_image_classifier, load_masked, load_tagger
@@ -46,9 +48,9 @@ def evaluate(folder: Path, data: str, home: Path, where: DeviceConfig = DeviceCo
 
 def _measure(folder: Path) -> Callable[[Path, str, Path, DeviceConfig], dict[str, float]]:
     layout = read_config(folder / "config.json").get("model_type")
-    if layout in VIT_ADAPTERS:
+    if layout in installed_adapters(VitAdapter):
         return _image_classifier
-    if layout not in ENCODER_ADAPTERS:
+    if layout not in installed_adapters(EncoderAdapter):  # type: ignore[type-abstract]
         return _language_model
     names = read_folder(folder, verify="sizes").tensors.entries
     if "cls.predictions.bias" in names:

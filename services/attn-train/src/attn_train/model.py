@@ -19,6 +19,7 @@ from attn_schema.training import DECODER, DataConfig, ModelConfig, TrainingConfi
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from attn_train.base_model import shapes_of_base
 from attn_train.data.load import IMAGES, PAIRS, TAGS, TEXT, data_kind_of, family_named
 from attn_train.precision import check_blocks
 from attn_train.tasks.seq2seq import VOCABULARY
@@ -47,6 +48,9 @@ def shapes_only() -> Iterator[None]:
 
 TRAINING_BYTES = 16
 """Bytes of a parameter in training: itself, its gradient and two moments, in float32."""
+
+FROZEN_BYTES = 4
+"""Bytes of a parameter that is not trained."""
 
 CHECKPOINT_BYTES = 12
 """Bytes of a parameter in a checkpoint."""
@@ -85,7 +89,7 @@ def resolved(config: TrainingConfig) -> TrainingConfig:
     Raises `UnknownName` for a mechanism that does not exist.
     """
     model, optimizer = config.model.with_defaults(), config.optimizer
-    if model.family == DECODER and model.positions is None:
+    if model.base_model is None and model.family == DECODER and model.positions is None:
         mechanism = installed().mechanisms.get(str(model.mechanism))
         head_dim = model.head_dim or (model.hidden_size or 0) // (model.num_heads or 1)
         # Rotation turns pairs of numbers.
@@ -100,6 +104,9 @@ def check_model(config: TrainingConfig, home: Path) -> None:
     As `configured`, and `Incompatible` for a decoder whose mechanism cannot be causal, `InvalidValue` for a device that
     this machine does not have, `OutOfCapacity` where its memory or the disk is too small.
     """
+    if config.model.base_model is not None:
+        _check_base(config, home)
+        return
     if config.model.family == DECODER:
         mechanism = installed().mechanisms.get(str(config.model.with_defaults().mechanism))
         if not mechanism.can(Capability.CAUSAL):
@@ -110,6 +117,17 @@ def check_model(config: TrainingConfig, home: Path) -> None:
     parameters = _count(built)
     _require_memory(parameters, device)
     _require_disk(parameters, config.checkpoint.save_total_limit, home)
+
+
+def _check_base(config: TrainingConfig, home: Path) -> None:
+    device = _device(config.device)
+    with shapes_only():
+        built, adapter = shapes_of_base(config, home)
+    check_blocks(built, config)
+    trained = _count(built if adapter is None else adapter)
+    frozen = 0 if adapter is None else _count(built)
+    _require_memory(trained, device, FROZEN_BYTES * frozen)
+    _require_disk(trained, config.checkpoint.save_total_limit, home)
 
 
 def count_parameters(model: ModelConfig, data: DataConfig) -> int:
@@ -185,8 +203,8 @@ def _device(name: str) -> torch.device:
         raise
 
 
-def _require_memory(parameters: int, device: torch.device) -> None:
-    needed = parameters * TRAINING_BYTES
+def _require_memory(parameters: int, device: torch.device, frozen: int = 0) -> None:
+    needed = parameters * TRAINING_BYTES + frozen
     # Not what is free now: a job may wait for others to end.
     total = total_memory(device)
     where = "this machine" if total is None else str(device)

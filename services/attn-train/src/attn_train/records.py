@@ -37,10 +37,12 @@ class StopFlag:
 class JobRecord(TrainingJob, frozen=True, kw_only=True):
     """A job as it is recorded.
 
-    `number` orders jobs by submission, `failures` counts lost workers, `stop` is how it was asked to stop.
+    `number` orders jobs by submission, `owner` is the tenant that it belongs to, empty for everybody's, `failures`
+    counts lost workers, `stop` is how it was asked to stop.
     """
 
     number: int
+    owner: str = ""
     failures: int = 0
     stop: Stop | None = None
 

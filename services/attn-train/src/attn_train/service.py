@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -17,12 +16,14 @@ from attn_gateway import Cluster
 from attn_gateway.call import Context
 from attn_schema.codec import from_message, to_message
 from attn_schema.training import TrainingConfig, TrainingJob, field_path
+from attn_storage import Database, database_url
 
 from attn_train.admission import check_config, check_job_id, check_model_name_is_free, new_job_id
+from attn_train.base_model import completed
 from attn_train.dispatcher import Dispatcher, Host
 from attn_train.model import resolved
 from attn_train.records import JobRecord, Stop
-from attn_train.settings import Layout, TrainSettings
+from attn_train.settings import TrainSettings
 from attn_train.store import JobStore
 from attn_train.supervisor import SupervisorSettings
 
@@ -30,23 +31,24 @@ POLL_SECONDS = 0.05
 
 
 class ChangeNotifier:
-    """Counts changes of the job store, made by any process; one poll of the file serves all watchers."""
+    """Counts changes of the records, made by any process; one poll of the database serves all watchers."""
 
-    def __init__(self, path: Path) -> None:
-        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    def __init__(self, database: Database) -> None:
+        self._database = database
         self._changed = asyncio.Condition()
         self.count = 0
         self.closed = False
 
     async def follow(self) -> None:
-        """Look for changes until cancelled."""
-        seen = self._version()
+        """Look for changes until cancelled; a database that cannot be reached for a while is asked again."""
+        seen: object = None
         while True:
+            with contextlib.suppress(Unavailable):
+                version = await asyncio.to_thread(self._database.version)
+                if version != seen:
+                    seen = version
+                    await self.wake()
             await asyncio.sleep(POLL_SECONDS)
-            version = self._version()
-            if version != seen:
-                seen = version
-                await self.wake()
 
     async def wake(self) -> None:
         """Wake all watchers."""
@@ -65,12 +67,6 @@ class ChangeNotifier:
         """Wake all watchers for the last time."""
         self.closed = True
         await self.wake()
-        self._connection.close()
-
-    def _version(self) -> int:
-        # SQLite's own counter of commits by other connections; reading it takes microseconds.
-        version: int = self._connection.execute("PRAGMA data_version").fetchone()[0]
-        return version
 
 
 def config_of(message: pb.TrainingConfig) -> TrainingConfig:
@@ -100,14 +96,16 @@ class TrainingServicer(TrainingServiceServicer):
         self._settings = settings
         self._store = store
         self._dispatcher = dispatcher
-        self.changes = ChangeNotifier(store.path)
+        self.changes = ChangeNotifier(store.database)
 
     async def SubmitTrainingJob(
         self, request: pb.SubmitTrainingJobRequest, context: Context
     ) -> pb.SubmitTrainingJobResponse:
         """Check, record, start."""
         local = context.peer().startswith(LOCAL_PEERS)
-        config = config_of(request.config)
+        config = await asyncio.to_thread(
+            completed, config_of(request.config), home=self._home, settings=self._settings, local=local
+        )
         if request.job_id:
             check_job_id(request.job_id)
         if request.validate_only:
@@ -213,7 +211,8 @@ class TrainingGrpc:
     def __init__(self, cluster: Cluster, settings: TrainSettings | None = None) -> None:
         self._cluster = cluster
         self._settings = settings or TrainSettings.from_environment()
-        self._store = JobStore(Layout(cluster.home).store)
+        self._database = database_url(cluster.home)
+        self._store = JobStore(Database(self._database))
         self._dispatcher = Dispatcher(self._store, self.make_host, self._settings.max_concurrent_jobs)
         self._servicer = TrainingServicer(cluster.home, self._settings, self._store, self._dispatcher)
         self._tasks: list[asyncio.Task[None]] = []
@@ -250,6 +249,7 @@ class TrainingGrpc:
         """The settings of supervisors."""
         return SupervisorSettings(
             home=self._cluster.home,
+            database=self._database,
             threads=self._settings.threads,
             stall_timeout=self._settings.stall_timeout,
             gpus=self._settings.gpus,

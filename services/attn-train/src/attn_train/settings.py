@@ -73,11 +73,6 @@ class Layout:
     home: Path
 
     @property
-    def store(self) -> Path:
-        """The records of all jobs."""
-        return self.home / "jobs" / "jobs.sqlite3"
-
-    @property
     def data(self) -> Path:
         """Texts that may be named by path from anywhere."""
         return self.home / "data"
@@ -93,10 +88,6 @@ class Layout:
     def worker_lock(self, job_id: str) -> Path:
         """Held by the process that trains."""
         return self.job(job_id) / "worker.lock"
-
-    def supervisor_lock(self, job_id: str) -> Path:
-        """Held by what watches over the worker."""
-        return self.job(job_id) / "supervisor.lock"
 
     def model(self, job_id: str) -> Path:
         """The finished model."""

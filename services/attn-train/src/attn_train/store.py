@@ -1,52 +1,22 @@
-"""The records of all jobs, in one SQLite file that several processes of one machine share."""
+"""The records of all jobs, which several processes share: of one machine in SQLite, of many in PostgreSQL."""
 
 from __future__ import annotations
 
 import json
-import sqlite3
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from attn_core.errors import AlreadyExists, UnknownName, WrongState
 from attn_schema.training import Checkpoint, JobError, JobEvent, JobState, LogLine, Metrics, StateChange, TrainingConfig
+from attn_storage import Database
+from attn_storage.tables import events, jobs
+from sqlalchemy import Connection, RowMapping, Select, insert, select, update
+from sqlalchemy.exc import IntegrityError
 
 from attn_train.records import JobRecord, Payload, Stop, require_transition
-
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS jobs (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    id TEXT NOT NULL UNIQUE,
-    config TEXT NOT NULL,
-    state TEXT NOT NULL,
-    attempt INTEGER NOT NULL DEFAULT 1,
-    failures INTEGER NOT NULL DEFAULT 0,
-    step INTEGER NOT NULL DEFAULT 0,
-    metrics TEXT NOT NULL DEFAULT '{}',
-    checkpoint TEXT,
-    error TEXT,
-    stop TEXT,
-    model_path TEXT NOT NULL DEFAULT '',
-    created REAL NOT NULL,
-    started REAL,
-    ended REAL,
-    last_event INTEGER NOT NULL DEFAULT 0
-) STRICT;
-CREATE TABLE IF NOT EXISTS events (
-    job TEXT NOT NULL REFERENCES jobs (id),
-    event INTEGER NOT NULL,
-    time REAL NOT NULL,
-    attempt INTEGER NOT NULL,
-    kind TEXT NOT NULL,
-    payload TEXT NOT NULL,
-    PRIMARY KEY (job, event)
-) STRICT, WITHOUT ROWID;
-"""
 
 KINDS: dict[str, type[Payload]] = {
     "state_change": StateChange,
@@ -67,17 +37,18 @@ def kind_of(payload: Payload) -> str:
     return next(name for name, kind in KINDS.items() if isinstance(payload, kind))
 
 
-def event_of(row: sqlite3.Row) -> JobEvent:
+def event_of(row: RowMapping) -> JobEvent:
     """The event of a row of `events`."""
     payload = {row["kind"]: _from_json(row["payload"], KINDS[row["kind"]])}
     return JobEvent(id=row["event"], time=_datetime(row["time"]), attempt=row["attempt"], **payload)
 
 
-def job_of(row: sqlite3.Row) -> JobRecord:
+def job_of(row: RowMapping) -> JobRecord:
     """The job of a row of `jobs`."""
     return JobRecord(
         number=row["number"],
         id=row["id"],
+        owner=row["owner"],
         config=TrainingConfig.from_mapping(json.loads(row["config"])),
         state=JobState(row["state"]),
         attempt=row["attempt"],
@@ -103,7 +74,6 @@ def _datetime(seconds: float | None) -> datetime | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
 
-BUSY_SECONDS = 30.0
 NAMED_IN_ERRORS = 50
 """Newest job ids among which near names are searched."""
 
@@ -117,59 +87,66 @@ class Superseded(WrongState):
 class JobStore:
     """Jobs and their events; every method is one transaction, and may be called from any thread.
 
-    What an attempt writes names the attempt and is refused once a newer one has begun (fencing).
+    What an attempt writes names the attempt and is refused once a newer one has begun (fencing). Where a `tenant` is
+    given, there are only the jobs that belong to it or to everybody; None sees all.
     """
 
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.path = path
-        self._lock = threading.Lock()
-        self._connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-        self._connection.row_factory = sqlite3.Row
-        # With WAL readers never wait; NORMAL loses nothing when a process dies, only when the machine does.
-        self._connection.execute("PRAGMA journal_mode = WAL")
-        self._connection.execute("PRAGMA synchronous = NORMAL")
-        self._connection.executescript(SCHEMA)
+    def __init__(self, database: Database) -> None:
+        self.database = database
 
     def close(self) -> None:
-        """Close the file."""
-        with self._lock:
-            self._connection.close()
+        """Close the database."""
+        self.database.close()
 
-    def submit(self, job_id: str, config: TrainingConfig) -> JobRecord:
-        """Record a job, or return the one of this id and an equal configuration; else raises AlreadyExists."""
-        text = to_json(config)
-        with self._transaction() as run:
-            found = run("SELECT * FROM jobs WHERE id = ?", job_id).fetchone()
+    def submit(self, job_id: str, config: TrainingConfig, owner: str = "") -> JobRecord:
+        """Record a job of this owner, or return its own of this id and an equal configuration.
+
+        Raises AlreadyExists for an id of another job.
+        """
+        values = {"id": job_id, "owner": owner, "config": to_json(config), "state": S.QUEUED, "created": time.time()}
+        try:
+            return self._submit(job_id, values)
+        except IntegrityError:
+            # Another process has recorded this id since it was looked for.
+            return self._submit(job_id, values)
+
+    def _submit(self, job_id: str, values: dict[str, Any]) -> JobRecord:
+        with self.database.writing() as connection:
+            found = connection.execute(select(jobs).where(jobs.c.id == job_id)).mappings().first()
             if found is None:
-                now = time.time()
-                run("INSERT INTO jobs (id, config, state, created) VALUES (?, ?, ?, ?)", job_id, text, S.QUEUED, now)
-            elif found["config"] != text:
+                connection.execute(insert(jobs).values(values))
+            elif found["owner"] != values["owner"]:
+                raise AlreadyExists(f"the id {job_id!r} cannot be used; choose another job id", job=job_id)
+            elif found["config"] != values["config"]:
                 raise AlreadyExists(f"job {job_id!r} exists with another configuration", job=job_id)
-            return _job(run, job_id)
+            return _job(connection, job_id)
 
-    def get(self, job_id: str) -> JobRecord:
+    def get(self, job_id: str, tenant: str | None = None) -> JobRecord:
         """The job; raises UnknownName with near ids."""
-        with self._reading() as run:
-            return _job(run, job_id)
+        with self.database.reading() as connection:
+            return _job(connection, job_id, tenant)
 
-    def page(self, before: int | None, count: int) -> list[JobRecord]:
+    def page(self, before: int | None, count: int, tenant: str | None = None) -> list[JobRecord]:
         """At most `count` jobs, newest first, of those with numbers below `before`."""
-        query = "SELECT * FROM jobs WHERE number < ? ORDER BY number DESC LIMIT ?"
-        with self._reading() as run:
-            return [job_of(row) for row in run(query, 2**62 if before is None else before, count)]
+        query = _visible(select(jobs), tenant).order_by(jobs.c.number.desc()).limit(count)
+        if before is not None:
+            query = query.where(jobs.c.number < before)
+        with self.database.reading() as connection:
+            return [job_of(row) for row in connection.execute(query).mappings()]
 
     def unfinished(self) -> list[JobRecord]:
         """All jobs not in a final state, oldest first."""
-        with self._reading() as run:
-            jobs = map(job_of, run("SELECT * FROM jobs WHERE ended IS NULL ORDER BY number"))
-            return [job for job in jobs if not job.state.final]
+        query = select(jobs).where(jobs.c.ended.is_(None)).order_by(jobs.c.number)
+        with self.database.reading() as connection:
+            found = map(job_of, connection.execute(query).mappings())
+            return [job for job in found if not job.state.final]
 
     def events(self, job_id: str, after: int, count: int) -> list[JobEvent]:
         """At most `count` events with ids above `after`, in order."""
-        query = "SELECT * FROM events WHERE job = ? AND event > ? ORDER BY event LIMIT ?"
-        with self._reading() as run:
-            return [event_of(row) for row in run(query, job_id, after, count)]
+        wanted = (events.c.job == job_id) & (events.c.event > after)
+        query = select(events).where(wanted).order_by(events.c.event).limit(count)
+        with self.database.reading() as connection:
+            return [event_of(row) for row in connection.execute(query).mappings()]
 
     def change(
         self, job_id: str, attempt: int, state: JobState, *, error: JobError | None = None, model_path: str = ""
@@ -178,12 +155,12 @@ class JobStore:
 
         Raises Superseded for an old attempt, WrongState for a state that may not follow.
         """
-        with self._transaction() as run:
-            job = _fenced(run, job_id, attempt)
-            _move(run, job, state, error)
+        with self.database.writing() as connection:
+            job = _fenced(connection, job_id, attempt)
+            _move(connection, job, state, error)
             if model_path:
-                run("UPDATE jobs SET model_path = ? WHERE id = ?", model_path, job_id)
-            return _job(run, job_id)
+                _set(connection, job_id, model_path=model_path)
+            return _job(connection, job_id)
 
     def next_attempt(
         self, job_id: str, attempt: int, error: JobError | None = None, *, lost: bool = False
@@ -192,121 +169,115 @@ class JobStore:
 
         `lost` counts a lost worker.
         """
-        with self._transaction() as run:
-            job = _fenced(run, job_id, attempt)
-            update = "UPDATE jobs SET attempt = attempt + 1, failures = failures + ? WHERE id = ?"
-            run(update, int(lost), job_id)
-            _move(run, job, S.RECOVERING, error, attempt=attempt + 1)
-            return _job(run, job_id)
+        with self.database.writing() as connection:
+            job = _fenced(connection, job_id, attempt)
+            _set(connection, job_id, attempt=attempt + 1, failures=job.failures + int(lost))
+            _move(connection, job, S.RECOVERING, error, attempt=attempt + 1)
+            return _job(connection, job_id)
 
     def suspend(self, job_id: str, attempt: int) -> JobRecord:
         """Put a job that runs back into the queue; `attempt` can write no more."""
-        with self._transaction() as run:
-            job = _fenced(run, job_id, attempt)
-            run("UPDATE jobs SET attempt = attempt + 1 WHERE id = ?", job_id)
-            _move(run, job, S.QUEUED, None, attempt=attempt + 1)
-            return _job(run, job_id)
+        with self.database.writing() as connection:
+            job = _fenced(connection, job_id, attempt)
+            _set(connection, job_id, attempt=attempt + 1)
+            _move(connection, job, S.QUEUED, None, attempt=attempt + 1)
+            return _job(connection, job_id)
 
     def append(self, job_id: str, attempt: int, payloads: Sequence[Payload]) -> None:
         """Record events of `attempt`, and what they say of the job. Raises Superseded, too, once the job is final."""
-        with self._transaction() as run:
-            job = _fenced(run, job_id, attempt)
+        with self.database.writing() as connection:
+            job = _fenced(connection, job_id, attempt)
             if job.state.final:
                 raise Superseded(f"job {job_id!r} is {job.state}", job=job_id)
+            metrics = dict(job.last_metrics)
             for payload in payloads:
-                _append(run, job_id, attempt, payload)
+                _append(connection, job_id, attempt, payload)
                 if isinstance(payload, Metrics):
-                    metrics = {**_metrics(run, job_id), **payload.values}
-                    run("UPDATE jobs SET step = ?, metrics = ? WHERE id = ?", payload.step, json.dumps(metrics), job.id)
+                    metrics |= payload.values
+                    _set(connection, job_id, step=payload.step, metrics=json.dumps(metrics))
                 elif isinstance(payload, Checkpoint):
-                    run("UPDATE jobs SET checkpoint = ? WHERE id = ?", to_json(payload), job_id)
+                    _set(connection, job_id, checkpoint=to_json(payload))
 
     def begin(self, job_id: str, attempt: int, step: int, checkpoint: Checkpoint | None) -> None:
         """`attempt` trains, from `step`: the job is RUNNING unless it was asked to stop. Raises Superseded."""
-        with self._transaction() as run:
-            job = _fenced(run, job_id, attempt)
+        with self.database.writing() as connection:
+            job = _fenced(connection, job_id, attempt)
             text = to_json(checkpoint) if checkpoint else None
-            run("UPDATE jobs SET step = ?, checkpoint = ?, started = ? WHERE id = ?", step, text, time.time(), job_id)
+            _set(connection, job_id, step=step, checkpoint=text, started=time.time())
             if job.state is not S.CANCELLING:
-                _move(run, job, S.RUNNING, None)
+                _move(connection, job, S.RUNNING, None)
 
-    def request_stop(self, job_id: str, stop: Stop) -> JobRecord:
+    def request_stop(self, job_id: str, stop: Stop, tenant: str | None = None) -> JobRecord:
         """Ask a job to stop; one in a final state stays as it is."""
-        with self._transaction() as run:
-            job = _job(run, job_id)
+        with self.database.writing() as connection:
+            job = _locked(connection, job_id, tenant)
             if not job.state.final:
                 if job.stop is not Stop.DISCARD:
-                    run("UPDATE jobs SET stop = ? WHERE id = ?", stop, job_id)
+                    _set(connection, job_id, stop=stop)
                 if job.state is not S.CANCELLING:
-                    _move(run, job, S.CANCELLING, None)
-            return _job(run, job_id)
+                    _move(connection, job, S.CANCELLING, None)
+            return _job(connection, job_id)
 
-    def requeue(self, job_id: str) -> JobRecord:
+    def requeue(self, job_id: str, tenant: str | None = None) -> JobRecord:
         """Make a failed or cancelled job wait for another attempt; raises WrongState in any other state."""
-        with self._transaction() as run:
-            job = _job(run, job_id)
+        with self.database.writing() as connection:
+            job = _locked(connection, job_id, tenant)
             if job.state not in (S.FAILED, S.CANCELLED):
                 message = f"job {job_id!r} is {job.state}; only failed or cancelled jobs can be resumed"
                 raise WrongState(message, job=job_id, state=job.state)
-            update = (
-                "UPDATE jobs SET attempt = attempt + 1, failures = 0, stop = NULL, error = NULL, ended = NULL,"
-                " started = NULL WHERE id = ?"
-            )
-            run(update, job_id)
-            _move(run, job, S.QUEUED, None, attempt=job.attempt + 1)
-            return _job(run, job_id)
-
-    @contextmanager
-    def _transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[Any]:
-        with self._lock:
-            execute = self._connection.execute
-            execute(begin)
-            try:
-                yield lambda query, *values: execute(query, values)
-            except BaseException:
-                execute("ROLLBACK")
-                raise
-            execute("COMMIT")
-
-    def _reading(self) -> AbstractContextManager[Any]:
-        return self._transaction("BEGIN")
+            again = {"failures": 0, "stop": None, "error": None, "ended": None, "started": None}
+            _set(connection, job_id, attempt=job.attempt + 1, **again)
+            _move(connection, job, S.QUEUED, None, attempt=job.attempt + 1)
+            return _job(connection, job_id)
 
 
 S = JobState
 
 
-def _job(run: Any, job_id: str) -> JobRecord:
-    row = run("SELECT * FROM jobs WHERE id = ?", job_id).fetchone()
+def _visible(query: Select[Any], tenant: str | None) -> Select[Any]:
+    return query if tenant is None else query.where(jobs.c.owner.in_(("", tenant)))
+
+
+def _locked(connection: Connection, job_id: str, tenant: str | None = None) -> JobRecord:
+    """The job, which nobody else changes until the transaction ends."""
+    connection.execute(select(jobs.c.number).where(jobs.c.id == job_id).with_for_update())
+    return _job(connection, job_id, tenant)
+
+
+def _job(connection: Connection, job_id: str, tenant: str | None = None) -> JobRecord:
+    row = connection.execute(_visible(select(jobs).where(jobs.c.id == job_id), tenant)).mappings().first()
     if row is None:
-        recent = run("SELECT id FROM jobs ORDER BY number DESC LIMIT ?", NAMED_IN_ERRORS)
-        raise UnknownName.of("training job", job_id, [row["id"] for row in recent])
+        recent = _visible(select(jobs.c.id), tenant).order_by(jobs.c.number.desc()).limit(NAMED_IN_ERRORS)
+        raise UnknownName.of("training job", job_id, list(connection.execute(recent).scalars()))
     return job_of(row)
 
 
-def _fenced(run: Any, job_id: str, attempt: int) -> JobRecord:
-    job = _job(run, job_id)
+def _fenced(connection: Connection, job_id: str, attempt: int) -> JobRecord:
+    job = _locked(connection, job_id)
     if job.attempt != attempt:
         raise Superseded(f"attempt {attempt} of job {job_id!r} has been replaced by attempt {job.attempt}", job=job_id)
     return job
 
 
-def _metrics(run: Any, job_id: str) -> dict[str, float]:
-    metrics: dict[str, float] = json.loads(run("SELECT metrics FROM jobs WHERE id = ?", job_id).fetchone()["metrics"])
-    return metrics
+def _set(connection: Connection, job_id: str, **values: Any) -> None:
+    connection.execute(update(jobs).where(jobs.c.id == job_id).values(values))
 
 
-def _append(run: Any, job_id: str, attempt: int, payload: Payload) -> None:
-    run("UPDATE jobs SET last_event = last_event + 1 WHERE id = ?", job_id)
-    event = run("SELECT last_event FROM jobs WHERE id = ?", job_id).fetchone()["last_event"]
-    values = (job_id, event, time.time(), attempt, kind_of(payload), to_json(payload))
-    run("INSERT INTO events (job, event, time, attempt, kind, payload) VALUES (?, ?, ?, ?, ?, ?)", *values)
+def _append(connection: Connection, job_id: str, attempt: int, payload: Payload) -> None:
+    counted = update(jobs).where(jobs.c.id == job_id).values(last_event=jobs.c.last_event + 1)
+    event = connection.execute(counted.returning(jobs.c.last_event)).scalar_one()
+    values = {"job": job_id, "event": event, "time": time.time(), "attempt": attempt}
+    connection.execute(insert(events).values(values | {"kind": kind_of(payload), "payload": to_json(payload)}))
 
 
-def _move(run: Any, job: JobRecord, state: JobState, error: JobError | None, *, attempt: int | None = None) -> None:
+def _move(
+    connection: Connection, job: JobRecord, state: JobState, error: JobError | None, *, attempt: int | None = None
+) -> None:
     require_transition(job.id, job.state, state)
-    run("UPDATE jobs SET state = ? WHERE id = ?", state, job.id)
+    values: dict[str, Any] = {"state": state}
     if state.final:
-        run("UPDATE jobs SET ended = ? WHERE id = ?", time.time(), job.id)
+        values["ended"] = time.time()
     if state is S.FAILED and error is not None:
-        run("UPDATE jobs SET error = ? WHERE id = ?", to_json(error), job.id)
-    _append(run, job.id, attempt or job.attempt, StateChange(previous=job.state, current=state, error=error))
+        values["error"] = to_json(error)
+    _set(connection, job.id, **values)
+    _append(connection, job.id, attempt or job.attempt, StateChange(previous=job.state, current=state, error=error))

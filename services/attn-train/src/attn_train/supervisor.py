@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from attn_core.errors import Unavailable, WrongState
-from attn_schema.locks import exclusive
 from attn_schema.training import JobError, JobState, LogLine
+from attn_storage import Database, Leases, database_url
 
 from attn_train.attempt import (
     Assignment,
@@ -27,7 +27,6 @@ from attn_train.attempt import (
     Worker,
 )
 from attn_train.records import JobRecord, Stop
-from attn_train.settings import Layout
 from attn_train.store import JobStore, Superseded
 
 
@@ -36,10 +35,11 @@ class SupervisorSettings:
     """`poll`: seconds between reads of the record; `shutdown_timeout`: seconds until a worker asked to stop is killed.
 
     A worker that sends nothing for `stall_timeout` seconds is killed and replaced. On a CUDA device it takes `gpus` of
-    Ray's GPUs, such as 1 or 0.5.
+    Ray's GPUs, such as 1 or 0.5. `database` is the URL of the records; None leaves it to the environment and the home.
     """
 
     home: Path
+    database: str | None = None
     threads: int | None = None
     poll: float = 0.5
     shutdown_timeout: float = 60.0
@@ -50,6 +50,11 @@ class SupervisorSettings:
 CHECK_NOW = None
 
 
+def supervisor_lease(job_id: str) -> str:
+    """The name of the lease of what watches over the worker of a job."""
+    return f"supervisor/{job_id}"
+
+
 class Supervisor:
     """Runs one job from its recorded state to its end. All state is in the record."""
 
@@ -57,8 +62,7 @@ class Supervisor:
         self.job_id = job_id
         self._backend = backend
         self._settings = settings
-        self._layout = Layout(settings.home)
-        self._store = JobStore(self._layout.store)
+        self._store = JobStore(Database(settings.database or database_url(settings.home)))
         self._inbox: queue.SimpleQueue[tuple[int, Outcome] | None] = queue.SimpleQueue()
         self._suspended = False
         self._claimed = False
@@ -70,7 +74,7 @@ class Supervisor:
         Called once.
         """
         try:
-            with exclusive(self._layout.supervisor_lock(self.job_id)):
+            with Leases(self._store.database).held(supervisor_lease(self.job_id)):
                 while self._attempt():
                     pass
         except (Unavailable, Superseded):

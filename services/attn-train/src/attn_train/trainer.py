@@ -15,6 +15,7 @@ from attn_models.decoder.mixture_of_experts import update_router_biases
 from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 
+from attn_train.base_model import adapter_of
 from attn_train.checkpoint import CheckpointFolder, Progress, random_states, read_checkpoint, restore_random_states
 from attn_train.optimizer import (
     learning_rate,
@@ -214,7 +215,8 @@ class Trainer:
             group["lr"] = rate
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        update_router_biases(self.model)
+        if adapter_of(self.model) is None:
+            update_router_biases(self.model)
         return loss.detach(), norm
 
     def _speed(self) -> dict[str, float]:
@@ -245,7 +247,9 @@ def moved(part: Tensor, device: torch.device) -> Tensor:
 
 
 def _saved_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by name; what two names share appears once."""
+    """Parameters and persistent buffers by name; what two names share appears once. Of a frozen base, nothing."""
+    if adapter_of(model) is not None:
+        return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     parameters = dict(model.named_parameters())
     buffers = {name: tensor for name, tensor in model.named_buffers() if name in model.state_dict()}
     return {**parameters, **buffers}

@@ -17,6 +17,7 @@ from attn_schema.locks import exclusive
 from attn_schema.training import Checkpoint, JobError, LogLine, Metrics, TrainingConfig
 
 from attn_train.attempt import Assignment, Failed, Finished, Heartbeat, Outcome, SendMessage, Stopped, TrainingStarted
+from attn_train.base_model import load_base
 from attn_train.checkpoint import CheckpointFolder
 from attn_train.data.load import load_dataset
 from attn_train.model import configured
@@ -92,7 +93,8 @@ def _train(assignment: Assignment, layout: Layout, reporter: MessageReporter, st
     reporter.heartbeat()
     config = assignment.config
     dataset = load_dataset(config, assignment.home, reporter.log)
-    model = build_model(config, dataset)
+    base = None if config.model.base_model is None else load_base(config, assignment.home, reporter.log)
+    model = build_model(config, dataset) if base is None else base.model
     checkpoints = CheckpointFolder(layout.checkpoints(assignment.job_id))
     checkpoints.sweep()
     trainer = Trainer(model, dataset, config, checkpoints=checkpoints)
@@ -103,7 +105,9 @@ def _train(assignment: Assignment, layout: Layout, reporter: MessageReporter, st
     if stopped is not None:
         reporter.flush()
         return Stopped(stop=stopped)
-    path = dataset.save(layout.model(assignment.job_id), model.cpu())
+    model.cpu()
+    target = layout.model(assignment.job_id)
+    path = dataset.save(target, model) if base is None else base.save(target)
     reporter.flush()
     return Finished(model_path=str(path))
 

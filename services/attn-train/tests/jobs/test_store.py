@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 
 import pytest
 from attn_core.errors import AlreadyExists, OutOfCapacity, UnknownName, WrongState
 from attn_schema.training import Checkpoint, JobError, JobState, LogLine, Metrics, StateChange
+from attn_storage import Database
+from attn_storage.tables import jobs
 from attn_train.records import TRANSITIONS, Stop
 from attn_train.store import JobStore, Superseded
 from attn_train.trainer import TrainingDiverged
+from sqlalchemy import update
 
 S = JobState
 
 
 @pytest.fixture
-def store(tmp_path):
-    opened = JobStore(tmp_path / "jobs.sqlite3")
+def store(url):
+    opened = JobStore(Database(url))
     yield opened
     opened.close()
 
@@ -36,10 +38,10 @@ def test_a_job_is_read_back_as_it_was_written(store, config, changed):
     assert store.get("job").config == config
 
 
-def test_everything_is_there_for_another_process_and_after_a_restart(store, config):
+def test_everything_is_there_for_another_process_and_after_a_restart(store, url, config):
     job = running(store, config)
     store.append(job.id, 1, [Metrics(step=3, values={"loss": 0.1 + 0.2})])
-    other = JobStore(store.path)
+    other = JobStore(Database(url))
     assert other.get("job") == store.get("job")
     assert other.events("job", 0, 100) == store.events("job", 0, 100)
     other.close()
@@ -116,8 +118,8 @@ def test_only_states_that_may_follow_do_and_a_refused_change_leaves_no_trace(sto
     for number, (current, allowed) in enumerate(TRANSITIONS.items()):
         for following in S:
             job = store.submit(f"{number}-{following}", config)
-            with sqlite3.connect(store.path) as other:
-                other.execute("UPDATE jobs SET state = ? WHERE id = ?", (current, job.id))
+            with store.database.writing() as connection:
+                connection.execute(update(jobs).where(jobs.c.id == job.id).values(state=current))
             if following in allowed:
                 assert store.change(job.id, 1, following).state is following
             else:
@@ -181,3 +183,23 @@ def test_an_error_comes_back_as_the_class_it_was(error):
 
 def test_an_error_of_a_reason_nobody_knows_keeps_its_message():
     assert JobError(reason="FROM_THE_FUTURE", message="m").error().message == "m"
+
+
+def test_a_job_belongs_to_its_tenant_and_is_unknown_to_others(store, config, changed):
+    store.submit("anns", config, "ann")
+    store.submit("bobs", config, "bob")
+    store.submit("everybodys", config)
+    assert [job.id for job in store.page(None, 10, "ann")] == ["everybodys", "anns"]
+    assert [job.id for job in store.page(None, 10)] == ["everybodys", "bobs", "anns"]
+    for ask in (
+        lambda: store.get("bobs", "ann"),
+        lambda: store.request_stop("bobs", Stop.SAVE, "ann"),
+        lambda: store.requeue("bobs", "ann"),
+    ):
+        with pytest.raises(UnknownName) as caught:
+            ask()
+        assert "did you mean 'bobs'" not in caught.value.message
+    with pytest.raises(AlreadyExists):
+        store.submit("bobs", config, "ann")
+    assert store.get("bobs", "bob").stop is None
+    assert store.get("everybodys", "ann").owner == ""

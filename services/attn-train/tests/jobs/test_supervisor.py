@@ -14,11 +14,11 @@ import pytest
 from attn_core.errors import Unavailable
 from attn_schema.locks import exclusive
 from attn_schema.training import JobError, JobState, LogLine, Metrics
+from attn_storage import Database, Leases, database_url
 from attn_train.attempt import Failed, Finished, Heartbeat, Lost, Stopped, TrainingStarted
 from attn_train.records import Stop
-from attn_train.settings import Layout
 from attn_train.store import JobStore
-from attn_train.supervisor import Supervisor, SupervisorSettings
+from attn_train.supervisor import Supervisor, SupervisorSettings, supervisor_lease
 
 LOST = Lost(error=JobError.of(Unavailable("killed")))
 
@@ -72,7 +72,7 @@ def wait_for_stop(assignment, send, worker):
 
 @pytest.fixture
 def job(tmp_path, config, changed):
-    store = JobStore(Layout(tmp_path).store)
+    store = JobStore(Database(database_url(tmp_path)))
     store.submit("job", changed(config, max_failures=2))
     yield store
     store.close()
@@ -173,7 +173,7 @@ def test_a_suspended_job_is_queued_and_its_worker_fenced(tmp_path, job):
 
 def test_a_second_supervisor_leaves_the_job_to_the_first(tmp_path, job):
     backend = Scripted()
-    with exclusive(Layout(tmp_path).supervisor_lock("job")):
+    with Leases(job.database).held(supervisor_lease("job")):
         supervise(tmp_path, backend)[1].join(20)
     assert (backend.attempts, job.get("job").state) == ([], JobState.QUEUED)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -30,10 +31,13 @@ def train_command(
     """Train a model on the server and watch it. The job goes on if this command ends; Ctrl-C leaves it running.
 
     Examples: `attn train --mechanism gqa --num-kv-heads 2 --dataset shakespeare`, `attn train --recipe rnnsearch
-    --batch-size 16`. Options change a recipe. Fields of the model's config that have no option are given by name:
-    `--model-options 'pattern=["linear", "mha"]'`.
+    --batch-size 16`, `attn train --from smollm2-135m-instruct --lora-rank 8 --dataset my.txt`. Options change a recipe.
+    Fields of the model's config that have no option are given by name: `--model-options 'pattern=["linear", "mha"]'`.
     """
-    config = training.replace(data=training.data.replace(dataset=located(training.data.dataset)))
+    data, model = training.data, training.model
+    config = training.replace(
+        data=data.replace(dataset=located(data.dataset)), model=model.replace(base_model=_folder(model.base_model))
+    )
     with connect(connection) as client:
         submitted = client.jobs.submit(config, job_id=job)
         if not detach:
@@ -42,3 +46,8 @@ def train_command(
             print_json({"id": submitted.id, "state": submitted.state})
         else:
             typer.echo(submitted.id)
+
+
+def _folder(name: str | None) -> str | None:
+    """A folder of this machine as an absolute path, as the server needs it; a name as it is."""
+    return str(Path(name).expanduser().resolve()) if name and Path(name).expanduser().is_dir() else name

@@ -14,12 +14,16 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Operation(Generic[Response, Result]):
-    """One call: its full method name, its request, the type of the answer and what that becomes for the caller."""
+    """One call: its full method name, its request, the type of the answer and what that becomes for the caller.
+
+    `repeatable` says whether nothing is done twice where it is sent twice.
+    """
 
     method: str
     request: Message
     response: type[Response]
     result: Callable[[Response], Result]
+    repeatable: bool = True
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from attn_schema import (
     OutputDelta,
     Prompt,
     PromptLike,
-    SamplingParams,
     ScoreRequest,
     SequenceScore,
     Tokenization,
@@ -31,9 +30,8 @@ from attn_client.operations import Operation
 SERVICE = "/attn.v1.InferenceService"
 
 
-def generate(model: str, prompt: PromptLike, sampling: SamplingParams | None) -> Operation[Any, OutputDelta]:
+def generate(request: GenerateRequest) -> Operation[Any, OutputDelta]:
     """Completions of a prompt, in deltas."""
-    request = GenerateRequest(model=model, prompt=Prompt.of(prompt), sampling=sampling or SamplingParams())
     return Operation(
         f"{SERVICE}/Generate", to_message(request), message_class(OutputDelta), partial(from_message, OutputDelta)
     )

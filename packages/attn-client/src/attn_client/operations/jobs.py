@@ -18,7 +18,8 @@ def submit(
 ) -> Operation[pb.SubmitTrainingJobResponse, TrainingJob]:
     """Record and start a job."""
     request = pb.SubmitTrainingJobRequest(config=to_message(config), job_id=job_id, validate_only=validate_only)
-    return Operation(f"{SERVICE}/SubmitTrainingJob", request, pb.SubmitTrainingJobResponse, _job)
+    method, repeatable = f"{SERVICE}/SubmitTrainingJob", bool(job_id) or validate_only
+    return Operation(method, request, pb.SubmitTrainingJobResponse, _job, repeatable)
 
 
 def get(job_id: str) -> Operation[pb.GetTrainingJobResponse, TrainingJob]:

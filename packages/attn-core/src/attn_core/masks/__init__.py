@@ -13,10 +13,11 @@ from attn_core.masks.bands import (
     band_of,
     varlen_band_of,
 )
-from attn_core.masks.base import UNBOUNDED, Both, Either, Mask, Not, PerHead, Positions, Predicate
+from attn_core.masks.base import UNBOUNDED, Both, Either, Mask, Not, PerHead, Positions, Predicate, pinned_positions
 from attn_core.masks.big_bird import BigBird
 from attn_core.masks.graphs import BlockSparse, Dense, Graph, Tree
 from attn_core.masks.layout import BlockLayout, MaskMod, blocks, mask_mod
+from attn_core.masks.reach import Reach
 from attn_core.masks.sparse import Fixed, GlobalKeys, GlobalTokens, Neighbourhood, NeighbourhoodGrid, Strided, Summaries
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "Positions",
     "Predicate",
     "Prefix",
+    "Reach",
     "Segments",
     "Strided",
     "Summaries",
@@ -54,5 +56,6 @@ __all__ = [
     "band_of",
     "blocks",
     "mask_mod",
+    "pinned_positions",
     "varlen_band_of",
 ]

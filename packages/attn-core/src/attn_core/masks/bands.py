@@ -13,6 +13,7 @@ from attn_core.checks import require_whole
 from attn_core.errors import InvalidValue
 from attn_core.masks.base import Both, Mask, Positions, pick, told, within
 from attn_core.masks.ranges import Runs, merged, of_keys, run
+from attn_core.masks.reach import Reach
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,9 @@ class Prefix(Mask):
 
     def allows(self, query: Positions, key: Positions) -> Any:
         return (key < self.length) & ((query <= key) | (query > key))
+
+    def reach(self, keys: int | None) -> Reach:
+        return Reach.of(0, run(0, self.length if keys is None else min(keys, self.length)))
 
     def runs(self, query: int, keys: int) -> Runs:
         return run(0, min(self.length, keys))

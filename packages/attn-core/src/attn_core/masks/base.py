@@ -13,11 +13,14 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, reduce
+from operator import or_
 from typing import Any, ClassVar, Self
 
 from attn_core.checks import require_no_module
 from attn_core.errors import InvalidValue
 from attn_core.masks.ranges import Runs, complement, intersect, of_keys, size, unite
+from attn_core.masks.reach import Reach
 
 Positions = Any
 """Positions: an int, or an integer tensor that broadcasts with the other operand."""
@@ -46,6 +49,11 @@ class Mask(ABC):
     def lookahead(self) -> int | None:
         """How many positions after itself a query can see at most; 0 is causal, None has no bound."""
         return UNBOUNDED
+
+    def reach(self, keys: int | None) -> Reach:
+        """What a decoder must keep of the keys up to a query's own, in a context of `keys` tokens; None where the
+        context has no end."""
+        return Reach(None if self.lookback is None else self.lookback + 1)
 
     @property
     def causal(self) -> bool:
@@ -178,6 +186,9 @@ class Both(Pair):
     def lookahead(self) -> int | None:
         return _tighter(self.one.lookahead, self.other.lookahead)
 
+    def reach(self, keys: int | None) -> Reach:
+        return self.one.reach(keys) & self.other.reach(keys)
+
     @property
     def period(self) -> int:
         return max(self.one.period, self.other.period)
@@ -204,6 +215,9 @@ class Either(Pair):
     @property
     def lookahead(self) -> int | None:
         return _looser(self.one.lookahead, self.other.lookahead)
+
+    def reach(self, keys: int | None) -> Reach:
+        return self.one.reach(keys) | self.other.reach(keys)
 
     @property
     def period(self) -> int:
@@ -295,6 +309,9 @@ class PerHead(Mask):
     def lookahead(self) -> int | None:
         return widest([mask.lookahead for mask in self.masks])
 
+    def reach(self, keys: int | None) -> Reach:
+        return reduce(or_, (mask.reach(keys) for mask in self.masks))
+
     def over(self, keys: Positions) -> PerHead:
         return PerHead(tuple(mask.over(keys) for mask in self.masks)) if self.by_length else self
 
@@ -343,6 +360,26 @@ class Predicate(Mask):
     @property
     def closed(self) -> bool:
         return False
+
+
+LONGEST = 1 << 40
+"""No context has as many tokens."""
+
+
+@lru_cache(maxsize=256)
+def pinned_positions(mask: Mask, count: int) -> tuple[int, ...]:
+    """The first `count` keys that decoding by the mask pins, ascending; all of them where there are fewer.
+
+    A mask that pins keys without end, such as the last of every block, does so within a context: here within one that
+    is long enough.
+    """
+    found, keys = mask.reach(None), max(1, count)
+    if found.window is None and mask.reach(keys).window is not None:
+        found = mask.reach(keys)
+        while found.count < count and keys < LONGEST:
+            keys *= 2
+            found = mask.reach(keys)
+    return found.positions[:count]
 
 
 def told(field: str, length: Positions | None) -> Positions:

@@ -11,6 +11,7 @@ from attn_core.errors import InvalidValue
 from attn_core.masks.bands import Causal, Chunked, Window
 from attn_core.masks.base import Mask, Positions, told
 from attn_core.masks.ranges import Runs, merged, of_keys, run, unite
+from attn_core.masks.reach import Reach
 
 
 @dataclass(frozen=True)
@@ -30,14 +31,17 @@ class GlobalKeys(Mask):
     def allows(self, query: Positions, key: Positions) -> Any:
         return is_one_of(key, self.positions) & (query == query)
 
+    def reach(self, keys: int | None) -> Reach:
+        return Reach.of(0, of_keys(self._among(keys)))
+
     def runs(self, query: int, keys: int) -> Runs:
         return of_keys(self._among(keys))
 
     def count(self, queries: int, keys: int) -> int:
         return queries * len(self._among(keys))
 
-    def _among(self, keys: int) -> list[int]:
-        return sorted({position for position in self.positions if position < keys})
+    def _among(self, keys: int | None) -> list[int]:
+        return sorted({position for position in self.positions if keys is None or position < keys})
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,10 @@ class GlobalTokens(GlobalKeys):
 
     def allows(self, query: Positions, key: Positions) -> Any:
         return is_one_of(key, self.positions) | is_one_of(query, self.positions)
+
+    def reach(self, keys: int | None) -> Reach:
+        """The global tokens, and before each of them, which sees all, whatever comes earlier."""
+        return Reach.of(0, run(0, max(self._among(keys), default=-1) + 1))
 
     def runs(self, query: int, keys: int) -> Runs:
         return run(0, keys) if query in self.positions else super().runs(query, keys)
@@ -161,6 +169,10 @@ class Summaries(Mask):
     def lookahead(self) -> int:
         return 0
 
+    def reach(self, keys: int | None) -> Reach:
+        """The summary cells of a context that ends."""
+        return Reach() if keys is None else Reach.of(0, self.runs(keys - 1, keys))
+
     def runs(self, query: int, keys: int) -> Runs:
         stop = min(keys, query + 1)
         starts = range(self.first, max(stop, 0), self.block)
@@ -197,6 +209,9 @@ class Fixed(Mask):
     @property
     def lookahead(self) -> int:
         return 0
+
+    def reach(self, keys: int | None) -> Reach:
+        return self.local.reach(keys) | self.column.reach(keys)
 
     def runs(self, query: int, keys: int) -> Runs:
         return unite(self.local.runs(query, keys), self.column.runs(query, keys))

@@ -23,6 +23,9 @@ from attn_core.plugins.registry import Registry
 from attn_core.spec import AttentionSpec
 from attn_core.stores import CacheFamily
 
+LAYOUTS = "attn-models"
+"""The distribution whose layouts no plugin replaces: a folder that everybody knows must not change its meaning."""
+
 
 class Catalog:
     """What the plugins offer, each kind asked for when it is first needed.
@@ -66,6 +69,16 @@ class Catalog:
         return self._filled("model family", "attn_models")
 
     @cached_property
+    def adapters(self) -> Registry[Any]:
+        """Layouts of checkpoints by the `model_type` of their config.json."""
+        return self._filled("model_type", "attn_adapters", LAYOUTS)
+
+    @cached_property
+    def gguf_architectures(self) -> Registry[Any]:
+        """Layouts of GGUF files by their `general.architecture`."""
+        return self._filled("GGUF architecture", "attn_gguf_architectures", LAYOUTS)
+
+    @cached_property
     def shapes(self) -> Registry[ModelShape]:
         """Published sizes of well-known models."""
         return self._filled("model shape", "attn_shapes")
@@ -79,7 +92,7 @@ class Catalog:
     def plugins(self) -> list[PluginRecord]:
         """Every plugin found, loaded or not, sorted; all are asked for what they offer, for that may break one."""
         computed = (self.mechanisms, self.kernels, self.linears, self.blocks)
-        for offered in (*computed, self.caches, self.models, self.shapes, self.commands):
+        for offered in (*computed, self.caches, self.models, self.adapters, self.shapes, self.commands):
             len(offered)
         return [self._records[key] for key in sorted(self._records)]
 
@@ -104,9 +117,10 @@ class Catalog:
             return build(spec, config, inner)
         raise MissingPackage.of("attn-variants", "computing a declared mechanism")
 
-    def _filled(self, kind: str, hook: str) -> Registry[Any]:
-        registry: Registry[Any] = Registry(kind, lambda: changed_since(self._records.values()))
-        for owner, item in self.offers(hook):
+    def _filled(self, kind: str, hook: str, guarded: str | None = None) -> Registry[Any]:
+        """What all plugins return from `hook`; the names of the distribution `guarded` are nobody else's."""
+        registry: Registry[Any] = Registry(kind, lambda: changed_since(self._records.values()), guarded)
+        for owner, item in sorted(self.offers(hook), key=lambda offer: offer[0] != guarded):
             try:
                 registry.register(item, owner)
             except Exception as error:  # noqa: BLE001  # a plugin may raise anything

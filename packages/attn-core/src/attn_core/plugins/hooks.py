@@ -77,6 +77,16 @@ def attn_models() -> list[ModelFamily]:  # type: ignore[empty-body]
 
 
 @hookspec
+def attn_adapters() -> list[Any]:  # type: ignore[empty-body]
+    """Layouts of checkpoints, each a `Layout` of `attn_models.adapters` by the `model_type` of its config.json."""
+
+
+@hookspec
+def attn_gguf_architectures() -> list[Any]:  # type: ignore[empty-body]
+    """Layouts of GGUF files, each an `attn_models.weights.GgufArchitecture` by its `general.architecture`."""
+
+
+@hookspec
 def attn_shapes() -> list[ModelShape]:  # type: ignore[empty-body]
     """Published sizes of well-known models."""
 
@@ -94,6 +104,11 @@ def attn_local_clients() -> list[Callable[[Any], Any]]:  # type: ignore[empty-bo
 @hookspec
 def attn_services(cluster: Any) -> list[Any]:  # type: ignore[empty-body]
     """gRPC services for the server; `cluster` is attn-gateway's, what is returned are its `GrpcService`s."""
+
+
+@hookspec
+def attn_http_servers() -> list[Any]:  # type: ignore[empty-body]
+    """HTTP servers in front of the gRPC services: attn-gateway's `HttpServer`s. The first is used."""
 
 
 @hookspec

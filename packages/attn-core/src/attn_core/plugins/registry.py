@@ -25,12 +25,13 @@ class Registry(Generic[Item]):
     """Items by full name `distribution/name`; a short name works as long as one distribution owns it.
 
     `installed_since` gives the plugins that were installed after the items were found: the errors for unknown names
-    say so.
+    say so. Names of the distribution `guarded`, which registers first, are taken from nobody else.
     """
 
-    def __init__(self, kind: str, installed_since: Callable[[], list[str]] = list) -> None:
+    def __init__(self, kind: str, installed_since: Callable[[], list[str]] = list, guarded: str | None = None) -> None:
         self.kind = kind
         self._installed_since = installed_since
+        self._guarded = guarded
         self._items: dict[str, Item] = {}
 
     def register(self, item: Item, owner: str) -> None:
@@ -41,6 +42,8 @@ class Registry(Generic[Item]):
         full = f"{owner}/{item.name}"
         if full in self._items:
             raise InvalidValue(f"{owner} registers the {self.kind} {item.name!r} twice", name=full)
+        if f"{self._guarded}/{given}" in self._items:
+            raise InvalidValue.of(f"{self.kind} of {owner}", given, f"a name that {self._guarded} does not have")
         self._items[full] = item
 
     def __iter__(self) -> Iterator[Item]:

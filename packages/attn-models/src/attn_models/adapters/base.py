@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from attn_core.errors import InvalidValue
@@ -21,7 +23,8 @@ class StoredTensor:
     `parameters` lie one after the other along the first axis, in each of `groups` equal blocks of it (such as heads).
     ours = (theirs, its two axes exchanged if `transposed`) * `scale` + `offset`. `float32` keeps that type whatever
     the type of the weights. `depthwise` tensors have a second axis of size one, as filters of `torch.nn.Conv1d` with a
-    group for each channel.
+    group for each channel. A tensor that is `stacked` has a first axis of this length, for equal shares of `parameters`
+    in order, such as those of each expert; what is said above holds for each place of it.
     """
 
     name: str
@@ -32,18 +35,35 @@ class StoredTensor:
     groups: int = 1
     float32: bool = False
     depthwise: bool = False
+    stacked: int = 0
+
+    def shares(self) -> list[StoredTensor]:
+        """What lies at each place of a stacked tensor; the tensor itself, if it is not stacked."""
+        if not self.stacked:
+            return [self]
+        each = len(self.parameters) // self.stacked
+        parts = [self.parameters[place * each : (place + 1) * each] for place in range(self.stacked)]
+        return [dataclasses.replace(self, parameters=part, stacked=0) for part in parts]
 
 
 class Layout(ABC):
     """How the tensors of a kind of checkpoint are named. `model_type` is that of its config.json.
 
-    `head` is its name of the unembedding, which may be there although it is tied. Tensors whose names match
-    `derived_names` are skipped: they follow from the config, such as causal masks in older checkpoints, or are unused.
+    `head` is its name of the unembedding, which may be there although it is tied to our parameter `embedding`.
+    Tensors whose names match `derived_names` are skipped: they follow from the config, such as causal masks in older
+    checkpoints, or are unused. `copies` are other names of tensors, which must be equal where both are there.
     """
 
     model_type: ClassVar[str]
     head: ClassVar[str] = ""
+    embedding: ClassVar[str] = "embedding.weight"
+    copies: ClassVar[Mapping[str, str]] = MappingProxyType({})
     derived_names: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
+
+    @property
+    def name(self) -> str:
+        """What the layout is called among those that are installed: its `model_type`."""
+        return self.model_type
 
     @abstractmethod
     def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
@@ -61,25 +81,33 @@ class Layout(ABC):
 class StateDictAdapter(Layout):
     """Translates config.json and tensor names of a library's decoders to ours and back.
 
-    `known_keys` are the keys of config.json that `from_hf_config` reads.
+    `known_keys` are the keys of config.json that `from_hf_config` reads. Configs are of the class `Config`: the general
+    decoder's, or that of a family with a model of its own, which `build` builds (see docs/model-families.md).
     """
 
     known_keys: ClassVar[frozenset[str]]
+    Config: ClassVar[type[Any]] = DecoderConfig
 
-    def layout(self, config: DecoderConfig) -> Layout:  # noqa: ARG002  (names of some depend on it)
+    def build(self, config: Any) -> Any:
+        """A fresh `attn_core.models.LanguageModel` with random weights, whose attribute `config` is the one given."""
+        from attn_models.decoder.decoder import Decoder
+
+        return Decoder(config)
+
+    def layout(self, config: Any) -> Layout:  # noqa: ARG002  (names of some depend on it)
         """How the tensors of this decoder are named."""
         return self
 
     @abstractmethod
-    def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
+    def from_hf_config(self, values: Mapping[str, Any]) -> Any:
         """The decoder of a config.json; raises `InvalidValue` or `Incompatible` naming the key."""
 
-    def without_missing(self, config: DecoderConfig, names: Iterable[str]) -> DecoderConfig:  # noqa: ARG002  (few leave out)
+    def without_missing(self, config: Any, names: Iterable[str]) -> Any:  # noqa: ARG002  (few leave out)
         """The config without modules that its config.json has but for which there are no tensors among `names`."""
         return config
 
     @abstractmethod
-    def to_hf_config(self, config: DecoderConfig) -> dict[str, Any]:
+    def to_hf_config(self, config: Any) -> dict[str, Any]:
         """The config.json of a decoder; raises `Incompatible` naming what the layout cannot express."""
 
 
@@ -159,17 +187,3 @@ class EncoderAdapter(Layout):
     def canonical_names(self, names: Iterable[str]) -> dict[str, str]:
         """The names without the prefix."""
         return {name.removeprefix(self.prefix): name for name in names}
-
-
-class EncoderDecoderAdapter(EncoderAdapter):
-    """Translates config.json and tensor names of a library's encoder-decoder models to ours and back.
-
-    `tables` are names of one embedding, of which a checkpoint has one or more.
-    """
-
-    derived_names = Layout.derived_names
-    tables: ClassVar[tuple[str, ...]] = ()
-
-    def without_missing(self, config: Any, names: Iterable[str]) -> Any:  # noqa: ARG002  (few leave out)
-        """The config without modules that its config.json has but for which there are no tensors among `names`."""
-        return config

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_core import AttentionSpec, Full, Heads
 from attn_core.errors import Incompatible, InvalidValue
@@ -19,7 +19,9 @@ from attn_models.adapters.base import (
 )
 from attn_models.decoder.config import AttentionChoice
 from attn_models.encoder.config import EncoderConfig, attention_of
-from attn_models.encoder.encoder import Encoder
+
+if TYPE_CHECKING:
+    from attn_models.encoder.encoder import Encoder
 
 SIZES = {
     "vocab_size": "vocab_size",
@@ -107,6 +109,8 @@ class BertAdapter(EncoderAdapter):
 
     def build(self, config: EncoderConfig) -> Encoder:
         """A fresh encoder."""
+        from attn_models.encoder.encoder import Encoder
+
         return Encoder(config)
 
     def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 # What concerns training, files, or the use of transformers, and nothing that a forward pass computes.
 HARMLESS = re.compile(
-    r"_.*|architectures|(torch_)?dtype|transformers_version|model_type|use_cache|pretraining_tp|problem_type"
+    r"_.*|architectures|requires|(torch_)?dtype|transformers_version|model_type|use_cache|pretraining_tp|problem_type"
     r"|(id2label|label2id|num_labels)|output_\w+|return_dict\w*|is_encoder_decoder|chunk_size_feed_forward|name_or_path"
     r"|initializer_(range|factor|cutoff_factor)|rescale_prenorm_residual|\w+_token_ids?|\w*(dropout(_prob)?|_pdrop)|summary_\w+"
     r"|task_specific_params|gradient_checkpointing|tokenizer_class|finetuning_task|prefix|n_ctx|reorder_and_upcast_attn"
@@ -81,13 +81,13 @@ KEYS: Mapping[str, Mapping[str, str]] = {
     "linear": {"factor": "factor"},
     "llama3": {
         "factor": "factor",
-        "max_seq_len": "original_max_position_embeddings",
+        "original_max_position_embeddings": "original_max_position_embeddings",
         "low": "low_freq_factor",
         "high": "high_freq_factor",
     },
     "yarn": {
         "factor": "factor",
-        "max_seq_len": "original_max_position_embeddings",
+        "original_max_position_embeddings": "original_max_position_embeddings",
         "fast": "beta_fast",
         "slow": "beta_slow",
         "attention": "attention_factor",
@@ -168,6 +168,61 @@ def rope_parameters(rope: Rope) -> dict[str, Any]:
     if kind not in KEYS:
         raise InvalidValue.of("rope_scaling.kind", kind, ", ".join(KEYS))
     return plain | {"rope_type": kind, **{KEYS[kind][f]: v for f, v in rope.scaling.items() if f != "kind"}}
+
+
+def long_rope(values: Mapping[str, Any]) -> Rope:
+    """The rotary positions of a Phi-3 within the context of its training; raises `InvalidValue` for another scaling.
+
+    Beyond that context its model turns every token by other angles, those before it too.
+    """
+    given = one_rope_of(values)
+    kind = given.get("rope_type", given.get("type", "default"))
+    if kind not in ("longrope", "su", "yarn"):
+        if kind == "default":
+            said = {key: value for key, value in values.items() if key != "original_max_position_embeddings"}
+            return read_rope(said, partial=True)
+        raise InvalidValue.of("rope_parameters.rope_type", kind, "'default' or 'longrope'")
+    plain = read_rope(
+        {key: value for key, value in values.items() if key not in ("rope_scaling", "original_max_position_embeddings")}
+        | {"rope_parameters": {**given, "rope_type": "default"}},
+        partial=True,
+    )
+    context, longest = values.get("original_max_position_embeddings"), values.get("max_position_embeddings")
+    if not isinstance(context, int) or not isinstance(longest, int) or context < 2:
+        raise InvalidValue.of("original_max_position_embeddings", context, "a whole number of tokens from 2")
+    factor = given.get("factor") or longest / context
+    stretched = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(context))
+    scaling = {
+        "kind": "longrope",
+        "short": given.get("short_factor"),
+        "long": given.get("long_factor"),
+        "original_max_position_embeddings": context,
+        "length": min(context, longest),
+        "attention": given.get("attention_factor") or stretched,
+    }
+    return Rope(base=plain.base, fraction=plain.fraction, scaling=scaling)
+
+
+def ropes_of_kinds(values: Mapping[str, Any], kinds: Sequence[str], base: float) -> dict[str, Rope]:
+    """The rotary positions of each of two kinds of layers, the first of which alone a `rope_scaling` stretches."""
+    given = values.get("rope_parameters")
+    said = values.get("rope_theta")
+    if isinstance(given, Mapping) and any(kind in given for kind in kinds):
+        require_allowed(values, {"rope_scaling": (None, {})})
+        unsaid = {"rope_theta": base if said is None else said}
+        found = {kind: {**unsaid, **(given.get(kind) or {})} for kind in kinds}
+    else:
+        require_allowed(values, {"rope_parameters": (None, {})})
+        stretched = values.get("rope_scaling") or {}
+        if not isinstance(stretched, Mapping):
+            raise InvalidValue.of("rope_scaling", stretched, "an object")
+        found = {kind: {"rope_theta": base if said is None else said} for kind in kinds}
+        found[kinds[0]] |= stretched
+    context = values.get("max_position_embeddings")
+    for rope in found.values():
+        require_allowed(rope, {"partial_rotary_factor": (1, None)})
+    require_allowed(values, {"original_max_position_embeddings": (None, context), "partial_rotary_factor": (1, None)})
+    return {kind: rope_of({"original_max_position_embeddings": context, **rope}) for kind, rope in found.items()}
 
 
 def mscale(factor: float, weight: float = 1.0) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attn_core.errors import Incompatible, InvalidValue
 
@@ -19,7 +19,9 @@ from attn_models.adapters.base import (
 from attn_models.adapters.hf_config import Rope, rope_of, rope_parameters
 from attn_models.decoder.config import AttentionChoice
 from attn_models.encoder.config import ModernBertConfig
-from attn_models.encoder.modernbert import ModernBert
+
+if TYPE_CHECKING:
+    from attn_models.encoder.modernbert import ModernBert
 
 SIZES = {
     "vocab_size": "vocab_size",
@@ -115,6 +117,8 @@ class ModernBertAdapter(EncoderAdapter):
 
     def build(self, config: ModernBertConfig) -> ModernBert:
         """A fresh encoder."""
+        from attn_models.encoder.modernbert import ModernBert
+
         return ModernBert(config)
 
     def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attn_core import installed
 from attn_core.errors import InvalidValue, UnknownName
-from torch import Tensor
 
 from attn_models.adapters.base import EncoderAdapter, StateDictAdapter, StoredTensor, needed
 from attn_models.adapters.deepseek import CORRECTION
 from attn_models.adapters.vit import VitAdapter, labels_of
 from attn_models.decoder.config import AttentionChoice, DecoderConfig
 from attn_models.encoder.config import EncoderConfig, EncoderShape, VisionConfig
-from attn_models.encoder.encoder import Encoder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attn_models.encoder.encoder import Encoder
 
 OURS = ("attn-core", "attn-models")
 
@@ -107,6 +110,8 @@ class NativeEncoderAdapter(EncoderAdapter):
 
     def build(self, config: EncoderConfig) -> Encoder:
         """A fresh encoder."""
+        from attn_models.encoder.encoder import Encoder
+
         return Encoder(config)
 
     def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:

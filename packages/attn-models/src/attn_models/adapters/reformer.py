@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attn_core.errors import Incompatible, InvalidValue
 
@@ -20,7 +20,9 @@ from attn_models.adapters.base import (
 )
 from attn_models.decoder.config import AttentionChoice
 from attn_models.encoder.config import ReformerConfig, attention_of
-from attn_models.encoder.encoder import Reformer
+
+if TYPE_CHECKING:
+    from attn_models.encoder.encoder import Reformer
 
 HASHED, LOCAL = "attn-variants/lsh", "attn-variants/chunk_ring"
 SIZES = {
@@ -153,6 +155,8 @@ class ReformerAdapter(EncoderAdapter):
 
     def build(self, config: ReformerConfig) -> Reformer:
         """A fresh encoder."""
+        from attn_models.encoder.encoder import Reformer
+
         return Reformer(config)
 
     def layout(self, config: ReformerConfig) -> Layout:

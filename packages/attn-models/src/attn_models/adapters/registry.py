@@ -1,13 +1,16 @@
-"""State dict adapters by the `model_type` of a config.json."""
+"""Layouts of checkpoints by the `model_type` of a config.json: ours, and those of plugins (hook `attn_adapters`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import re
+from collections.abc import Iterable, Mapping
+from importlib.metadata import Distribution, version
+from typing import Any, TypeVar
 
+from attn_core import installed
 from attn_core.errors import Incompatible, UnknownName, near_names
 
-from attn_models.adapters.base import EncoderAdapter, EncoderDecoderAdapter, StateDictAdapter
+from attn_models.adapters.base import EncoderAdapter, Layout, StateDictAdapter
 from attn_models.adapters.bert import (
     BertAdapter,
     BigBirdAdapter,
@@ -18,6 +21,7 @@ from attn_models.adapters.bert import (
 )
 from attn_models.adapters.deepseek import DeepseekV2Adapter, DeepseekV3Adapter
 from attn_models.adapters.distilbert import DistilBertAdapter
+from attn_models.adapters.families import FAMILIES
 from attn_models.adapters.gemma import Gemma2Adapter, Gemma3Adapter
 from attn_models.adapters.gpt2 import Gpt2Adapter
 from attn_models.adapters.llama import LlamaAdapter, MistralAdapter, MixtralAdapter
@@ -43,20 +47,76 @@ ADAPTERS: dict[str, StateDictAdapter] = {
         Gemma3Adapter(),
         DeepseekV2Adapter(),
         DeepseekV3Adapter(),
+        *FAMILIES,
+        T5Adapter(),
+        Mt5Adapter(),
     )
 }
 
 
-def decoder_adapter(model_type: object) -> StateDictAdapter:
-    """The adapter of this `model_type`; raises `UnknownName` with those that exist."""
-    if not isinstance(model_type, str) or model_type not in ADAPTERS:
-        raise unknown_family("model_type of a config.json", model_type, ADAPTERS)
-    return ADAPTERS[model_type]
+OURS = "attn-models"
+Kind = TypeVar("Kind", bound=Layout)
 
 
-def unknown_family(kind: str, model_type: object, known: Iterable[str]) -> UnknownName:
-    """The error for a `model_type` without a layout: all that there are, as names alike are no families alike."""
+def our_adapters() -> list[Layout]:
+    """The layouts of this package, which it offers as a plugin does."""
+    return [*ADAPTERS.values(), *ENCODER_ADAPTERS.values(), *VIT_ADAPTERS.values()]
+
+
+def installed_adapters(kind: type[Kind]) -> dict[str, Kind]:
+    """All layouts of a kind by their `model_type`, of this package and of plugins."""
+    return {adapter.model_type: adapter for adapter in installed().adapters if isinstance(adapter, kind)}
+
+
+def _adapter(kind: type[Kind], what: str, model_type: object, requires: object = None) -> Kind:
+    known = installed_adapters(kind)
+    if not isinstance(model_type, str) or model_type not in known:
+        raise unknown_family(what, model_type, known, requires)
+    found: Kind = installed().adapters.get(model_type)
+    return found
+
+
+def decoder_adapter(model_type: object, requires: object = None) -> StateDictAdapter:
+    """The adapter of this `model_type`; raises `UnknownName` with those that exist, or with the package to install
+    where `requires`, those that a saved folder needs, names one that is not here."""
+    return _adapter(StateDictAdapter, "model_type of a config.json", model_type, requires)  # type: ignore[type-abstract]
+
+
+def packages_of(adapter: Layout) -> dict[str, dict[str, str]]:
+    """The entry `requires` of a config.json in a plugin's layout: its package and ours, by version; empty for ours.
+
+    Without it a folder could not say which package reads it.
+    """
+    owner = installed().adapters.name_of(adapter).rpartition("/")[0]
+    return {} if owner in ("", OURS) else {"requires": {name: version(name) for name in sorted({owner, OURS})}}
+
+
+PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def missing_packages(requires: object) -> dict[str, str]:
+    """The packages of the entry `requires` of a config.json that are not installed, by version.
+
+    What is no name of a package and no version is left out: the words are shown as a command to type.
+    """
+    given = requires if isinstance(requires, Mapping) else {}
+    packages = {
+        name: found
+        for name, found in given.items()
+        if isinstance(found, str) and PACKAGE.fullmatch(name) and PACKAGE.fullmatch(found)
+    }
+    return {name: found for name, found in packages.items() if not list(Distribution.discover(name=name))}
+
+
+def unknown_family(kind: str, model_type: object, known: Iterable[str], requires: object = None) -> UnknownName:
+    """The error for a `model_type` without a layout: all that there are, as names alike are no families alike; or the
+    package of `requires` that is not installed."""
     names = sorted(known)
+    missing = missing_packages(requires)
+    if missing:
+        made = " and ".join(f"{name} {found}" for name, found in missing.items())
+        message = f"unknown {kind} {str(model_type)!r}: the model was made with {made}; pip install {' '.join(missing)}"
+        return UnknownName(message, kind=kind, name=str(model_type), package=", ".join(missing))
     message = f"unknown {kind} {str(model_type)!r}; known: {', '.join(names)}"
     return UnknownName(message, kind=kind, name=str(model_type), near=", ".join(near_names(str(model_type), names)))
 
@@ -78,11 +138,9 @@ ENCODER_ADAPTERS: dict[str, EncoderAdapter] = {
 }
 
 
-def encoder_adapter(model_type: object) -> EncoderAdapter:
-    """The adapter of this `model_type`; raises `UnknownName` with those that exist."""
-    if not isinstance(model_type, str) or model_type not in ENCODER_ADAPTERS:
-        raise unknown_family("model_type of an encoder", model_type, ENCODER_ADAPTERS)
-    return ENCODER_ADAPTERS[model_type]
+def encoder_adapter(model_type: object, requires: object = None) -> EncoderAdapter:
+    """The adapter of this `model_type`; raises as `decoder_adapter`."""
+    return _adapter(EncoderAdapter, "model_type of an encoder", model_type, requires)  # type: ignore[type-abstract]
 
 
 def encoder_adapter_for(config: Any) -> EncoderAdapter:
@@ -100,26 +158,12 @@ def encoder_adapter_for(config: Any) -> EncoderAdapter:
     return ENCODER_ADAPTERS[BertAdapter.model_type]
 
 
-ENCODER_DECODER_ADAPTERS: dict[str, EncoderDecoderAdapter] = {
-    adapter.model_type: adapter for adapter in (T5Adapter(), Mt5Adapter())
-}
-
-
-def encoder_decoder_adapter(model_type: object) -> EncoderDecoderAdapter:
-    """The adapter of this `model_type`; raises `UnknownName` with those that exist."""
-    if not isinstance(model_type, str) or model_type not in ENCODER_DECODER_ADAPTERS:
-        raise unknown_family("model_type of an encoder-decoder", model_type, ENCODER_DECODER_ADAPTERS)
-    return ENCODER_DECODER_ADAPTERS[model_type]
-
-
 VIT_ADAPTERS: dict[str, VitAdapter] = {layout.model_type: layout for layout in (VitAdapter(), NativeVitAdapter())}
 
 
-def vit_adapter(model_type: object) -> VitAdapter:
-    """The layout of this `model_type`; raises `UnknownName` with those that exist."""
-    if not isinstance(model_type, str) or model_type not in VIT_ADAPTERS:
-        raise unknown_family("model_type of a model of images", model_type, VIT_ADAPTERS)
-    return VIT_ADAPTERS[model_type]
+def vit_adapter(model_type: object, requires: object = None) -> VitAdapter:
+    """The layout of this `model_type`; raises as `decoder_adapter`."""
+    return _adapter(VitAdapter, "model_type of a model of images", model_type, requires)
 
 
 def vit_adapter_for(config: VisionConfig) -> VitAdapter:
@@ -131,8 +175,13 @@ def vit_adapter_for(config: VisionConfig) -> VitAdapter:
     return VIT_ADAPTERS[VitAdapter.model_type]
 
 
-def require_known_family(model_type: object) -> None:
-    """Raise `UnknownName` for a `model_type` of a config.json that no layout here reads."""
-    known = {*ADAPTERS, *ENCODER_ADAPTERS, *ENCODER_DECODER_ADAPTERS, *VIT_ADAPTERS, *LAYOUTS}
+def require_known_family(model_type: object, requires: object = None) -> Layout | None:
+    """The layout of this `model_type` of a config.json, None for a model of an installed family; raises `UnknownName`
+    for one that no layout reads, as `decoder_adapter`."""
+    if isinstance(model_type, str) and model_type in LAYOUTS:
+        return None
+    known = {**installed_adapters(Layout), **LAYOUTS}  # type: ignore[type-abstract]
     if not isinstance(model_type, str) or model_type not in known:
-        raise unknown_family("model_type of a config.json", model_type, known)
+        raise unknown_family("model_type of a config.json", model_type, known, requires)
+    found: Layout = installed().adapters.get(model_type)
+    return found

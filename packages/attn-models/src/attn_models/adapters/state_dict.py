@@ -15,9 +15,6 @@ from attn_models.adapters.base import Layout, StoredTensor
 from attn_models.device import require_memory
 from attn_models.weights import CheckpointFolder
 
-EMBEDDING = "embedding.weight"
-"""Our name of the embedding, which is the unembedding too where the config ties them."""
-
 DRAWS = frozenset({"normal_", "uniform_", "trunc_normal_", "xavier_uniform_", "kaiming_uniform_", "_no_grad_normal_"})
 
 
@@ -51,6 +48,7 @@ def check_config_fits(checkpoint: CheckpointFolder, config: Any) -> None:
         "num_layers": len(entries),
         "num_heads": largest,
         "intermediate_size": largest,
+        "inner_width": largest,
     }
     for field, limit in limits.items():
         value = getattr(config, field, None)
@@ -69,6 +67,32 @@ def fill_buffers(model: nn.Module, fresh: nn.Module, device: torch.device | str)
             model.get_submodule(owner).register_buffer(leaf, values[name].to(device), persistent=False)
 
 
+def saved_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """The state of a model by name, each parameter that several modules share under its first name alone."""
+    others = shared_names(model)
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in others}
+
+
+def shared_names(model: nn.Module) -> dict[str, str]:
+    """The first name of each parameter that has several, by its other names: an unembedding that is the embedding."""
+    first: dict[int, str] = {}
+    return {
+        name: owner
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if (owner := first.setdefault(id(parameter), name)) != name
+    }
+
+
+def load_parameters(model: nn.Module, parameters: Mapping[str, Tensor]) -> None:
+    """Give a model the tensors that `saved_parameters` names, as they are; what was shared stays shared."""
+    others = shared_names(model)
+    both = {**parameters, **{name: parameters[owner] for name, owner in others.items()}}
+    model.load_state_dict(both, assign=True)
+    for name, owner in others.items():
+        module, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(module), leaf, model.get_parameter(owner))
+
+
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -84,14 +108,12 @@ def read_parameters(
     actual = adapter.canonical_names(folder.tensors)
     _require_match(folder, adapter, stored, {name: tuple(tensor.shape) for name, tensor in wanted.items()})
     _require_tied(folder, adapter, stored)
+    _require_copies(folder, adapter)
     _require_memory(folder, wanted, dtype)
     parameters: dict[str, Tensor] = {}
     for item in stored:
         tensor = folder.tensors[actual[item.name]]
-        whole = tensor.T if item.transposed else tensor
-        whole = whole.squeeze(1) if item.depthwise else whole
-        sizes = [wanted[part].shape[0] for part in item.parameters]
-        for part, piece in zip(item.parameters, _split(whole, sizes, item.groups), strict=True):
+        for part, piece in _pieces(item, tensor, wanted):
             # A sum that is rounded to 16 bits would lose what the checkpoint's small numbers say.
             wide = item.float32 or item.offset
             needed = torch.promote_types(dtype, torch.float32) if wide else dtype
@@ -114,16 +136,30 @@ def stored_tensors(parameters: Mapping[str, Tensor], adapter: Layout) -> dict[st
     """The checkpoint's tensors of a decoder's parameters."""
     tensors = {}
     for item in adapter.tensor_mappings(list(parameters)):
-        parts = [parameters[part].detach() for part in item.parameters]
-        whole = _joined(parts, item.groups)
-        whole = whole - item.offset if item.offset else whole
-        whole = whole / item.scale if item.scale != 1 else whole
-        whole = whole.unsqueeze(1) if item.depthwise else whole
-        tensors[item.name] = whole.T.contiguous() if item.transposed else whole
+        found = [_whole(share, parameters) for share in item.shares()]
+        tensors[item.name] = torch.stack(found) if item.stacked else found[0]
     return tensors
 
 
-def _split(whole: Tensor, sizes: list[int], groups: int) -> list[Tensor]:
+def _whole(item: StoredTensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    """The tensor, or the place of a stacked one, that holds these parameters."""
+    whole = joined_parts([parameters[part].detach() for part in item.parameters], item.groups)
+    whole = whole - item.offset if item.offset else whole
+    whole = whole / item.scale if item.scale != 1 else whole
+    whole = whole.unsqueeze(1) if item.depthwise else whole
+    return whole.T.contiguous() if item.transposed else whole
+
+
+def _pieces(item: StoredTensor, tensor: Tensor, wanted: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The parameters that a tensor holds, before they are scaled."""
+    for share, given in zip(item.shares(), tensor.unbind() if item.stacked else [tensor], strict=True):
+        whole = given.T if item.transposed else given
+        whole = whole.squeeze(1) if item.depthwise else whole
+        sizes = [wanted[part].shape[0] for part in share.parameters]
+        yield from zip(share.parameters, split_parts(whole, sizes, item.groups), strict=True)
+
+
+def split_parts(whole: Tensor, sizes: list[int], groups: int) -> list[Tensor]:
     """The parts of these sizes, one after the other in each group of the first axis."""
     if len(sizes) == 1:
         return [whole]
@@ -131,8 +167,8 @@ def _split(whole: Tensor, sizes: list[int], groups: int) -> list[Tensor]:
     return [piece.flatten(0, 1) for piece in pieces]
 
 
-def _joined(parts: list[Tensor], groups: int) -> Tensor:
-    """The whole of which `_split` gives these parts."""
+def joined_parts(parts: list[Tensor], groups: int) -> Tensor:
+    """The whole of which `split_parts` gives these parts."""
     if len(parts) == 1:
         return parts[0]
     return torch.cat([part.reshape(groups, -1, *part.shape[1:]) for part in parts], dim=1).flatten(0, 1)
@@ -159,7 +195,7 @@ def _require_tied(folder: CheckpointFolder, adapter: Layout, stored: list[Stored
     actual = adapter.canonical_names(folder.tensors)
     if adapter.head not in actual or any(item.name == adapter.head for item in stored):
         return
-    embedding = next((item.name for item in stored if item.parameters == (EMBEDDING,)), None)
+    embedding = next((item.name for item in stored if item.parameters == (adapter.embedding,)), None)
     if embedding is None or torch.equal(folder.tensors[actual[adapter.head]], folder.tensors[actual[embedding]]):
         return
     rule = (
@@ -168,7 +204,17 @@ def _require_tied(folder: CheckpointFolder, adapter: Layout, stored: list[Stored
     raise CheckpointInvalid.of(folder.path, rule)
 
 
+def _require_copies(folder: CheckpointFolder, adapter: Layout) -> None:
+    """A tensor under two names must be one, as only one of them is read."""
+    for name, original in adapter.copies.items():
+        both = {name, original} <= folder.tensors.entries.keys()
+        if both and not torch.equal(folder.tensors[name], folder.tensors[original]):
+            raise CheckpointInvalid.of(folder.path, f"{name!r} differs from {original!r}; the model has one of them")
+
+
 def _shape(item: StoredTensor, shapes: Shapes) -> tuple[int, ...]:
+    if item.stacked:
+        return (item.stacked, *_shape(item.shares()[0], shapes))
     parts = [shapes[part] for part in item.parameters]
     shape = (sum(part[0] for part in parts), *parts[0][1:]) if len(parts) > 1 else parts[0]
     shape = (shape[0], 1, *shape[1:]) if item.depthwise else shape

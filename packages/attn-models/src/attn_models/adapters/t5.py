@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from attn_core.errors import Incompatible, InvalidValue
 
 from attn_models.adapters.base import (
-    EncoderDecoderAdapter,
     Layout,
     StoredTensor,
     needed,
@@ -18,6 +17,7 @@ from attn_models.adapters.base import (
     required_count,
 )
 from attn_models.encoder_decoder.config import T5Config
+from attn_models.encoder_decoder.families import T5Family
 from attn_models.encoder_decoder.t5 import T5
 
 SIZES = {
@@ -65,13 +65,13 @@ ATTENTION = {"query": "q", "key": "k", "value": "v", "output": "o"}
 FORWARD = {"gate": "wi_0", "up": "wi_1", "down": "wo"}
 
 
-class T5Adapter(EncoderDecoderAdapter):
+class T5Adapter(StateDictAdapter):
     """T5 and T5 v1.1 (Raffel et al. 2020, arXiv 1910.10683)."""
 
     model_type = "t5"
     architecture: ClassVar[str] = "T5ForConditionalGeneration"
     feed_forward: ClassVar[str] = "relu"
-    tables = (SHARED, *TABLES)
+    Config = T5Config
     # A cross-attention has no distances; some checkpoints hold a table of them all the same.
     derived_names = re.compile(r"^(en|de)coder\.embed_tokens\.|^decoder\.block\.0\.layer\.1\.EncDecAttention\.relative")
     known_keys = frozenset(
@@ -94,17 +94,19 @@ class T5Adapter(EncoderDecoderAdapter):
         sizes: dict[str, Any] = {ours: needed(values, theirs) for ours, theirs in SIZES.items()}
         context = required_count(values, "n_positions", CONTEXT)
         options = {ours: required_count(values, theirs, DEFAULTS[theirs]) for ours, theirs in BUCKETS.items()}
-        return T5Config(
+        config = T5Config(
             **sizes,
             max_seq_len=context,
             max_encoder_len=context,
             num_decoder_layers=None if layers is None else required_count(values, "num_decoder_layers"),
             encoder_options=options,
             decoder_options=options,
-            norm_eps=needed({"layer_norm_epsilon": 1e-6} | values, "layer_norm_epsilon"),
+            norm_eps=needed({"layer_norm_epsilon": 1e-6, **values}, "layer_norm_epsilon"),
             feed_forward=self.read_feed_forward(values),
             scale_output=self.scales_output(values),
         )
+        T5Family().check(config)
+        return config
 
     def read_feed_forward(self, values: Mapping[str, Any]) -> str:
         """Our name of the feed-forward; raises `InvalidValue` where its parts are said otherwise beside it."""
@@ -179,6 +181,7 @@ class T5Layout(Layout):
 
     model_type = T5Adapter.model_type
     derived_names = T5Adapter.derived_names
+    copies: ClassVar[Mapping[str, str]] = dict.fromkeys(TABLES, SHARED)
 
     def __init__(self, head_dim: int, *, gated: bool) -> None:
         self.head_dim = head_dim

@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attn_core import installed
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
-from torch import Tensor
 
 from attn_models.adapters.base import ACTIVATIONS, HF_ACTIVATIONS, Layout, StoredTensor, needed, require_allowed
 from attn_models.adapters.hf_config import check_unread_keys
 from attn_models.encoder.config import VisionConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PREFIX = "vit."
 WHOLE = {"begin": "embeddings.cls_token", "positions": "embeddings.position_embeddings"}

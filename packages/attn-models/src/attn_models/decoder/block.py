@@ -137,7 +137,10 @@ class Block(nn.Module):
         return require_same_shape(attended, hidden)
 
     def parts(self) -> BlockParts | None:
-        """The parts of a prepacked block for a kernel of whole blocks; None if no kernel supports its architecture."""
+        """The parts of a prepacked block for a kernel of whole blocks; None if no kernel supports its architecture, or
+        where a subclass computes something else."""
+        if type(self) is not Block:
+            return None
         attention = self.attention.parts() if hasattr(self.attention, "parts") else None
         gated = self.feed_forward.parts() if isinstance(self.feed_forward, GatedFeedForward) else None
         first, second = self.attention_norm, self.feed_forward_norm

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from attn_models.attention import LayerAttention, layer_attentions
 from attn_models.decoder.block import Block, SharedKeyValues, build_block
-from attn_models.decoder.config import DecoderConfig
+from attn_models.decoder.config import DecoderConfig, Experts
 from attn_models.decoder.layers import build_norm, initialise, normed_sum
 from attn_models.losses import capped, linear_cross_entropy, mean_loss
 
@@ -53,7 +53,7 @@ class Decoder(nn.Module):
     """Embeddings, blocks, a last norm unless blocks are post-norm, and the unembedding.
 
     Implements `attn_core.models.LanguageModel`. Tokens are int64. After `quantize_model`, `quantization` is the storage
-    of the weights and `head` the unembedding.
+    of the weights and `head` the unembedding. A subclass with blocks of its own overrides `build_block`.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -70,7 +70,7 @@ class Decoder(nn.Module):
         self.embedding_norm: nn.Module = build_norm(config) if config.embedding_norm else nn.Identity()
         self.dropout: nn.Module = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         self.blocks = nn.ModuleList(
-            build_block(config, attention, config.experts_in(layer)) for layer, attention in enumerate(attentions)
+            self.build_block(config, attention, config.experts_in(layer)) for layer, attention in enumerate(attentions)
         )
         self.norm: nn.Module = build_norm(config) if config.norm_place != "post" else nn.Identity()
         self.unembedding = (
@@ -94,6 +94,10 @@ class Decoder(nn.Module):
         if config.positions == "sinusoidal" or config.scale_embedding:
             # Multiplied by √width they have the scale of the sinusoids that are added.
             initialise(self.embedding, config.hidden_size**-0.5)
+
+    def build_block(self, config: DecoderConfig, attention: LayerAttention, experts: Experts | None) -> Block:
+        """A fresh block around the attention of a layer; experts in place of its feed-forward unless they are None."""
+        return build_block(config, attention, experts)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits [batch, tokens, vocabulary] of whole sequences [batch, tokens]."""
@@ -131,7 +135,10 @@ class Decoder(nn.Module):
         done = None if self.stack is None else self.stack.step(hidden, batch, states)
         if done is not None:
             return cast("Tensor", self.norm(done))
-        blocks, apart = self._blocks(), self.config.norm_place != "post"
+        blocks, apart = (
+            self._blocks(),
+            self.config.norm_place != "post" and type(self).build_block is Decoder.build_block,
+        )
         if apart and all(block.joined is None for block in blocks):
             added = None
             for source_layer, block in zip(self._source_layer_names, blocks, strict=True):

@@ -93,7 +93,7 @@ class TransformerFamily(EncoderDecoderFamily):
 
     name = "transformer"
     summary = "The encoder-decoder Transformer over any three mechanisms (Vaswani et al. 2017)."
-    Config = TransformerConfig
+    Config: ClassVar[type[EncoderDecoderConfig]] = TransformerConfig
     built_by = ("attn_models.encoder_decoder.transformer", "Transformer")
 
     def check(self, config: Any) -> None:

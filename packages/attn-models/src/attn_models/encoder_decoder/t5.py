@@ -4,7 +4,7 @@ arXiv 1910.10683)."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import linear
@@ -53,7 +53,6 @@ class T5(Transformer):
 
 
 def share_biases(layers: Sequence[Any]) -> None:
-    """Let all layers use the biases of the first, whose parameters they stay."""
+    """Let all layers use the biases of the first."""
     for layer in layers[1:]:
-        del cast("nn.Module", layer)._modules["modifiers"]  # noqa: SLF001 -- else they would be parameters twice
-        layer.__dict__["modifiers"] = layers[0].modifiers
+        layer.modifiers = layers[0].modifiers

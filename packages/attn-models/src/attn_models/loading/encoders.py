@@ -10,13 +10,15 @@ import torch
 from attn_core.errors import CheckpointInvalid, InvalidValue
 from torch import Tensor, nn
 
+from attn_models.adapters.base import EncoderAdapter
 from attn_models.adapters.bert import BertAdapter
 from attn_models.adapters.hf_config import check_unread_keys
 from attn_models.adapters.native import NativeEncoderAdapter
 from attn_models.adapters.registry import (
-    ENCODER_ADAPTERS,
     encoder_adapter,
     encoder_adapter_for,
+    installed_adapters,
+    packages_of,
     vit_adapter,
     vit_adapter_for,
 )
@@ -39,7 +41,7 @@ from attn_models.weights.safe_files import read_config
 
 def is_encoder(folder: Path) -> bool:
     """Whether the config.json of a model folder is of an encoder; raises `CheckpointInvalid` where it is no JSON."""
-    return read_config(folder / "config.json").get("model_type") in ENCODER_ADAPTERS
+    return read_config(folder / "config.json").get("model_type") in installed_adapters(EncoderAdapter)  # type: ignore[type-abstract]
 
 
 def build_encoder(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
@@ -49,7 +51,7 @@ def build_encoder(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
     misshaped; `UnknownName` for another kind of model. Keys of its config.json that are not known are said.
     """
     path = checkpoint.path / "config.json"
-    adapter = encoder_adapter(checkpoint.config.get("model_type"))
+    adapter = encoder_adapter(checkpoint.config.get("model_type"), checkpoint.config.get("requires"))
     try:
         check_unread_keys(checkpoint.config, adapter.known_keys, path)
         config = adapter.from_hf_config(checkpoint.config)
@@ -75,7 +77,8 @@ def save_encoder(
     """
     require_not_quantized(model, "weights packed as {} cannot be written; load the model without packing")
     adapter = encoder_adapter(layout)
-    described = adapter.to_hf_config(model.config) | {"dtype": str(model.embedding.weight.dtype).removeprefix("torch.")}
+    described = adapter.to_hf_config(model.config) | packages_of(adapter)
+    described["dtype"] = str(model.embedding.weight.dtype).removeprefix("torch.")
     files: dict[str, Any] = dict(tokenizer.files()) if tokenizer else {}
     return write_folder(folder, described, stored_tensors(model.state_dict(), adapter.layout(model.config)), files)
 

@@ -12,7 +12,7 @@ import torch
 from attn_core import installed
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
 from attn_core.kernels.linear import QUANTIZATIONS
-from attn_core.models import LanguageModel
+from attn_core.models import LanguageModel, NamedMechanisms
 from attn_core.states import dtype_name
 from attn_schema.device import AUTO
 from torch import nn
@@ -20,12 +20,14 @@ from torch import nn
 from attn_models.adapters.base import StateDictAdapter, needed
 from attn_models.adapters.hf_config import check_unread_keys
 from attn_models.adapters.native import LANGUAGE, LAYOUTS, SOURCE, NativeAdapter, require_installed
-from attn_models.adapters.registry import decoder_adapter
+from attn_models.adapters.registry import decoder_adapter, installed_adapters, packages_of
 from attn_models.adapters.state_dict import (
     check_config_fits,
     fill_buffers,
     init_empty_weights,
+    load_parameters,
     read_parameters,
+    saved_parameters,
     stored_tensors,
     stored_type,
 )
@@ -33,7 +35,6 @@ from attn_models.attention import layer_attentions
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.device import resolve_device, resolve_dtype
-from attn_models.loading.encoder_decoders import build_encoder_decoder, is_encoder_decoder
 from attn_models.quantization.quantize import (
     can_quantize,
     join_projections,
@@ -65,10 +66,22 @@ def build_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
     check_config_fits(checkpoint, config)
     with init_empty_weights():
         model = family.build(config)
-    model.load_state_dict(read_parameters(checkpoint, NativeAdapter(), model.state_dict(), dtype), assign=True)
+    load_parameters(model, read_parameters(checkpoint, NativeAdapter(), saved_parameters(model), dtype))
     if any(buffer.is_meta for buffer in model.buffers()):
         fill_buffers(model, family.build(config), checkpoint.tensors.device)
     return model
+
+
+def config_of(folder: Path) -> Any:
+    """The config of the model in a folder, whose weights are not read; raises as `load_model` does of these."""
+    checkpoint = read_folder(folder, verify="sizes")
+    if checkpoint.config.get("model_type") not in LAYOUTS:
+        return _configured(checkpoint, decoder_adapter(checkpoint.config.get("model_type")))
+    try:
+        values, name = needed(checkpoint.config, "model"), needed(checkpoint.config, "family")
+        return installed().models.get(name).configure(values)
+    except InvalidValue as error:
+        raise CheckpointInvalid.of(folder / "config.json", error.message) from error
 
 
 def hf_config_of(model: Any) -> dict[str, Any]:
@@ -88,10 +101,19 @@ def hf_config_of(model: Any) -> dict[str, Any]:
     }
 
 
-def family_of(config: Any) -> str:
-    """`distribution/name` of the installed family whose config this is."""
+def family_of(config: Any) -> str | None:
+    """`distribution/name` of the installed family whose config this is; None where there is none."""
     registry = installed().models
-    return next(registry.name_of(item) for item in registry if getattr(item, "Config", None) is type(config))
+    return next((registry.name_of(item) for item in registry if item.Config is type(config)), None)
+
+
+def adapter_of(config: Any) -> StateDictAdapter:
+    """The layout of a plugin whose config this is; raises `Incompatible` where there is none."""
+    for adapter in installed_adapters(StateDictAdapter).values():  # type: ignore[type-abstract]
+        if adapter.Config is type(config):
+            return adapter
+    rule = "neither a family (hook attn_models) nor a layout (hook attn_adapters) that is installed has this `Config`"
+    raise Incompatible(f"a model whose config is a {type(config).__name__} cannot be saved: {rule}")
 
 
 FLOATS = ("float32", "float64", "bfloat16", "float16")
@@ -119,14 +141,16 @@ class LoadedModel:
         """The mechanism of each attention layer; of a model with a source, of each attention to the source."""
         if isinstance(self.config, DecoderConfig):
             return tuple(self.config.choice(layer).mechanism for layer in range(self.config.num_layers))
-        return tuple(self.model.mechanisms)
+        if isinstance(self.model, NamedMechanisms):
+            return tuple(self.model.layer_mechanisms().values())
+        return tuple(getattr(self.model, "mechanisms", ()))
 
     @property
     def family(self) -> str:
         """The name of the model's family."""
         if isinstance(self.config, DecoderConfig):
             return "decoder"
-        return family_of(self.config).rpartition("/")[2]
+        return (family_of(self.config) or adapter_of(self.config).name).rpartition("/")[2]
 
     @property
     def max_encoder_len(self) -> int | None:
@@ -172,8 +196,6 @@ def load_model(
     read_as = getattr(torch, name) if quantization is None else stored_type(checkpoint)
     if checkpoint.config.get("model_type") in LAYOUTS:
         model: Any = build_from(checkpoint, read_as)
-    elif is_encoder_decoder(checkpoint.config):
-        model = build_encoder_decoder(checkpoint, read_as)
     else:
         model = _decoder_from(checkpoint, read_as)
     count = sum(parameter.numel() for parameter in model.parameters())
@@ -203,46 +225,58 @@ def save_model(
     model: Any,
     tokenizer: Tokenizer | None = None,
     *,
-    layout: str = NativeAdapter.model_type,
+    layout: str | None = None,
     generation: dict[str, Any] | None = None,
 ) -> Path:
     """Write a model as a checkpoint folder, replacing one already there, whole or not at all.
 
-    `model` is a `Decoder` or a model of another family. `layout` is the `model_type` to write of a decoder: ours says
-    everything, "llama" and "gpt2" are read by others too.
+    `model` is a `Decoder` or a model of another family. `layout` is the `model_type` to write: of a decoder by default
+    ours, which says everything, "llama" and "gpt2" are read by others too; of a model of a plugin that of its adapter.
+    The config.json then names the plugin's package. Parameters that modules share are written once.
 
     Raises `Incompatible` for a model that the layout cannot say, `InvalidValue` for weights that are not finite,
     `CheckpointWriteFailed` where the file system fails, `WrongState` for a model whose weights are packed.
     """
     require_not_quantized(model, "weights packed as {} cannot be written; load the model without packing")
-    if isinstance(model, Decoder):
-        adapter = decoder_adapter(layout)
-        if model.config.kv_sharing and layout != NativeAdapter.model_type:
-            raise Incompatible(f"layers that share keys and values cannot be expressed in a {layout} config.json")
-        described, tensors = (
-            adapter.to_hf_config(model.config),
-            stored_tensors(model.state_dict(), adapter.layout(model.config)),
+    own, parameters = type(model) is Decoder, saved_parameters(model)
+    if not own and type(model.config) is DecoderConfig:
+        rule = (
+            "its folder would be read as a Decoder; its layout needs a `Config` of its own, a subclass of DecoderConfig"
         )
+        raise Incompatible(f"a {type(model).__name__} with a DecoderConfig cannot be saved: {rule}")
+    if layout is None and not own and family_of(model.config) is not None:
+        described, tensors = hf_config_of(model), parameters
     else:
-        described, tensors = hf_config_of(model), dict(model.state_dict())
-    described |= {"dtype": str(model.embedding.weight.dtype).removeprefix("torch.")}
+        native = NativeAdapter.model_type if own else adapter_of(model.config).model_type
+        adapter = decoder_adapter(layout or native)
+        if not isinstance(model.config, adapter.Config):
+            given = type(model.config).__name__
+            raise Incompatible(f"a model whose config is a {given} cannot be expressed in a {layout} config.json")
+        if own and model.config.kv_sharing and adapter.model_type != NativeAdapter.model_type:
+            raise Incompatible(f"layers that share keys and values cannot be expressed in a {layout} config.json")
+        described = adapter.to_hf_config(model.config) | packages_of(adapter)
+        tensors = stored_tensors(parameters, adapter.layout(model.config))
+    described |= {"dtype": str(next(model.parameters()).dtype).removeprefix("torch.")}
     files: dict[str, Any] = dict(tokenizer.files()) if tokenizer else {}
     if generation:
         files["generation_config.json"] = generation
     return write_folder(folder, described, tensors, files)
 
 
-def _decoder_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Decoder:
-    adapter = decoder_adapter(checkpoint.config.get("model_type"))
+def _decoder_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
+    adapter = decoder_adapter(checkpoint.config.get("model_type"), checkpoint.config.get("requires"))
     config = _configured(checkpoint, adapter)
     with init_empty_weights():
-        model = Decoder(config)
-    model.load_state_dict(read_parameters(checkpoint, adapter.layout(config), model.state_dict(), dtype), assign=True)
-    _compute_constants(model, config, checkpoint.tensors.device)
+        model = adapter.build(config)
+    load_parameters(model, read_parameters(checkpoint, adapter.layout(config), saved_parameters(model), dtype))
+    if type(model) is Decoder:
+        _compute_constants(model, config, checkpoint.tensors.device)
+    elif any(buffer.is_meta for buffer in model.buffers()):
+        fill_buffers(model, adapter.build(config), checkpoint.tensors.device)
     return model
 
 
-def _configured(checkpoint: CheckpointFolder, adapter: StateDictAdapter) -> DecoderConfig:
+def _configured(checkpoint: CheckpointFolder, adapter: StateDictAdapter) -> Any:
     """The config, refused before anything is built if it is larger than the file could fill."""
     path = checkpoint.path / "config.json"
     try:
@@ -250,21 +284,8 @@ def _configured(checkpoint: CheckpointFolder, adapter: StateDictAdapter) -> Deco
         config = adapter.from_hf_config(checkpoint.config)
     except InvalidValue as error:
         raise CheckpointInvalid.of(path, error.message) from error
-    entries = checkpoint.tensors.entries
-    config = adapter.without_missing(config, entries)
-    largest = max((size for entry in entries.values() for size in entry.shape), default=0)
-    limits = {
-        "num_layers": len(entries),
-        "vocab_size": largest,
-        "hidden_size": largest,
-        "num_heads": largest,
-        "inner_width": largest,
-    }
-    for field, limit in limits.items():
-        if getattr(config, field) > limit:
-            raise CheckpointInvalid.of(
-                path, f"{field} {getattr(config, field)} is more than the tensors hold ({limit})"
-            )
+    config = adapter.without_missing(config, checkpoint.tensors.entries)
+    check_config_fits(checkpoint, config)
     return config
 
 

@@ -91,13 +91,13 @@ def _convert_gguf(
 def _convert_folder(path: Path, target: Path, dtype: WeightDtype, origin: Mapping[str, Any] | None) -> Path:
     import torch
 
-    from attn_models.adapters.registry import require_known_family
+    from attn_models.adapters.registry import packages_of, require_known_family
     from attn_models.loading.pooling import MODULES, read_pooling
 
     folder = read_folder(path)
     if "quantization_config" in folder.config:
         raise Incompatible(f"{path}: its weights are quantised; only plain weights and GGUF are converted", path=path)
-    require_known_family(folder.config.get("model_type"))
+    layout = require_known_family(folder.config.get("model_type"), folder.config.get("requires"))
     if (path / MODULES).is_file() and not read_pooling(path, folder.config.get("hidden_size", 0)).is_mean:
         rule = f"the pooling of its {MODULES} would be lost; load the folder as it is"
         raise Incompatible(f"{path}: {rule}", path=path)
@@ -107,4 +107,5 @@ def _convert_folder(path: Path, target: Path, dtype: WeightDtype, origin: Mappin
     extra = {**(tokenizer.files() if tokenizer else {}), GENERATION_NAME: folder.generation_config}
     # Older files name the dtype torch_dtype; two names could contradict each other.
     config = {key: value for key, value in folder.config.items() if key != "torch_dtype"}
-    return write_folder(target, {**config, "dtype": dtype}, tensors, extra, origin)
+    needed = {} if layout is None else packages_of(layout)
+    return write_folder(target, {**config, **needed, "dtype": dtype}, tensors, extra, origin)

@@ -5,6 +5,7 @@ Importing this package imports no torch; reading or writing tensors does.
 
 from attn_models.weights.atomic_write import staged_folder
 from attn_models.weights.checkpoint_folder import CheckpointFolder, read_folder, write_folder
+from attn_models.weights.gguf_architectures import GgufArchitecture, Placement
 from attn_models.weights.gguf_child import WeightDtype
 from attn_models.weights.gguf_import import gguf_config, import_gguf_weights
 from attn_models.weights.gguf_reader import GgufHeader, GgufTensor, read_gguf_header
@@ -13,10 +14,12 @@ from attn_models.weights.safetensors_files import LazyTensors, Nonfinite
 
 __all__ = [
     "CheckpointFolder",
+    "GgufArchitecture",
     "GgufHeader",
     "GgufTensor",
     "LazyTensors",
     "Nonfinite",
+    "Placement",
     "Verify",
     "WeightDtype",
     "gguf_config",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from attn_core import installed
 from attn_core.errors import CheckpointInvalid, Incompatible, UnknownName
 
 from attn_models.weights.gguf_reader import GgufHeader
@@ -331,12 +332,15 @@ OF_FILES = frozenset({"rope.scaling.finetuned", "rope.scaling.original_context_l
 
 
 @dataclass(frozen=True, slots=True)
-class Architecture:
+class GgufArchitecture:
     """How one architecture's header becomes a Hugging Face configuration and tensor names.
 
-    `read` are keys of its own beside `READ`, `passed` those of its own that change nothing with these values.
+    `name` is its `general.architecture`. `config` gives the config.json of a header, `placements` where each tensor of
+    a model of that config goes; they are checked against the file. `read` are keys of its own beside `READ`, `passed`
+    those of its own that change nothing with these values.
     """
 
+    name: str
     config: Callable[[GgufHeader], dict[str, Any]]
     placements: Callable[[GgufHeader, dict[str, Any]], list[Placement]]
     read: frozenset[str]
@@ -344,10 +348,11 @@ class Architecture:
 
 
 ARCHITECTURES = {
-    "llama": Architecture(
-        llama_config, llama_placements, frozenset({"expert_count", "rope.dimension_count", "vocab_size"})
+    "llama": GgufArchitecture(
+        "llama", llama_config, llama_placements, frozenset({"expert_count", "rope.dimension_count", "vocab_size"})
     ),
-    "gemma3": Architecture(
+    "gemma3": GgufArchitecture(
+        "gemma3",
         gemma_config,
         gemma_placements,
         frozenset({"attention.sliding_window", "rope.scaling.factor", "vocab_size", "mm.tokens_per_image"}),
@@ -356,13 +361,14 @@ ARCHITECTURES = {
 }
 
 
-def architecture_of(header: GgufHeader) -> Architecture:
-    """The architecture of the file. Raises UnknownName naming those that can be imported, and Incompatible for a key
-    of the architecture's metadata that would change what is computed, or is not known."""
+def architecture_of(header: GgufHeader) -> GgufArchitecture:
+    """The architecture of the file, ours or of a plugin. Raises UnknownName naming those that can be imported, and
+    Incompatible for a key of the architecture's metadata that would change what is computed, or is not known."""
     name = header.text("general.architecture")
-    if name not in ARCHITECTURES:
-        raise UnknownName.of("GGUF architecture", name, ARCHITECTURES)
-    architecture = ARCHITECTURES[name]
+    known = installed().gguf_architectures
+    if name not in {architecture.name for architecture in known}:
+        raise UnknownName.of("GGUF architecture", name, known.names())
+    architecture: GgufArchitecture = known.get(name)
     passed = {**CHANGES_NOTHING, **architecture.passed}
     for key in sorted(header.metadata):
         own = key.removeprefix(f"{name}.")

@@ -1,7 +1,8 @@
 """The process that dequantises a GGUF file: `python -m attn_models.weights.gguf_child FILE FOLDER DTYPE BYTES`.
 
-It limits its own memory to BYTES, reads the header again with the strict reader, writes safetensors
-into FOLDER and tells of each tensor in a line of JSON on standard output. No torch, no pickle.
+It limits its own memory to BYTES, reads the header again with the strict reader, takes from standard input which
+tensors go where, as JSON, writes safetensors into FOLDER and tells of each tensor in a line of JSON on standard output.
+No torch, no pickle, no plugin.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 from safetensors import TensorSpec, serialize_file
 
-from attn_models.weights.gguf_architectures import Placement, architecture_of
+from attn_models.weights.gguf_architectures import Placement
 from attn_models.weights.gguf_reader import GgufHeader, GgufTensor, read_gguf_header
 from attn_models.weights.safetensors_files import WEIGHTS_NAME
 
@@ -104,25 +105,15 @@ REFUSED = 3
 """Exit status after a line {"refused": rule}."""
 
 
-def placed_shards(header: GgufHeader, dtype: WeightDtype) -> tuple[dict[str, Placement], ShardPlan]:
-    """The placements by Hugging Face name, and their distribution over files."""
-    architecture = architecture_of(header)
-    found = architecture.placements(header, architecture.config(header))
-    placements = {placement.target: placement for placement in found}
-    sizes = {name: header.tensors[p.source].elements * BYTES_OF[dtype] for name, p in placements.items()}
-    return placements, plan_shards(sizes)
-
-
-def write_shards(header: GgufHeader, folder: Path, dtype: WeightDtype) -> None:
-    """Dequantise every tensor of the file into safetensors in `folder`."""
-    placements, plan = placed_shards(header, dtype)
-    done = 0
-    for file, names in plan.files.items():
+def write_shards(header: GgufHeader, folder: Path, dtype: WeightDtype, files: Mapping[str, list[Placement]]) -> None:
+    """Dequantise the tensors of each of `files` into safetensors of that name in `folder`."""
+    done, total = 0, sum(len(placements) for placements in files.values())
+    for file, placements in files.items():
         arrays: dict[str, NDArray[Any]] = {}
-        for name in names:
-            arrays[name] = _values(header, placements[name], dtype)
+        for placement in placements:
+            arrays[placement.target] = _values(header, placement, dtype)
             done += 1
-            _tell({"done": done, "total": len(placements)})
+            _tell({"done": done, "total": total})
         serialize_file(_specs(arrays, dtype), folder / file, {"format": "pt"})
 
 
@@ -130,8 +121,9 @@ def main(arguments: list[str]) -> int:
     """Run the conversion; the exit status is 0, or REFUSED after the rule was printed."""
     file, folder, dtype, limit = arguments
     resource.setrlimit(resource.RLIMIT_AS, (int(limit), int(limit)))
+    files = {name: [Placement(**item) for item in items] for name, items in json.load(sys.stdin).items()}
     try:
-        write_shards(read_gguf_header(file), Path(folder), "float32" if dtype == "float32" else "bfloat16")
+        write_shards(read_gguf_header(file), Path(folder), "float32" if dtype == "float32" else "bfloat16", files)
     except AttnError as error:
         _tell({"refused": error.message})
         return REFUSED

@@ -9,13 +9,14 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
 from attn_core.errors import CheckpointInvalid
 
-from attn_models.weights.gguf_architectures import architecture_of
-from attn_models.weights.gguf_child import BYTES_OF, REFUSED, SHARD_BYTES, ShardPlan, WeightDtype, placed_shards
+from attn_models.weights.gguf_architectures import Placement, architecture_of, matched
+from attn_models.weights.gguf_child import BYTES_OF, REFUSED, SHARD_BYTES, ShardPlan, WeightDtype, plan_shards
 from attn_models.weights.gguf_reader import GgufHeader
 from attn_models.weights.safetensors_files import INDEX_NAME, read_header
 
@@ -56,32 +57,48 @@ def import_gguf_weights(
     Raises CheckpointInvalid for a file it refuses, or on which it runs out of memory or time.
     """
     placements, plan = placed_shards(header, dtype)
+    files = {file: [asdict(placements[name]) for name in names] for file, names in plan.files.items()}
     largest = max(tensor.elements for tensor in header.tensors.values())
     memory = BASE_BYTES + 2 * min(plan.total_bytes, SHARD_BYTES + largest * BYTES_OF[dtype]) + 24 * largest
     seconds = BASE_SECONDS + plan.total_bytes / SLOWEST_BYTES_PER_SECOND
-    _run_child(header, [str(header.path), str(folder), dtype, str(memory)], seconds, progress)
+    _run_child(header, [str(header.path), str(folder), dtype, str(memory)], files, (seconds, progress))
     _check_result(header, folder, {name: placement.shape for name, placement in placements.items()}, plan)
     if len(plan.files) > 1:
         index = {"metadata": {"total_size": plan.total_bytes}, "weight_map": plan.weight_map}
         (folder / INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _run_child(header: GgufHeader, arguments: list[str], seconds: float, progress: TensorProgress | None) -> None:
+def placed_shards(header: GgufHeader, dtype: WeightDtype) -> tuple[dict[str, Placement], ShardPlan]:
+    """The placements by Hugging Face name, and their distribution over files."""
+    architecture = architecture_of(header)
+    found = matched(header, architecture.placements(header, architecture.config(header)), architecture.name)
+    placements = {placement.target: placement for placement in found}
+    sizes = {name: header.tensors[p.source].elements * BYTES_OF[dtype] for name, p in placements.items()}
+    return placements, plan_shards(sizes)
+
+
+def _run_child(
+    header: GgufHeader,
+    arguments: list[str],
+    files: dict[str, list[dict[str, Any]]],
+    limits: tuple[float, TensorProgress | None],
+) -> None:
+    seconds, progress = limits
     command = [sys.executable, "-m", "attn_models.weights.gguf_child", *arguments]
     # One thread: on a machine of many cores the stacks of numpy's threads alone would use the memory up.
     alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    with (
-        tempfile.TemporaryFile() as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=alone) as child,
-    ):
-        timer = threading.Timer(seconds, child.kill)
-        timer.start()
-        try:
-            refused = _follow(child.stdout, progress)
-            status = child.wait()
-        finally:
-            timer.cancel()
-            child.kill()
+    with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as given:
+        given.write(json.dumps(files).encode())
+        given.seek(0)
+        with subprocess.Popen(command, stdin=given, stdout=subprocess.PIPE, stderr=errors, env=alone) as child:
+            timer = threading.Timer(seconds, child.kill)
+            timer.start()
+            try:
+                refused = _follow(child.stdout, progress)
+                status = child.wait()
+            finally:
+                timer.cancel()
+                child.kill()
         if status == REFUSED and refused:
             raise CheckpointInvalid(refused, path=header.path, rule=refused)
         if status != 0:

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import torch
 from attn_core.errors import UserError
-from attn_models.adapters.registry import ENCODER_DECODER_ADAPTERS, VIT_ADAPTERS
+from attn_models.adapters.registry import VIT_ADAPTERS
 from attn_models.loading import load_model
 from attn_models.loading.encoders import build_encoder, load_image_classifier
 from attn_models.weights import read_folder
@@ -116,7 +116,8 @@ FOREIGN = {
     "use_mean_pooling": (True,),
 }
 """Fields of other encoders with values that mean something there."""
-HEADS = {"vit": "ForImageClassification"} | dict.fromkeys(ENCODER_DECODER_ADAPTERS, "ForSeq2SeqLM")
+ENCODER_DECODERS = ("t5", "mt5")
+HEADS = {"vit": "ForImageClassification"} | dict.fromkeys(ENCODER_DECODERS, "ForSeq2SeqLM")
 TOLERANCE = 1e-4
 TEXT = torch.randint(2, 30, (2, 20), generator=torch.Generator().manual_seed(1))
 KEEP = torch.arange(20) < torch.tensor([[20], [13]])
@@ -148,7 +149,7 @@ def their_rows(folder, values):
 def of_text(model, values):
     """Rows of the real tokens; a Reformer's of each text alone, as in transformers they depend on its company."""
     tokens, keep = text(values)
-    if values["model_type"] in ENCODER_DECODER_ADAPTERS:
+    if values["model_type"] in ENCODER_DECODERS:
         return model(tokens, keep, decoder_input_ids=target(values)).logits
     if values["model_type"] != "reformer":
         return model(tokens, keep).last_hidden_state[KEEP]
@@ -160,7 +161,7 @@ def our_rows(folder, values):
     if images(values):
         return load_image_classifier(folder).model(IMAGES)
     tokens, keep = text(values)
-    if values["model_type"] in ENCODER_DECODER_ADAPTERS:
+    if values["model_type"] in ENCODER_DECODERS:
         return load_model(folder).model(target(values), tokens, keep.bool())
     return build_encoder(read_folder(folder), torch.float32).eval()(tokens, keep.bool())[KEEP]
 

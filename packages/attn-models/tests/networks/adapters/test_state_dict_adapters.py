@@ -137,3 +137,21 @@ def test_a_decoder_that_a_layout_cannot_say_is_refused(layout, change, named):
     config = DecoderConfig.from_plain(shape | {"feed_forward": "swiglu", "positions": "rotary"} | change)
     with pytest.raises(Incompatible, match=named):
         ADAPTERS[layout].to_hf_config(config)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        {"rope_type": "yarn", "beta_fast": 16.0},
+    ],
+    ids=["llama3", "yarn"],
+)
+def test_stretched_positions_are_read_and_written_again(rope):
+    given = {"rope_theta": 5e5, "factor": 4.0, "original_max_position_embeddings": 16, **rope}
+    adapter = decoder_adapter("llama")
+    config = adapter.from_hf_config(LLAMA | {"rope_parameters": given})
+    assert config.rotary.scaling.original_max_position_embeddings == 16
+    written = adapter.to_hf_config(config)["rope_parameters"]
+    assert {key: written[key] for key in given} == given
+    assert adapter.from_hf_config(LLAMA | {"rope_parameters": written}) == config

@@ -10,8 +10,7 @@ from attn_core import RaggedBatch
 from attn_core.errors import CheckpointInvalid, Incompatible
 from attn_models.encoder_decoder.config import T5Config
 from attn_models.encoder_decoder.t5 import T5
-from attn_models.loading import load_model
-from attn_models.loading.encoder_decoders import save_encoder_decoder
+from attn_models.loading import load_model, save_model
 from attn_testing import DictionaryStore
 from attn_testing.checkpoints import require_same_parameters
 from safetensors.torch import load_file, save_file
@@ -57,7 +56,7 @@ def stepped(model, tokens, source, pieces):
 @torch.no_grad()
 def test_a_folder_of_transformers_comes_back_packed_or_not(fields, tmp_path):
     model = drawn(**fields)
-    folder = save_encoder_decoder(tmp_path / "t5", model, layout="t5")
+    folder = save_model(tmp_path / "t5", model, layout="t5")
     loaded = load_model(folder).model
     require_same_parameters(loaded, model)
     assert loaded.config == model.config
@@ -93,7 +92,7 @@ def test_biases_of_the_first_block_are_those_of_all_and_are_kept_once():
     ],
 )
 def test_a_config_that_is_not_computed_is_refused_by_its_key(change, said, tmp_path):
-    folder = save_encoder_decoder(tmp_path / "t5", drawn(), layout="t5")
+    folder = save_model(tmp_path / "t5", drawn(), layout="t5")
     (folder / "manifest.json").unlink()
     values = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(values | change))
@@ -102,7 +101,7 @@ def test_a_config_that_is_not_computed_is_refused_by_its_key(change, said, tmp_p
 
 
 def test_embeddings_of_several_names_must_be_one(tmp_path):
-    folder = save_encoder_decoder(tmp_path / "t5", drawn(), layout="t5")
+    folder = save_model(tmp_path / "t5", drawn(), layout="t5")
     (folder / "manifest.json").unlink()
     tensors = load_file(folder / "model.safetensors")
     names = {"encoder.embed_tokens.weight": tensors["shared.weight"].clone()}
@@ -119,7 +118,7 @@ def test_embeddings_of_several_names_must_be_one(tmp_path):
 
 def test_other_mechanisms_are_not_written_as_t5(tmp_path):
     with pytest.raises(Incompatible, match="other mechanisms"):
-        save_encoder_decoder(tmp_path / "t5", drawn(cross="alignment"), layout="t5")
+        save_model(tmp_path / "t5", drawn(cross="alignment"), layout="t5")
 
 
 @pytest.mark.oracle
@@ -144,7 +143,7 @@ def test_logits_are_those_of_transformers_both_ways(kind, tmp_path):
     peer.save_pretrained(tmp_path / "theirs")
     ours = load_model(tmp_path / "theirs").model
     assert ours.config.tie_word_embeddings == (kind != "t5-own-head")
-    save_encoder_decoder(tmp_path / "ours", ours, layout=family)
+    save_model(tmp_path / "ours", ours, layout=family)
     back = type(peer).from_pretrained(tmp_path / "ours").eval()
     with torch.no_grad():
         mine = ours(TOKENS, SOURCE, KEEP)

@@ -11,13 +11,9 @@ from attn_core import (
     Causal,
     Cost,
     DeclaredMechanism,
-    Field,
     MechanismConfig,
-    Paged,
     Paper,
     Shape,
-    Slot,
-    StateSpecs,
     Step,
     Window,
 )
@@ -86,22 +82,7 @@ class AttentionSinks(DeclaredMechanism):
         )
 
     def paged_computation(self, config: MechanismConfig) -> None:
-        """None: sinks and window are remembered apart and must be gathered."""
-
-    def state(self, config: MechanismConfig) -> StateSpecs:
-        """Keys and values of the last `window` tokens, and of the first `sinks`."""
-        options, heads = self.Config.of(config), config.head_layout
-        sizes = {"key": heads.key_size, "value": heads.value_size}
-        recent = {name: Field((heads.key_value, size)) for name, size in sizes.items()}
-        first = {name: Field((options.sinks, heads.key_value, size)) for name, size in sizes.items()}
-        return {"recent": Paged(recent, window=options.window), "sinks": Slot(first)}
-
-    def met_keys(self, config: MechanismConfig, shape: Shape | Step) -> int:
-        """All keys of whole sequences; in a step the places of the sinks, taken or not, and what the window keeps."""
-        options = self.Config.of(config)
-        if shape.whole:
-            return shape.query
-        return options.sinks + min(shape.remembered, options.window - 1) + shape.query
+        """None: positions within the cache are counted over gathered rows."""
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """As declared; where positions turn, products of queries and keys are twice as wide."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import torch
-from attn_core import AttentionInputs, AttentionSpec, Fields, LayerState, RaggedBatch
-from attn_core.batch import PagedView, Rows, SlotView
+from attn_core import AttentionInputs, AttentionSpec, Fields
 from attn_core.masking import positions
 from torch import Tensor
 
@@ -15,50 +13,6 @@ from attn_variants.compute.plain import attention_weights
 from attn_variants.compute.rotary import CosSin, cos_sin_of, rotate
 from attn_variants.plan import KernelPlan
 from attn_variants.spec_layer import SpecLayer
-from attn_variants.stepping import attend_ragged
-
-
-class SinkView:
-    """A `PagedView` whose rows are the first `count` of a sequence, from a slot, and those of a window.
-
-    The slot has fields [requests, count, ...] by the names of the window's.
-    """
-
-    def __init__(self, batch: RaggedBatch, recent: PagedView, first: SlotView, count: int) -> None:
-        self.batch = batch
-        self.recent = recent
-        self.count = count
-        self._slot = first
-        self._first = first.read()
-
-    def append(self, fields: Fields) -> Fields:
-        """Remember this step's rows [tokens, ...] in the window, and those at the first positions in the slot."""
-        shown = self.recent.append(fields)
-        early = self.batch.positions < self.count
-        if not bool(early.any()):
-            return shown
-        places = self.batch.request_of[early], self.batch.positions[early]
-        self._first = {
-            name: held.index_put(places, fields[name][early].to(held.dtype)) for name, held in self._first.items()
-        }
-        self._slot.write(self._first)
-        whole = early[:, None, None]
-        return {name: torch.where(whole, fields[name].to(rows.dtype), rows) for name, rows in shown.items()}
-
-    def rows(self, requests: Sequence[int]) -> Rows:
-        """The first rows of these requests, then those in the window that are not among them."""
-        recent = self.recent.rows(requests)
-        chosen = torch.tensor(list(requests), device=recent.positions.device)
-        ends = torch.tensor([self.batch.contexts[r] + self.batch.lengths[r] for r in requests], device=chosen.device)
-        places = torch.arange(self.count, device=chosen.device).expand(len(chosen), -1)
-        later = recent.positions >= self.count
-        later = later if recent.key_padding_mask is None else later & recent.key_padding_mask
-        key_padding_mask = torch.cat([places < ends[:, None], later], dim=1)
-        fields = {
-            name: torch.cat([self._first[name][chosen].to(rows.dtype), rows], dim=1)
-            for name, rows in recent.fields.items()
-        }
-        return Rows(fields, torch.cat([places, recent.positions], dim=1), key_padding_mask)
 
 
 class AttentionSinksLayer(SpecLayer):
@@ -78,6 +32,7 @@ class AttentionSinksLayer(SpecLayer):
     def use_kernel(self, name: str | None) -> None:
         """As of `SpecLayer`; kernels are given queries and keys of twice the size where positions turn."""
         super().use_kernel(name)
+        self._paged = None  # positions within the cache are counted over gathered rows
         if self.spec.rotary is not None:
             heads = dataclasses.replace(self.spec.heads, key_size=2 * self.spec.heads.key_size)
             self._plan = KernelPlan(dataclasses.replace(self.spec, heads=heads, rotary=None), name)
@@ -93,12 +48,6 @@ class AttentionSinksLayer(SpecLayer):
     ) -> Tensor:
         """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
         return attention_weights(self.spec, self.in_cache(self._operands(query, source, key_padding_mask, shared_kv)))
-
-    def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """Attend for the new rows [tokens, hidden_size] of many requests; returns [tokens, hidden_size]."""
-        seen = SinkView(batch, state["recent"], state["sinks"], self.sinks)
-        out = attend_ragged(self, query, batch, {"kv": seen})
-        return self.output(out.flatten(-2))  # type: ignore[no-any-return]
 
     def in_cache(self, operands: AttentionInputs) -> AttentionInputs:
         """The operands with positions counted in the cache, where positions turn anything.

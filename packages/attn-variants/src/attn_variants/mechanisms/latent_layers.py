@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from attn_variants.compute.norm import RmsNorm
 from attn_variants.compute.plain import attention_weights
 from attn_variants.compute.rotary import CosSin, cos_sin_to, rotate, rotated_size
-from attn_variants.layer_utils import refuse_source, with_dropout
+from attn_variants.layer_utils import refuse_source, weight_of, with_dropout
 from attn_variants.mechanisms.latent_sizes import LatentShape
 from attn_variants.paged_plan import PagedPlan, Reached
 from attn_variants.plan import KernelPlan
@@ -69,6 +69,9 @@ class LatentAttentionLayer(nn.Module):
     `query_up`; `latent`, `latent_norm`, `rotary_key`, `key_up`, `value_up`, `output`. Biases are where DeepSeek's are:
     into the latents and the rotary key, and in the output.
     """
+
+    read_weights = ("key_up", "value_up")
+    """Linear layers whose matrices are used apart from their products, by `weight_of`."""
 
     def __init__(self, shape: LatentShape) -> None:
         super().__init__()
@@ -187,7 +190,7 @@ class LatentAttentionLayer(nn.Module):
     def carry(self, query: Tensor) -> Tensor:
         """Queries [..., heads, latent + rotated] that carry the matrices of keys, of queries [..., heads, key]."""
         nope, own = self._parts(query)
-        into = self.key_up.weight.view(self.sizes.num_heads, self.sizes.nope, self.sizes.latent)
+        into = weight_of(self.key_up).view(self.sizes.num_heads, self.sizes.nope, self.sizes.latent)
         return torch.cat([torch.einsum("...hn,hnc->...hc", nope, into), own], dim=-1)
 
     def attend_expanded(self, operands: AttentionInputs) -> Tensor:
@@ -200,7 +203,7 @@ class LatentAttentionLayer(nn.Module):
 
     def give_values(self, latents: Tensor) -> Tensor:
         """The values [..., heads, value] of mean latents [..., heads, latent]."""
-        out_of = self.value_up.weight.view(self.sizes.num_heads, self.sizes.value, self.sizes.latent)
+        out_of = weight_of(self.value_up).view(self.sizes.num_heads, self.sizes.value, self.sizes.latent)
         return torch.einsum("...hc,hvc->...hv", latents, out_of)
 
     def _parts(self, query: Tensor) -> tuple[Tensor, Tensor]:

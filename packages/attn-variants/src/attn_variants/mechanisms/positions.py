@@ -60,7 +60,7 @@ class RotaryAttention(DeclaredMechanism):
     class Config(MechanismConfig):
         """`base` b of the angles; `fraction` of each head is turned; `interleaved` pairs neighbours, as the paper.
 
-        `scaling` stretches the positions: {"kind": "yarn", "factor": 4, "context": 4096} and so on, of kind linear,
+        `scaling` stretches the positions: {"kind": "linear", "factor": 4} and so on, of kind linear,
         dynamic, yarn, llama3 or longrope with the fields of `attn_core`'s class of that kind.
         """
 

@@ -257,8 +257,8 @@ class StridedAttention(DeclaredMechanism):
 class FixedAttention(DeclaredMechanism):
     """A query's own block, and the last c cells of every earlier one, which sum it up.
 
-    A decoder would need l + c n/l keys; here all are remembered, because rows per token are kept or dropped by their
-    distance only.
+    Within a context of n tokens, `max_seq_len`, a decoder remembers the last l and the c n/l summary cells; where no
+    context is said, all.
     """
 
     name = "fixed"

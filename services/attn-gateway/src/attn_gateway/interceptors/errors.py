@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 import structlog
 
-from attn_gateway.call import REQUEST_ID, Context, request_id_of
+from attn_gateway.call import REQUEST_ID, Context, LocalContext, request_id_of
 from attn_gateway.interceptors.handlers import Continuation, Handler, around
 from attn_gateway.status import DETAILS_KEY, code_of, public_error, status_of
 
@@ -46,5 +46,9 @@ async def _abort(context: Context, error: Exception) -> None:
     code = code_of(shown)
     if code is grpc.StatusCode.INTERNAL:
         log.error("call failed", exc_info=error)
+    caller: object = context
+    if isinstance(caller, LocalContext):
+        # No wire lies between: the caller gets the error itself.
+        raise shown
     metadata = ((REQUEST_ID, request_id), (DETAILS_KEY, status_of(shown).SerializeToString()))
     await context.abort(code, shown.message, trailing_metadata=metadata)

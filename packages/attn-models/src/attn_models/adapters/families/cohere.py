@@ -1,0 +1,49 @@
+"""Command R (Cohere) and Command R7B and A (Cohere 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attn_models.adapters.base import required_count
+from attn_models.adapters.family import FULL, GROUPED, LLAMA_NAMES, SLIDING, FamilyAdapter, kind_keys, listed_kinds
+from attn_models.decoder.config import DecoderConfig
+
+
+class CohereAdapter(FamilyAdapter):
+    """Both sublayers read one LayerNorm without biases; neighbours are turned, logits scaled (Cohere 2024)."""
+
+    model_type = "cohere"
+    architecture = "CohereForCausalLM"
+    fields = GROUPED | {"norm_eps": "layer_norm_eps", "bias": "attention_bias", "logit_scale": "logit_scale"}
+    fixed = {"norm": "layer", "norm_place": "parallel_shared", "positions": "rotary", "rope_interleave": True} | {
+        "feed_forward_bias": False,
+        "norm_bias": False,
+    }
+    defaults = {"layer_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": True, "logit_scale": 0.0625}
+    allowed = {"use_qk_norm": (False, None)}
+    rope_base = 500000.0
+    names = {ours: theirs for ours, theirs in LLAMA_NAMES.items() if ours != "feed_forward_norm"}
+
+
+class Cohere2Adapter(CohereAdapter):
+    """Three layers with a window and rotary positions to one that sees everything, without (Cohere 2025,
+    arXiv 2504.00698)."""
+
+    model_type = "cohere2"
+    architecture = "Cohere2ForCausalLM"
+    defaults = CohereAdapter.defaults | {"sliding_window": 4096}
+    allowed = {}
+    rope_base = 10000.0
+    reads = frozenset({"layer_types", "sliding_window_pattern"})
+
+    def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:
+        """A window and rotary positions, or neither."""
+        period = required_count(values, "sliding_window_pattern", 4)
+        layers = range(required_count(values, "num_hidden_layers"))
+        kinds = listed_kinds(values, [SLIDING if (each + 1) % period else FULL for each in layers])
+        return {"rotary": None} if kinds[layer] == FULL else {"window": required_count(values, "sliding_window")}
+
+    def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
+        """The layers with a window."""
+        return kind_keys(config)

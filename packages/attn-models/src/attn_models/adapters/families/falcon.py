@@ -1,0 +1,74 @@
+"""Falcon: 7B and 11B, and those of the newer architecture with groups of heads, such as 40B."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attn_models.adapters.base import require_allowed, required_count
+from attn_models.adapters.family import GELUS, QKV, SIZES, FamilyAdapter
+from attn_models.decoder.config import DecoderConfig
+
+KEYS = ("new_decoder_architecture", "multi_query", "parallel_attn", "num_ln_in_parallel_attn")
+
+
+class FalconAdapter(FamilyAdapter):
+    """Attention and feed-forward side by side, few key/value heads (Almazrouei et al. 2023, arXiv 2311.16867)."""
+
+    model_type = "falcon"
+    architecture = "FalconForCausalLM"
+    fields = (
+        SIZES
+        | {"intermediate_size": "ffn_hidden_size", "norm_eps": "layer_norm_epsilon", "bias": "bias"}
+        | {"dropout": "hidden_dropout"}
+    )
+    fixed = {"norm": "layer", "positions": "rotary", "norm_bias": True}
+    defaults = {"layer_norm_epsilon": 1e-5, "activation": "gelu", "tie_word_embeddings": True, "multi_query": True} | {
+        "parallel_attn": True,
+        "max_position_embeddings": 2048,
+    }
+    activation_key, activations = "activation", GELUS
+    allowed = {"alibi": (False, None)}
+    reads = frozenset({*KEYS, "num_kv_heads"})
+    layers = "transformer.h"
+    names = {
+        "embedding": "transformer.word_embeddings",
+        "norm": "transformer.ln_f",
+        "unembedding": "lm_head",
+        "attention.output": "self_attention.dense",
+        "feed_forward.up": "mlp.dense_h_to_4h",
+        "feed_forward.down": "mlp.dense_4h_to_h",
+    }
+    fused = {"self_attention.query_key_value": QKV}
+
+    def fused_groups(self, config: DecoderConfig) -> dict[str, int]:
+        """The queries of a group of heads, then their key and their value."""
+        return {"self_attention.query_key_value": config.num_kv_heads or config.num_heads}
+
+    def layout(self, config: DecoderConfig) -> FamilyAdapter:
+        """Norms are called otherwise where there are two side by side."""
+        apart = config.norm_place == "parallel"
+        first, second = ("ln_attn", "ln_mlp") if apart else ("input_layernorm", "post_attention_layernorm")
+        bound = super().layout(config)
+        bound.names = self.names | {"attention_norm": first, "feed_forward_norm": second}  # type: ignore[misc]
+        return bound
+
+    def own_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Key/value heads and the places of norms, which depend on the architecture's age."""
+        new, many, parallel, norms = (values.get(key) for key in KEYS)
+        heads = required_count(values, "num_attention_heads")
+        shared = heads if values.get("num_kv_heads") is None else required_count(values, "num_kv_heads")
+        if not new:
+            allowed = {"num_ln_in_parallel_attn": (None, 1), "num_kv_heads": (None, heads, 1 if many else heads)}
+            require_allowed(values, allowed)
+            return {"num_kv_heads": 1 if many else heads, "norm_place": "parallel_shared" if parallel else "pre"}
+        require_allowed(values, {"parallel_attn": (True,), "num_ln_in_parallel_attn": (None, 1, 2)})
+        return {"num_kv_heads": shared, "norm_place": "parallel_shared" if norms == 1 else "parallel"}
+
+    def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
+        """That of the newer architecture where there are groups or two norms."""
+        shared, parallel = config.num_kv_heads or config.num_heads, config.norm_place != "pre"
+        new = config.norm_place == "parallel" or shared not in (1, config.num_heads)
+        norms = {"num_ln_in_parallel_attn": 2 if config.norm_place == "parallel" else 1} if new else {}
+        keys = {"new_decoder_architecture": new, "parallel_attn": parallel, "multi_query": not new and shared == 1}
+        return keys | norms | ({"num_kv_heads": shared} if new else {})

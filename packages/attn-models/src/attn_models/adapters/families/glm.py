@@ -1,0 +1,40 @@
+"""GLM-4: the 9B models of 2024 (glm) and those of 2025 (glm4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attn_models.adapters.family import GATE_UP, GROUPED, LLAMA_NAMES, FamilyAdapter
+from attn_models.adapters.hf_config import Rope, read_rope
+
+
+class GlmAdapter(FamilyAdapter):
+    """Half of each head is turned, neighbours as pairs; gate and up are fused (GLM Team 2024, arXiv 2406.12793)."""
+
+    model_type = "glm"
+    architecture = "GlmForCausalLM"
+    fields = GROUPED | {"norm_eps": "rms_norm_eps", "head_dim": "head_dim", "attention_bias": "attention_bias"}
+    fixed = {"norm": "rms", "positions": "rotary", "rope_interleave": True, "attention_output_bias": False}
+    defaults = {
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "rms_norm_eps": 0.00000015625,
+        "hidden_act": "silu",
+        "attention_bias": True,
+    }
+    partial_rotary = True
+    fused = {"mlp.gate_up_proj": GATE_UP}
+
+    def rope(self, values: Mapping[str, Any]) -> Rope:
+        """Half of each head, where nothing is said."""
+        return read_rope({"partial_rotary_factor": 0.5} | dict(values), partial=True)
+
+
+class Glm4Adapter(GlmAdapter):
+    """Norms on both sides of a sublayer besides."""
+
+    model_type = "glm4"
+    architecture = "Glm4ForCausalLM"
+    fixed = GlmAdapter.fixed | {"norm_place": "both"}
+    names = LLAMA_NAMES | {"attended_norm": "post_self_attn_layernorm", "fed_norm": "post_mlp_layernorm"}

@@ -1,0 +1,55 @@
+"""GPT-NeoX and Pythia."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from attn_models.adapters.family import GELUS, QKV, SIZES, FamilyAdapter
+from attn_models.adapters.hf_config import Rope, read_rope
+from attn_models.decoder.config import DecoderConfig
+
+
+class GptNeoxAdapter(FamilyAdapter):
+    """Attention and feed-forward side by side, a quarter of each head turned (Black et al. 2022, arXiv 2204.06745)."""
+
+    model_type = "gpt_neox"
+    architecture = "GPTNeoXForCausalLM"
+    fields = SIZES | {"norm_eps": "layer_norm_eps", "bias": "attention_bias", "dropout": "hidden_dropout"}
+    fixed = {"norm": "layer", "positions": "rotary", "norm_bias": True, "feed_forward_bias": True}
+    defaults = {"layer_norm_eps": 1e-5, "hidden_act": "gelu", "attention_bias": True, "use_parallel_residual": True}
+    activations = GELUS
+    partial_rotary = True
+    reads = frozenset({"rotary_pct", "rotary_emb_base"})
+    allowed = {"is_decoder": (True, False, None)}
+    layers = "gpt_neox.layers"
+    derived_names = re.compile(r"attention\.(bias|masked_bias|rotary_emb\.inv_freq)$")
+    names = {
+        "embedding": "gpt_neox.embed_in",
+        "norm": "gpt_neox.final_layer_norm",
+        "unembedding": "embed_out",
+        "attention_norm": "input_layernorm",
+        "attention.output": "attention.dense",
+        "feed_forward_norm": "post_attention_layernorm",
+        "feed_forward.up": "mlp.dense_h_to_4h",
+        "feed_forward.down": "mlp.dense_4h_to_h",
+    }
+    fused = {"attention.query_key_value": QKV}
+
+    def fused_groups(self, config: DecoderConfig) -> dict[str, int]:
+        """A query, a key and a value for each head."""
+        return {"attention.query_key_value": config.num_heads}
+
+    def rope(self, values: Mapping[str, Any]) -> Rope:
+        """With the older names of the base and of the part that is turned."""
+        older = {"rope_theta": values.get("rotary_emb_base"), "partial_rotary_factor": values.get("rotary_pct", 0.25)}
+        return read_rope(older | {key: value for key, value in values.items() if value is not None}, partial=True)
+
+    def own_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Whether both sublayers read the same input."""
+        return {"norm_place": "parallel" if values["use_parallel_residual"] else "pre"}
+
+    def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
+        """Whether both sublayers read the same input."""
+        return {"use_parallel_residual": config.norm_place == "parallel"}

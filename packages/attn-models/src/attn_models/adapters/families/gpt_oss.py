@@ -1,0 +1,57 @@
+"""gpt-oss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attn_models.adapters.base import required_count
+from attn_models.adapters.family import FULL, GROUPED, LLAMA_NAMES, SLIDING, FamilyAdapter, kind_keys, listed_kinds
+from attn_models.decoder.config import DecoderConfig
+
+YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+EXPERTS = {"num_experts": "num_local_experts", "num_experts_per_tok": "num_experts_per_tok"}
+
+
+class GptOssAdapter(FamilyAdapter):
+    """Sinks in the softmax, every other layer a window, experts with clamped gates and biases (OpenAI 2025,
+    arXiv 2508.10925)."""
+
+    model_type = "gpt_oss"
+    architecture = "GptOssForCausalLM"
+    fields = GROUPED | EXPERTS | {"norm_eps": "rms_norm_eps", "head_dim": "head_dim", "bias": "attention_bias"}
+    fixed = {"norm": "rms", "positions": "rotary", "feed_forward": "swiglu_clamped", "routing": "mixtral"} | {
+        "feed_forward_bias": True,
+        "router_bias": True,
+    }
+    defaults = {
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "rms_norm_eps": 1e-5,
+        "attention_bias": True,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+        "rope_parameters": YARN | {"original_max_position_embeddings": 4096},
+    }
+    activations = {}
+    allowed = {"hidden_act": ("silu",), "swiglu_alpha": (1.702,), "swiglu_limit": (7.0,)}
+    rope_base = 150000.0
+    mechanism = "attn-variants/sink"
+    reads = frozenset({"layer_types"})
+    names = LLAMA_NAMES | {"attention.distribution.logit": "self_attn.sinks", "feed_forward.router.score": "mlp.router"}
+    stacked = {"mlp.experts.gate_up_proj": ("gate", "up"), "mlp.experts.down_proj": ("down",)}
+
+    def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:
+        """A window in every other layer."""
+        layers = range(required_count(values, "num_hidden_layers"))
+        kind = listed_kinds(values, [SLIDING if (each + 1) % 2 else FULL for each in layers])[layer]
+        return {} if kind == FULL else {"window": required_count(values, "sliding_window")}
+
+    def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
+        """The layers with a window."""
+        return kind_keys(config)
+
+    def fused_groups(self, config: DecoderConfig) -> dict[str, int]:
+        """A row of the gate beside a row of what it gates."""
+        return {"mlp.experts.gate_up_proj": config.inner_width}

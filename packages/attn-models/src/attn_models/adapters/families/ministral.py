@@ -1,0 +1,31 @@
+"""Ministral 8B."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attn_models.adapters.base import required_count
+from attn_models.adapters.family import FULL, GROUPED, SLIDING, FamilyAdapter, kind_keys, listed_kinds
+from attn_models.decoder.config import DecoderConfig
+
+
+class MinistralAdapter(FamilyAdapter):
+    """Mistral with a window in some layers alone (Mistral AI 2024)."""
+
+    model_type = "ministral"
+    architecture = "MinistralForCausalLM"
+    fields = GROUPED | {"norm_eps": "rms_norm_eps", "head_dim": "head_dim"}
+    fixed = {"norm": "rms", "positions": "rotary"}
+    defaults = {"num_key_value_heads": 8, "rms_norm_eps": 1e-6, "hidden_act": "silu", "sliding_window": 4096}
+    reads = frozenset({"layer_types"})
+
+    def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:
+        """The window, in every layer unless `layer_types` says otherwise."""
+        usual = FULL if values.get("sliding_window") is None else SLIDING
+        kind = listed_kinds(values, [usual] * required_count(values, "num_hidden_layers"))[layer]
+        return {} if kind == FULL else {"window": required_count(values, "sliding_window")}
+
+    def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
+        """The layers with a window."""
+        return kind_keys(config)

@@ -1,0 +1,65 @@
+"""OLMo 3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attn_models.adapters.base import required_count
+from attn_models.adapters.family import (
+    FULL,
+    GROUPED,
+    LLAMA_NAMES,
+    QK_NORM,
+    SLIDING,
+    FamilyAdapter,
+    kind_keys,
+    listed_kinds,
+)
+from attn_models.adapters.hf_config import Rope, rope_parameters, ropes_of_kinds
+from attn_models.decoder.config import DecoderConfig
+
+
+class Olmo3Adapter(FamilyAdapter):
+    """Norms after sublayers and over all heads' queries and keys, three windows to one full layer, the angles of which
+    are stretched (Team OLMo 2025; arXiv 2501.00656 of OLMo 2)."""
+
+    model_type = "olmo3"
+    architecture = "Olmo3ForCausalLM"
+    fields = GROUPED | {"norm_eps": "rms_norm_eps", "head_dim": "head_dim", "bias": "attention_bias"}
+    fixed = {"norm": "rms", "norm_place": "after", "positions": "rotary", "feed_forward_bias": False}
+    defaults = {"rms_norm_eps": 1e-5, "hidden_act": "silu", "sliding_window": 4096}
+    rope_base = 500000.0
+    reads = frozenset({"layer_types"})
+    after = {"attended_norm": "post_attention_layernorm", "fed_norm": "post_feedforward_layernorm"}
+    names = LLAMA_NAMES | QK_NORM | after
+
+    def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:
+        """The norm, and the window or the scaling of a layer."""
+        layers = range(required_count(values, "num_hidden_layers"))
+        kind = listed_kinds(values, [SLIDING if (each + 1) % 4 else FULL for each in layers])[layer]
+        options: dict[str, Any] = {"norm_eps": values["rms_norm_eps"], "norm_over": "all_heads"}
+        ropes = ropes_of_kinds(values, (FULL, SLIDING), self.rope_base)
+        if kind == SLIDING:
+            options["window"] = required_count(values, "sliding_window")
+        if ropes[kind].base != ropes[SLIDING].base:
+            options["base"] = ropes[kind].base
+        return options if ropes[kind].scaling is None else options | {"scaling": ropes[kind].scaling}
+
+    def rope(self, values: Mapping[str, Any]) -> Rope:
+        """That of layers with a window, whose scaling is told apart."""
+        return Rope(base=ropes_of_kinds(values, (FULL, SLIDING), self.rope_base)[SLIDING].base)
+
+    def rope_keys(self, config: DecoderConfig) -> dict[str, Any]:
+        """An object for each kind of layer."""
+        options = [config.choice(layer).options for layer in range(config.num_layers)]
+        described: dict[str, Any] = {}
+        for kind in (FULL, SLIDING):
+            own = next((one for one in options if (one.get("window") is None) == (kind == FULL)), {})
+            rope = Rope(base=own.get("base", config.rope_theta), scaling=own.get("scaling"))
+            described[kind] = {k: v for k, v in rope_parameters(rope).items() if k != "partial_rotary_factor"}
+        return {"rope_parameters": described}
+
+    def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
+        """The layers with a window."""
+        return kind_keys(config)

@@ -1,0 +1,55 @@
+"""Phi-3, Phi-3.5 and Phi-4."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attn_core.errors import InvalidValue
+
+from attn_models.adapters.base import required_count
+from attn_models.adapters.family import GATE_UP, GROUPED, QKV, FamilyAdapter, kind_keys
+from attn_models.adapters.hf_config import Rope, long_rope
+from attn_models.decoder.config import DecoderConfig
+
+
+class Phi3Adapter(FamilyAdapter):
+    """Llama with fused projections and, for long contexts, LongRoPE (Abdin et al. 2024, arXiv 2404.14219).
+
+    With LongRoPE the context is that of the training: beyond it a model would turn all its tokens by other angles.
+    """
+
+    model_type = "phi3"
+    architecture = "Phi3ForCausalLM"
+    fields = GROUPED | {"norm_eps": "rms_norm_eps", "head_dim": "head_dim"}
+    fixed = {"norm": "rms", "positions": "rotary"}
+    defaults = {"rms_norm_eps": 1e-5, "hidden_act": "silu", "original_max_position_embeddings": 4096}
+    partial_rotary = True
+    reads = frozenset({"sliding_window"})
+    fused = {"self_attn.qkv_proj": QKV, "mlp.gate_up_proj": GATE_UP}
+
+    def fused_groups(self, config: DecoderConfig) -> dict[str, int]:
+        """One: queries, keys and values lie one after the other."""
+        return {}
+
+    def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:
+        """The window, where there is one."""
+        window = values.get("sliding_window")
+        return {} if window is None else {"window": required_count(values, "sliding_window")}
+
+    def rope(self, values: Mapping[str, Any]) -> Rope:
+        """Plain or by LongRoPE, the only scaling that the family knows."""
+        return long_rope(values)
+
+    def own_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The context of the training, where angles depend on the length."""
+        if long_rope(values).scaling is None:
+            return {}
+        context = required_count(values, "original_max_position_embeddings")
+        return {"max_seq_len": min(context, required_count(values, "max_position_embeddings"))}
+
+    def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
+        """The window."""
+        if config.rope_scaling is not None:
+            raise InvalidValue.of("rope_scaling", config.rope_scaling, "none: the long context is not known")
+        return {"sliding_window": kind_keys(config)["sliding_window"]}

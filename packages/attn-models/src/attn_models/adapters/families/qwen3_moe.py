@@ -1,0 +1,55 @@
+"""Qwen3-MoE."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attn_core.errors import InvalidValue
+
+from attn_models.adapters.base import require_allowed, required_count
+from attn_models.adapters.family import GROUPED, LLAMA_NAMES, QK_NORM, FamilyAdapter
+from attn_models.decoder.config import DecoderConfig
+
+ROUTING = {True: "mixtral", False: "switch"}
+
+
+class Qwen3MoeAdapter(FamilyAdapter):
+    """Qwen 3 with a mixture of experts in every layer (Yang et al. 2025, arXiv 2505.09388)."""
+
+    model_type = "qwen3_moe"
+    architecture = "Qwen3MoeForCausalLM"
+    fields = GROUPED | {"norm_eps": "rms_norm_eps", "head_dim": "head_dim", "bias": "attention_bias"}
+    fixed = {"norm": "rms", "positions": "rotary", "feed_forward_bias": False}
+    defaults = {
+        "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+    }
+    allowed = {"use_sliding_window": (False, None), "decoder_sparse_step": (1,)}
+    reads = frozenset({"sliding_window", "mlp_only_layers", "norm_topk_prob", "num_experts", "num_local_experts"})
+    experts = {f"feed_forward.experts.{{}}.{one}": f"mlp.experts.{{}}.{one}_proj" for one in ("gate", "up", "down")}
+    names = LLAMA_NAMES | QK_NORM | experts | {"feed_forward.router.score": "mlp.gate"}
+
+    def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:
+        """Norms of queries and keys."""
+        return {"norm_eps": values["rms_norm_eps"]}
+
+    def own_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The experts, unless `mlp_only_layers` leaves none; those must be the first."""
+        dense, layers = values.get("mlp_only_layers") or [], required_count(values, "num_hidden_layers")
+        if not isinstance(dense, list) or dense != list(range(len(dense))) or len(dense) >= layers:
+            raise InvalidValue.of("mlp_only_layers", dense, "the first layers, without a gap, but not all")
+        names = ("num_experts_per_tok", "moe_intermediate_size")
+        count = required_count(values, "num_local_experts" if "num_local_experts" in values else "num_experts", 128)
+        require_allowed(values, {"num_experts": (count,)})
+        counts = {"num_experts": count} | {name: required_count(values, name) for name in names}
+        return counts | {"routing": ROUTING[bool(values.get("norm_topk_prob"))], "first_k_dense_replace": len(dense)}
+
+    def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
+        """The experts."""
+        names = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+        counts = {name: getattr(config, name) for name in names} | {"norm_topk_prob": config.routing == ROUTING[True]}
+        return counts | {"mlp_only_layers": list(range(config.first_k_dense_replace)), "decoder_sparse_step": 1}

@@ -1,0 +1,195 @@
+"""A model with adapters attached: how the outputs of its linear layers are changed, and for which rows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias, cast
+
+import torch
+from attn_core.errors import Incompatible, InternalError
+from torch import Tensor, nn
+
+from attn_models.attention import layer_attentions
+from attn_models.decoder.decoder import Decoder
+from attn_models.decoder.mixture_of_experts import MixtureOfExperts
+from attn_models.lora.adapter import LoraAdapter
+from attn_models.lora.sites import LoraSite, lora_sites
+
+Rows: TypeAlias = Sequence[tuple[LoraAdapter | None, int]]
+"""Which adapter the rows of a step use: in order, with how many rows each."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Use:
+    """Adapters in use now, with the rows of each; None are all rows."""
+
+    parts: Sequence[tuple[LoraAdapter, Tensor | None]]
+    count: int
+
+
+class AdaptedModel:
+    """A model whose linear layers can add what adapters say, to each row what its own adapter says.
+
+    The model's layers, weights and names stay. Nothing is added outside of `using`, in other threads, or after
+    `detach`.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.sites = lora_sites(model)
+        self.mixes = _mixes(model)
+        """Whether rows of several adapters can be computed in one step; else one step is made for each."""
+        self._current = threading.local()
+        self._always: _Use | None = None
+        by_module: dict[nn.Module, list[LoraSite]] = {}
+        for site in self.sites.values():
+            by_module.setdefault(site.module, []).append(site)
+        self._hooks = [
+            module.register_forward_hook(partial(self._changed, sites)) for module, sites in by_module.items()
+        ]
+        self._read = [site for site in self.sites.values() if _is_read(model, site.name)]
+        for site in self._read:
+            site.module.adapted_weight = partial(self._weight, site)  # type: ignore[assignment]
+
+    def detach(self) -> None:
+        """Leave the model as it was."""
+        for hook in self._hooks:
+            hook.remove()
+        for site in self._read:
+            del site.module.adapted_weight
+
+    def always(self, adapter: LoraAdapter | None) -> None:
+        """Use an adapter for all rows wherever none is said, as training does; None uses none again."""
+        self._always = None if adapter is None else _Use([(adapter, None)], 0)
+
+    @contextmanager
+    def using(self, rows: Rows) -> Iterator[None]:
+        """Within it, rows [tokens, ...] of a step, or whole sequences where all rows have one adapter, use adapters.
+
+        Raises `Incompatible` for several adapters in a model that does not mix them.
+        """
+        before = getattr(self._current, "use", None)
+        self._current.use = self._use(rows)
+        apart = self._take_apart() if self._current.use is not None else None
+        try:
+            yield
+        finally:
+            self._current.use = before
+            if apart is not None:
+                apart()
+
+    @contextmanager
+    def without(self) -> Iterator[None]:
+        """Within it, the base alone computes."""
+        always, self._always = self._always, None
+        try:
+            yield
+        finally:
+            self._always = always
+
+    def _use(self, rows: Rows) -> _Use | None:
+        adapters = list(dict.fromkeys(adapter for adapter, _ in rows))
+        if adapters in ([], [None]):
+            return None
+        if len(adapters) == 1:
+            return _Use([(cast("LoraAdapter", adapters[0]), None)], 0)
+        if not self.mixes:
+            raise Incompatible("rows of several adapters in one step of a model that computes them apart")
+        places: dict[LoraAdapter, list[int]] = {}
+        start = 0
+        for adapter, count in rows:
+            if adapter is not None:
+                places.setdefault(adapter, []).extend(range(start, start + count))
+            start += count
+        device = next(self.model.parameters()).device
+        return _Use([(one, torch.tensor(found, device=device)) for one, found in places.items()], start)
+
+    def _take_apart(self) -> Any:
+        """Compute blocks part by part, not by fused kernels that know no adapters; returns what undoes it."""
+        if not isinstance(self.model, Decoder):
+            return None
+        model, blocks = self.model, cast("Sequence[Any]", self.model.blocks)
+        stack, joined = model.stack, [block.joined for block in blocks]
+        model.take_apart()
+
+        def undo() -> None:
+            model.stack = stack
+            for block, kernel in zip(blocks, joined, strict=True):
+                block.joined = kernel
+
+        return undo
+
+    def _in_use(self) -> _Use | None:
+        return getattr(self._current, "use", None) or self._always
+
+    def _changed(self, sites: Sequence[LoraSite], module: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> Any:
+        del module
+        use = self._in_use()
+        if use is None:
+            return None
+        rows = given[0]
+        for adapter, places in use.parts:
+            out = _added(adapter, sites, rows, out, None if places is None else (places, use.count))
+        return out
+
+    def _weight(self, site: LoraSite) -> Tensor:
+        use = self._in_use()
+        layer = None if use is None else use.parts[0][0].of(site.name)
+        weight = cast("nn.Linear", site.module).weight
+        return weight if layer is None else layer.merged(site).to(weight.dtype)
+
+
+def _added(
+    adapter: LoraAdapter, sites: Sequence[LoraSite], rows: Tensor, out: Tensor, mixed: tuple[Tensor, int] | None
+) -> Tensor:
+    """The output [..., outputs] of a module with what an adapter adds to it, to the rows that are its own."""
+    layers = [(site, layer) for site in sites if (layer := adapter.of(site.name)) is not None]
+    if not layers:
+        return out
+    if mixed is None:
+        return out + _side_by_side(layers, rows, out)
+    places, count = mixed
+    flat, into = rows.reshape(-1, rows.shape[-1]), out.reshape(-1, out.shape[-1])
+    if len(flat) != count:
+        raise InternalError(f"{len(flat)} rows in {sites[0].name}, {count} in the step: they have no adapters")
+    change = _side_by_side(layers, flat[places], into[places])
+    return into.index_add(0, places, change).view_as(out)
+
+
+def _side_by_side(layers: Sequence[tuple[LoraSite, Any]], rows: Tensor, out: Tensor) -> Tensor:
+    """What to add to an output, [..., all outputs of the module], zero where no layer is."""
+    parts, end = [], 0
+    for site, layer in sorted(layers, key=lambda pair: pair[0].start):
+        if site.start > end:
+            parts.append(out.new_zeros(*out.shape[:-1], site.start - end))
+        end = site.start + site.outputs
+        parts.append(layer.change(rows, out[..., site.start : end], site))
+    if end < out.shape[-1]:
+        parts.append(out.new_zeros(*out.shape[:-1], out.shape[-1] - end))
+    return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
+
+
+def _is_read(model: nn.Module, name: str) -> bool:
+    owner, _, leaf = name.rpartition(".")
+    return leaf in getattr(model.get_submodule(owner), "read_weights", ()) if owner else False
+
+
+def _mixes(model: Any) -> bool:
+    """Whether every linear layer of a step gets the rows of the step, one for one.
+
+    So it is with attention that is declared as a spec, and dense feed-forwards; experts get some rows, inner modules
+    and mechanisms with layers of their own may get those of one request.
+    """
+    if not isinstance(model, Decoder):
+        return False
+    declared = all(found.mechanism.spec(found.config) is not None for found in layer_attentions(model.config))
+    return declared and all(
+        block.incremental
+        and getattr(block.attention, "inner", None) is None
+        and not isinstance(block.feed_forward, MixtureOfExperts)
+        for block in cast("Sequence[Any]", model.blocks)
+    )

@@ -1,0 +1,214 @@
+"""Adapters as small folders in PEFT's layout: adapter_config.json and adapter_model.safetensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
+from torch import Tensor
+
+from attn_models.adapters.base import Layout
+from attn_models.adapters.native import LAYOUTS
+from attn_models.adapters.registry import decoder_adapter
+from attn_models.adapters.state_dict import joined_parts, split_parts
+from attn_models.lora.adapter import LoraAdapter, LoraLayer, require_fits
+from attn_models.lora.peft_config import ADAPTER_CONFIG_NAME, AdapterConfig, adapter_config_of
+from attn_models.lora.sites import StoredModule, stored_modules
+from attn_models.weights import LazyTensors, read_manifest, staged_folder, verify_manifest
+from attn_models.weights.manifest import MANIFEST_LIMIT, MANIFEST_NAME, file_sha256
+from attn_models.weights.safe_files import read_config, read_json_object
+from attn_models.weights.safetensors_files import read_header, weight_files
+
+CONFIG_LIMIT = 1 << 20
+"""Bytes of an adapter_config.json."""
+
+ADAPTER_NAME = "adapter_model.safetensors"
+PREFIX = "base_model.model."
+DOWN, UP, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
+BASE, BASE_SHA256 = "base_model", "base_sha256"
+"""What the manifest of an adapter's folder says of its base."""
+
+
+def weights_sha256(folder: Path) -> str:
+    """The hash of the weights of a model folder: SHA-256 over those of its weight files, sorted by name."""
+    records = read_manifest(folder) or {}
+    total = hashlib.sha256()
+    for path in sorted(weight_files(folder)):
+        known = records.get(path.name)
+        total.update((known.sha256 if known else file_sha256(path)).encode())
+    return total.hexdigest()
+
+
+def layout_of(folder: Path) -> Layout | None:
+    """How tensors are named in the model folder; None for a model that is no decoder."""
+    model_type = read_config(folder / "config.json").get("model_type")
+    return None if model_type in LAYOUTS else decoder_adapter(model_type)
+
+
+def modules_of(model: Any, folder: Path) -> dict[str, str]:
+    """The names that a model's folder has of its linear layers, by the model's own."""
+    return {part: module.name for module in _modules(model, folder) for part in module.parts}
+
+
+def _modules(model: Any, folder: Path) -> list[StoredModule]:
+    layout = layout_of(folder)
+    depends = getattr(layout, "layout", None)
+    return stored_modules(model, depends(model.config) if depends is not None else layout)
+
+
+def write_adapter(target: Path, adapter: LoraAdapter, model: Any, base: Path) -> Path:
+    """Write an adapter of the model in the folder `base` as a folder, replacing one already there.
+
+    Layers that are one in the base's checkpoint are written as one, of a rank that holds them all. Raises
+    `CheckpointWriteFailed` where the file system fails, `InvalidValue` for numbers that are not finite.
+    """
+    from safetensors.torch import save_file
+
+    tensors: dict[str, Tensor] = {}
+    ranks: dict[str, int] = {}
+    modules = [module for module in _modules(model, base) if any(adapter.of(part) is not None for part in module.parts)]
+    for module in modules:
+        a, b, magnitude = _joined(module, [adapter.of(part) for part in module.parts])
+        if len(a) != adapter.config.r:
+            ranks[module.name] = len(a)
+        named = {DOWN: a, UP: b} | ({} if magnitude is None else {MAGNITUDE: magnitude})
+        tensors |= {f"{PREFIX}{module.name}.{leaf}": tensor for leaf, tensor in named.items()}
+    for name, tensor in tensors.items():
+        if not bool(tensor.isfinite().all()):
+            raise InvalidValue.of(f"tensors[{name!r}]", "NaN or infinity", "finite values")
+    config = _with_ranks(adapter.config, ranks)
+    said = {BASE: config.base_model, BASE_SHA256: config.base_sha256}
+    with staged_folder(target, {key: value for key, value in said.items() if value}) as stage:
+        targets = {module.name if module.name in ranks else module.name.rpartition(".")[2] for module in modules}
+        (stage / ADAPTER_CONFIG_NAME).write_text(json.dumps(config.to_json(targets), indent=2) + "\n", encoding="utf-8")
+        ready = {name: tensor.detach().cpu().float().contiguous() for name, tensor in tensors.items()}
+        save_file(ready, stage / ADAPTER_NAME, metadata={"format": "pt"})
+    return target
+
+
+def _with_ranks(config: AdapterConfig, ranks: Mapping[str, int]) -> AdapterConfig:
+    """The config that gives layers of these ranks the scale that they had."""
+    scale = config.scaling("")
+
+    def alpha(rank: int) -> float:
+        return scale * (rank**0.5 if config.use_rslora else rank)
+
+    alphas = {name: alpha(rank) for name, rank in ranks.items()}
+    return dataclasses.replace(config, rank_pattern=dict(ranks), alpha_pattern=alphas)
+
+
+def _joined(module: StoredModule, layers: Sequence[LoraLayer | None]) -> tuple[Tensor, Tensor, Tensor | None]:
+    """A, B and magnitudes of a checkpoint's layer, of those that it is split into; one without adds nothing."""
+    there = [layer for layer in layers if layer is not None]
+    shared = all(torch.equal(layer.a, there[0].a) for layer in there)
+    a = there[0].a if shared else torch.cat([layer.a for layer in there])
+    rows, column = [], 0
+    for layer, size in zip(layers, module.sizes, strict=True):
+        up = a.new_zeros(size, len(a))
+        if layer is not None:
+            start = 0 if shared else column
+            up[:, start : start + len(layer.a)] = layer.b / module.scale
+            column += len(layer.a)
+        rows.append(up)
+    magnitudes = [None if layer is None else layer.magnitude for layer in layers]
+    if any(magnitude is None for magnitude in magnitudes):
+        return a, joined_parts(rows, module.groups), None
+    whole = joined_parts([cast("Tensor", m)[:, None] / abs(module.scale) for m in magnitudes], module.groups)
+    return a, joined_parts(rows, module.groups), whole[:, 0]
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter and no model."""
+    return (folder / ADAPTER_CONFIG_NAME).is_file() and not (folder / "config.json").is_file()
+
+
+def base_of(folder: Path) -> str:
+    """The name or path of the base that an adapter's folder names; empty where it names none."""
+    return str(read_json_object(folder / ADAPTER_CONFIG_NAME, CONFIG_LIMIT).get("base_model_name_or_path") or "")
+
+
+def read_adapter(folder: Path, model: Any, base: Path, key: str = "") -> LoraAdapter:
+    """The adapter in a folder, for `model`, which was loaded from the folder `base`; in evaluation mode.
+
+    Raises `CheckpointInvalid` for a folder that is damaged or asks for what is not computed, by name; `Incompatible`
+    for an adapter of another base: other weights, where it says which, or layers that the model lacks.
+    """
+    records = read_manifest(folder)
+    source = read_json_object(folder / MANIFEST_NAME, MANIFEST_LIMIT).get("source", {}) if records is not None else {}
+    if records is not None:
+        verify_manifest(folder, records)
+    path, weights = folder / ADAPTER_CONFIG_NAME, folder / ADAPTER_NAME
+    for file in (path, weights):
+        if not file.is_file():
+            raise CheckpointInvalid.of(file, "is missing")
+    noted = source.get(BASE_SHA256, "") if isinstance(source, Mapping) else ""
+    config = adapter_config_of(read_json_object(path, CONFIG_LIMIT), path, str(noted))
+    if noted and noted != weights_sha256(base):
+        known = config.base_model or "another"
+        message = f"adapter {folder.name}: its base is {known}, whose weights are not those of {base.name}"
+        raise Incompatible(message, field="adapter", base=config.base_model)
+    tensors = LazyTensors({weights: read_header(weights)})
+    layers = _layers(weights, {name: tensors[name] for name in tensors}, config, _modules(model, base))
+    adapter = LoraAdapter(config, layers, key)
+    try:
+        require_fits(adapter, model)
+    except InvalidValue as error:
+        raise Incompatible(f"adapter {folder.name}: made for another base: {error.message}", field="adapter") from error
+    return adapter.to(next(model.parameters()).device).eval().requires_grad_(requires_grad=False)
+
+
+def _layers(
+    path: Path, tensors: Mapping[str, Tensor], config: AdapterConfig, modules: Sequence[StoredModule]
+) -> dict[str, LoraLayer]:
+    """The layers of our model of an adapter's tensors; raises `CheckpointInvalid` and `Incompatible` by name."""
+    by_name = {module.name: module for module in modules}
+    leaves = (DOWN, UP, *([MAGNITUDE] if config.use_dora else []))
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        place = name.removeprefix(PREFIX)
+        leaf = next((leaf for leaf in leaves if place.endswith("." + leaf)), None)
+        if leaf is None:
+            raise CheckpointInvalid.of(path, f"tensor {name!r} is no part of a {'DoRA' if config.use_dora else 'LoRA'}")
+        found.setdefault(place.removesuffix("." + leaf), {})[leaf] = tensor.float()
+    layers: dict[str, LoraLayer] = {}
+    for name, parts in found.items():
+        if name not in by_name:
+            raise Incompatible(f"adapter: its base has a linear layer {name!r}, the model has none", field="adapter")
+        for leaf in leaves:
+            if leaf not in parts:
+                raise CheckpointInvalid.of(path, f"tensor '{PREFIX}{name}.{leaf}' is missing")
+        _require_shapes(path, name, parts, config)
+        layers |= _split(by_name[name], parts, config.scaling(name))
+    if not layers:
+        raise CheckpointInvalid.of(path, "holds no tensors")
+    return layers
+
+
+def _require_shapes(path: Path, name: str, parts: Mapping[str, Tensor], config: AdapterConfig) -> None:
+    a, b, rank = parts[DOWN], parts[UP], config.rank(name)
+    if a.dim() != 2 or b.dim() != 2 or len(a) != rank or b.shape[1] != rank:
+        raise CheckpointInvalid.of(path, f"{name}: A {list(a.shape)} and B {list(b.shape)} are not of rank {rank}")
+    if MAGNITUDE in parts and parts[MAGNITUDE].numel() != len(b):
+        raise CheckpointInvalid.of(path, f"{name}: {parts[MAGNITUDE].numel()} magnitudes of {len(b)} outputs")
+
+
+def _split(module: StoredModule, parts: Mapping[str, Tensor], scaling: float) -> dict[str, LoraLayer]:
+    sizes, magnitude = list(module.sizes), parts.get(MAGNITUDE)
+    if len(parts[UP]) != sum(sizes):
+        message = f"adapter: {module.name} has {len(parts[UP])} outputs in its base, {sum(sizes)} in the model"
+        raise Incompatible(message, field="adapter")
+    ups = split_parts(parts[UP] * module.scale, sizes, module.groups)
+    magnitudes: Sequence[Tensor | None] = [None] * len(sizes)
+    if magnitude is not None:
+        whole = (magnitude.reshape(-1, 1) * abs(module.scale)).contiguous()
+        magnitudes = [part[:, 0] for part in split_parts(whole, sizes, module.groups)]
+    return {
+        part: LoraLayer(parts[DOWN].clone(), up.contiguous(), scaling, own)
+        for part, up, own in zip(module.parts, ups, magnitudes, strict=True)
+    }

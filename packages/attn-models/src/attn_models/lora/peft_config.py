@@ -1,0 +1,175 @@
+"""adapter_config.json of PEFT: which of its fields are read, and which would change what an adapter computes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from attn_core.errors import CheckpointInvalid
+
+ADAPTER_CONFIG_NAME = "adapter_config.json"
+
+NEEDED = ("peft_type", "r", "lora_alpha")
+
+WITHOUT_EFFECT = frozenset(
+    {
+        "auto_mapping",
+        "corda_config",
+        "ensure_weight_tying",
+        "eva_config",
+        "exclude_modules",
+        "fan_in_fan_out",
+        "inference_mode",
+        "layers_pattern",
+        "layers_to_transform",
+        "lora_dropout",
+        "lora_ga_config",
+        "megatron_core",
+        "peft_version",
+        "qalora_group_size",
+        "revision",
+        "runtime_config",
+        "target_modules",
+    }
+)
+"""Fields that say how an adapter was trained, or what its tensors say too."""
+
+ALLOWED: Mapping[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "task_type": (None, "CAUSAL_LM"),
+    "bias": ("none",),
+    "init_lora_weights": (True, False, "gaussian", "orthogonal"),
+    "modules_to_save": (None, []),
+    "loftq_config": (None, {}),
+    "megatron_config": (None,),
+    "trainable_token_indices": (None,),
+    "layer_replication": (None,),
+    "lora_bias": (False,),
+    "use_qalora": (False, None),
+    "use_bdlora": (None, False),
+    "alora_invocation_tokens": (None,),
+    "target_parameters": (None, []),
+    "arrow_config": (None,),
+    "kasa_config": (None,),
+    "monteclora_config": (None,),
+    "velora_config": (None,),
+}
+"""Fields that change what is computed, and the values for which an adapter is a plain LoRA or DoRA."""
+
+READ = frozenset(
+    {"r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "base_model_name_or_path"}
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterConfig:
+    """What an adapter is: its rank, its scale and its base.
+
+    What a layer adds is multiplied by `lora_alpha` / `r`, or / √`r` with `use_rslora`. `rank_pattern` and
+    `alpha_pattern` have other numbers for layers whose names end in what their keys match. `base_model` is the name or
+    path of the base, `base_sha256` the hash of its weights; empty where nobody noted them.
+    """
+
+    r: int
+    lora_alpha: float
+    use_rslora: bool = False
+    use_dora: bool = False
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+    base_model: str = ""
+    base_sha256: str = ""
+
+    def scaling(self, module: str) -> float:
+        """What a layer's product is multiplied by, of the layer that the base's checkpoint calls `module`."""
+        rank, alpha = self.rank(module), _matched(self.alpha_pattern, module, self.lora_alpha)
+        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+    def rank(self, module: str) -> int:
+        """The rank of the layer that the base's checkpoint calls `module`."""
+        return int(_matched(self.rank_pattern, module, self.r))
+
+    def to_json(self, modules: Iterable[str]) -> dict[str, Any]:
+        """The content of adapter_config.json of an adapter of these layers, as PEFT reads it."""
+        return {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": self.base_model or None,
+            "inference_mode": True,
+            "r": self.r,
+            "lora_alpha": self.lora_alpha,
+            "lora_dropout": 0.0,
+            "target_modules": sorted(modules),
+            "bias": "none",
+            "use_rslora": self.use_rslora,
+            "use_dora": self.use_dora,
+            "rank_pattern": dict(self.rank_pattern),
+            "alpha_pattern": dict(self.alpha_pattern),
+        }
+
+
+def adapter_config_of(values: Mapping[str, Any], path: Path, base_sha256: str = "") -> AdapterConfig:
+    """The config in an adapter_config.json at `path`.
+
+    Raises `CheckpointInvalid` that names a field that is missing, unknown, or asks for more than a plain LoRA or DoRA.
+    """
+    for key in NEEDED:
+        if values.get(key) is None:
+            raise CheckpointInvalid.of(path, f"{key} is missing")
+    unknown = sorted(values.keys() - READ - WITHOUT_EFFECT - ALLOWED.keys())
+    if unknown:
+        raise CheckpointInvalid.of(path, f"unknown field {unknown[0]!r}: what it changes would be left out")
+    for key, allowed in ALLOWED.items():
+        if key in values and not any(type(values[key]) is type(one) and values[key] == one for one in allowed):
+            said = " or ".join(repr(one) for one in allowed)
+            raise CheckpointInvalid.of(path, f"{key} is {values[key]!r}; allowed: {said}")
+    return AdapterConfig(
+        r=_number(values, "r", path, whole=True),
+        lora_alpha=_number(values, "lora_alpha", path),
+        use_rslora=_flag(values, "use_rslora", path),
+        use_dora=_flag(values, "use_dora", path),
+        rank_pattern=_pattern(values, "rank_pattern", path, whole=True),
+        alpha_pattern=_pattern(values, "alpha_pattern", path),
+        base_model=str(values.get("base_model_name_or_path") or ""),
+        base_sha256=base_sha256,
+    )
+
+
+def _matched(pattern: Mapping[str, float], module: str, default: float) -> float:
+    # As PEFT's get_pattern_key: a key matches the end of a name from a dot on.
+    for key, value in pattern.items():
+        if re.match(rf"(.*\.)?({key})$", module):
+            return value
+    return default
+
+
+def _number(values: Mapping[str, Any], key: str, path: Path, *, whole: bool = False) -> Any:
+    value: Any = values[key]
+    kinds: tuple[type, ...] = (int,) if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < math.inf:  # type: ignore[operator]
+        raise CheckpointInvalid.of(path, f"{key} is {value!r}; it must be {'a whole number' if whole else 'above 0'}")
+    return value
+
+
+def _flag(values: Mapping[str, Any], key: str, path: Path) -> bool:
+    value = values.get(key, False)
+    if not isinstance(value, bool):
+        raise CheckpointInvalid.of(path, f"{key} is {value!r}; it must be true or false")
+    return value
+
+
+def _pattern(values: Mapping[str, Any], key: str, path: Path, *, whole: bool = False) -> dict[str, Any]:
+    given = values.get(key) or {}
+    if not isinstance(given, Mapping):
+        raise CheckpointInvalid.of(path, f"{key} must be an object")
+    found = {}
+    for name in given:
+        try:
+            re.compile(name)
+        except re.error as error:
+            raise CheckpointInvalid.of(path, f"{key}: {name!r} is no pattern: {error}") from error
+        found[name] = _number(given, name, path, whole=whole)
+    return found

@@ -1,0 +1,89 @@
+"""Every family that transformers has too gives its logits: whole, in steps, padded, written again, and in int8."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from attn_models.adapters.families import FAMILIES
+from attn_models.loading import load_model, save_model
+from attn_testing.checkpoints import require_same_parameters
+from attn_testing.families import FAMILIES as TINY
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.oracle
+
+DESCRIBED = {adapter.model_type for adapter in FAMILIES}
+CASES = [(family, name) for family in sorted(DESCRIBED) for name in TINY[family]]
+
+
+@pytest.fixture(params=CASES, ids=lambda case: ", ".join(part for part in case if part))
+def peer(request):
+    """A random model of transformers, every weight far from its initial value so that each one counts."""
+    family, name = request.param
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(family, **TINY[family][name])
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(mean=float("norm" in name or "ln_" in name), std=0.2)
+    return model
+
+
+def test_a_checkpoint_of_transformers_gives_its_logits_whole_and_in_steps(peer, tmp_path, stepwise):
+    peer.save_pretrained(tmp_path)
+    model = load_model(tmp_path).model
+    prompts = [torch.randint(61, (length,)).tolist() for length in (20, 7)]
+    plan = [[6, 9, 1, 1, 1, 1, 1], [0, 3, 1, 1, 1, 1, 0]]
+    with torch.no_grad():
+        wholes = [peer(torch.tensor([prompt])).logits[0] for prompt in prompts]
+        for prompt, whole, stepped in zip(prompts, wholes, stepwise(model, prompts, plan), strict=True):
+            torch.testing.assert_close(model(torch.tensor([prompt]))[0], whole, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(stepped, whole, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_rows_of_a_padded_batch_of_transformers_are_ours_without_padding(peer, side, tmp_path):
+    peer.save_pretrained(tmp_path)
+    model = load_model(tmp_path).model
+    prompts, longest = [torch.randint(61, (length,)) for length in (12, 1, 7)], 12
+    tokens, keep = torch.zeros(3, longest, dtype=torch.int64), torch.zeros(3, longest, dtype=torch.int64)
+    places = [slice(longest - len(prompt), None) if side == "left" else slice(len(prompt)) for prompt in prompts]
+    for row, (prompt, place) in enumerate(zip(prompts, places, strict=True)):
+        tokens[row, place], keep[row, place] = prompt, 1
+    positions = (
+        {} if peer.config.model_type in ("bloom", "mpt") else {"position_ids": (keep.cumsum(1) - 1).clamp(min=0)}
+    )
+    with torch.no_grad():
+        theirs = peer(tokens, attention_mask=keep, **positions).logits
+        for row, (prompt, place) in enumerate(zip(prompts, places, strict=True)):
+            torch.testing.assert_close(model(prompt[None])[0], theirs[row, place], rtol=1e-5, atol=1e-5)
+
+
+def test_transformers_reads_what_is_written_in_its_layout(peer, tmp_path):
+    peer.save_pretrained(tmp_path / "theirs")
+    loaded = load_model(tmp_path / "theirs")
+    if (loaded.config.rope_scaling or {}).get("kind") == "longrope":
+        pytest.skip("the long context is not known to the decoder that was read")
+    save_model(tmp_path / "ours", loaded.model, layout=peer.config.model_type)
+    require_same_parameters(load_model(tmp_path / "ours").model, loaded.model)
+    written = tmp_path / "ours" / "config.json"
+    # Tokens that their config classes name by default are not among these few.
+    written.write_text(json.dumps(json.loads(written.read_text()) | {"pad_token_id": None}))
+    again = type(peer).from_pretrained(tmp_path / "ours", attn_implementation="eager").eval()
+    tokens = torch.randint(61, (2, 11))
+    with torch.no_grad():
+        torch.testing.assert_close(again(tokens).logits, peer(tokens).logits)
+
+
+def test_int8_weights_change_the_logits_by_little(peer, tmp_path):
+    peer.save_pretrained(tmp_path)
+    tokens = torch.randint(61, (2, 16))
+    with torch.no_grad():
+        exact, packed = load_model(tmp_path).model(tokens), load_model(tmp_path, quantization="int8").model(tokens)
+    assert 0 < (packed - exact).norm() / exact.norm() < 0.1
+
+
+def test_every_family_that_is_described_is_compared():
+    assert {case[0] for case in CASES} == DESCRIBED

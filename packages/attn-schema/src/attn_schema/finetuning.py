@@ -1,0 +1,58 @@
+"""How a base model is changed: adapters of low rank (LoRA) on frozen, possibly quantized weights."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from attn_core.errors import InvalidValue
+
+from attn_schema.schema import Checked, in_panel
+
+_lora = in_panel("LoRA")
+
+DEFAULT_ALPHA_PER_RANK = 2
+"""`lora_alpha` divided by `lora_rank`, if not given."""
+
+
+class LoraConfig(Checked, frozen=True, kw_only=True):
+    """An adapter of low rank (LoRA, Hu et al. 2021, arXiv 2106.09685) on a base model, whose weights are frozen.
+
+    Without `lora_rank` there is none, and all weights are trained.
+    """
+
+    lora_rank: Annotated[int, _lora("Rank of the adapter that is trained; without it all weights.", ge=1)] | None = None
+    lora_alpha: (
+        Annotated[
+            float,
+            _lora("What the adapter adds is multiplied by lora_alpha / lora_rank; twice lora_rank if not given.", gt=0),
+        ]
+        | None
+    ) = None
+    lora_dropout: Annotated[float, _lora("Probability of dropping inputs of the adapter.", ge=0, lt=1)] = 0.0
+    lora_target_modules: Annotated[
+        tuple[str, ...],
+        _lora(
+            "Linear layers that get an adapter, by the end of their names, such as q_proj; all of the blocks if empty."
+        ),
+    ] = ()
+    use_rslora: Annotated[bool, _lora("Divide lora_alpha by the root of lora_rank (arXiv 2312.03732).")] = False
+    use_dora: Annotated[bool, _lora("Train magnitudes and directions apart (DoRA, arXiv 2402.09353).")] = False
+    base_quantization: Annotated[
+        Literal["none", "int8", "int4"],
+        _lora("Storage of the frozen weights of the base (QLoRA, arXiv 2305.14314)."),
+    ] = "none"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lora_rank is not None:
+            return
+        for name in ("lora_alpha", "lora_dropout", "lora_target_modules", "use_rslora", "use_dora"):
+            if getattr(self, name):
+                raise InvalidValue.of(name, getattr(self, name), "none without lora_rank")
+        if self.base_quantization != "none":
+            raise InvalidValue.of("base_quantization", self.base_quantization, "none without lora_rank")
+
+    @property
+    def alpha(self) -> float:
+        """`lora_alpha`, or its default."""
+        return DEFAULT_ALPHA_PER_RANK * float(self.lora_rank or 1) if self.lora_alpha is None else self.lora_alpha

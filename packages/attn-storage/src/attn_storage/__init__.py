@@ -1,0 +1,7 @@
+"""What servers share: records in a database, leases with fencing tokens, artefacts by URL."""
+
+from attn_storage.artifacts import ArtifactStore, Manifest
+from attn_storage.database import Database, database_url
+from attn_storage.leases import Lease, Leases
+
+__all__ = ["ArtifactStore", "Database", "Lease", "Leases", "Manifest", "database_url"]

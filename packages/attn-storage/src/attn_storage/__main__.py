@@ -1,0 +1,46 @@
+"""`python -m attn_storage show` and `upgrade`: the records at ATTN_DATABASE, or those of the home folder."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from attn_core.errors import AttnError
+from sqlalchemy import func, select
+
+from attn_storage import schema_version
+from attn_storage.database import Database, database_url
+from attn_storage.tables import metadata
+
+
+def show(database: Database) -> None:
+    """Print the URL, the schema version and how many records there are."""
+    sys.stdout.write(f"{database.shown}\nschema version {schema_version.NEWEST}\n")
+    with database.reading() as connection:
+        for table in metadata.sorted_tables:
+            count = connection.execute(select(func.count()).select_from(table)).scalar_one()
+            sys.stdout.write(f"{table.name:8} {count}\n")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Do what is asked; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m attn_storage", description=__doc__)
+    parser.add_argument("action", choices=["show", "upgrade"])
+    parser.add_argument("home", type=Path, nargs="?", default=Path(), help="home folder, without ATTN_DATABASE")
+    asked = parser.parse_args(arguments)
+    try:
+        with Database(database_url(asked.home.resolve()), upgrade=asked.action == "upgrade") as database:
+            if asked.action == "show":
+                show(database)
+            else:
+                done = ", ".join(database.upgraded) or "nothing to do"
+                sys.stdout.write(f"schema version {schema_version.NEWEST}: {done}\n")
+    except AttnError as error:
+        sys.stderr.write(f"{error.message}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

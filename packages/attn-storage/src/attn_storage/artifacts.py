@@ -1,0 +1,248 @@
+"""Artefacts: folders of files under a name, at any URL, by obstore. Files are known by their content.
+
+A folder is published at once: its files first, under their SHA-256, then the manifest that names them. Who reads finds
+the old folder or the new one, whatever fails in between; who fetches checks every byte against the manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+import obstore
+from attn_core.errors import CheckpointInvalid, InvalidValue, Unavailable, UnknownName, UserError
+from obstore.exceptions import BaseError
+from obstore.store import ObjectStore, from_url
+
+ARTIFACTS = "ATTN_ARTIFACTS"
+"""The environment variable with the URL of the artefacts."""
+ALLOWED = "file:///FOLDER or s3://BUCKET/PREFIX"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+LATEST = "latest.json"
+CHUNK = 8 << 20
+LARGEST_MANIFEST = 16 << 20
+
+
+class StoredFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of an artefact: its path in the folder, its size in bytes and the SHA-256 of its content."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An artefact: its name, the tenant that it belongs to (empty for everybody's) and its files, sorted by path."""
+
+    name: str
+    owner: str
+    files: tuple[StoredFile, ...]
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the files, by which equal artefacts are equal."""
+        return hashlib.sha256(msgspec.json.encode(self.files)).hexdigest()
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+
+class ArtifactStore:
+    """Artefacts at `url`, and a cache of them in the folder `cache`; safe to share between threads and processes.
+
+    Raises `InvalidValue` for a URL of another kind. Calls raise `Unavailable` where the store cannot be reached, after
+    the retries of obstore.
+    """
+
+    def __init__(self, url: str, cache: Path, **options: Any) -> None:
+        if not url.startswith(("file://", "s3://")):
+            raise InvalidValue.of(ARTIFACTS, url, ALLOWED)
+        if url.startswith("file://"):
+            Path(url.removeprefix("file://")).mkdir(parents=True, exist_ok=True)
+        try:
+            self._store: ObjectStore = from_url(url, **options)
+        except (BaseError, ValueError) as error:
+            raise InvalidValue(f"{ARTIFACTS}: {url}: {_said(error)}", field=ARTIFACTS) from error
+        self.url = url
+        self._cache = cache
+
+    @classmethod
+    def from_environment(cls, home: Path, environ: Mapping[str, str] = os.environ) -> ArtifactStore | None:
+        """The store at `ATTN_ARTIFACTS`, with its cache in the home folder; None if it is not set."""
+        url = environ.get(ARTIFACTS)
+        return cls(url, home / "artifacts") if url else None
+
+    def publish(self, name: str, folder: Path, owner: str = "") -> Manifest:
+        """Store the files below `folder` under `name`, in place of what was there; what is stored is not sent again."""
+        _require_name(name)
+        manifest = Manifest(name, owner, tuple(_described(folder)))
+        for file in manifest.files:
+            self._send(folder / file.path, file.sha256)
+        data = msgspec.json.encode(manifest)
+        self._call(obstore.put, f"artifacts/{name}/{manifest.digest}.json", data)
+        self._call(obstore.put, f"artifacts/{name}/{LATEST}", data)
+        return manifest
+
+    def manifest(self, name: str) -> Manifest:
+        """What is published under `name`; raises `UnknownName` with near names, `CheckpointInvalid` if damaged."""
+        _require_name(name)
+        try:
+            data = self._read(f"artifacts/{name}/{LATEST}")
+        except FileNotFoundError:
+            raise UnknownName.of("artefact", name, self.names()) from None
+        return _checked(name, data)
+
+    def names(self) -> list[str]:
+        """All names, sorted."""
+        paths = [PurePosixPath(e["path"]) for page in self._call(obstore.list, "artifacts/") for e in page]
+        return sorted(path.parent.name for path in paths if path.name == LATEST)
+
+    def fetch(self, name: str) -> Path:
+        """A folder with the files of the artefact, read-only by custom: others of this machine use it too.
+
+        Raises as `manifest`, and `CheckpointInvalid` for a file whose content is not what the manifest says.
+        """
+        manifest = self.manifest(name)
+        target = self._cache / "folders" / name / manifest.digest
+        if target.is_dir():
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        half = Path(tempfile.mkdtemp(prefix=".half-", dir=target.parent))
+        try:
+            for file in manifest.files:
+                place = half / file.path
+                place.parent.mkdir(parents=True, exist_ok=True)
+                _link(self._cached(file), place)
+            half.chmod(0o755)
+            try:
+                half.rename(target)
+            except OSError:
+                if not target.is_dir():  # somebody else may have been faster
+                    raise
+        finally:
+            shutil.rmtree(half, ignore_errors=True)
+        return target
+
+    def remove(self, name: str) -> None:
+        """Forget what is published under `name`; its files stay while others may share them."""
+        _require_name(name)
+        for page in self._call(obstore.list, f"artifacts/{name}/"):
+            for entry in page:
+                self._call(obstore.delete, entry["path"])
+
+    def _cached(self, file: StoredFile) -> Path:
+        """The file of this content in the cache, fetched and checked if it is not there."""
+        place = self._cache / "blobs" / file.sha256
+        if place.is_file() and place.stat().st_size == file.size:
+            return place
+        place.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=".half-", dir=place.parent)
+        half = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as written:
+                digest = self._receive(file, written)
+                written.flush()
+                os.fsync(written.fileno())
+            if digest != file.sha256:
+                raise CheckpointInvalid.of(f"{self.url}: {file.path}", "its content is not what the manifest says")
+            half.replace(place)
+        finally:
+            half.unlink(missing_ok=True)
+        return place
+
+    def _receive(self, file: StoredFile, written: Any) -> str:
+        digest, size = hashlib.sha256(), 0
+        try:
+            for chunk in obstore.get(self._store, _blob(file.sha256)).stream(min_chunk_size=CHUNK):
+                size += len(chunk)
+                if size > file.size:
+                    break
+                digest.update(chunk)
+                written.write(chunk)
+        except FileNotFoundError:
+            raise CheckpointInvalid.of(f"{self.url}: {file.path}", "is missing in the artefact store") from None
+        except BaseError as error:
+            raise self._unavailable(error) from error
+        return digest.hexdigest() if size == file.size else ""
+
+    def _send(self, path: Path, sha256: str) -> None:
+        try:
+            self._call(obstore.head, _blob(sha256))
+        except FileNotFoundError:
+            self._call(obstore.put, _blob(sha256), path)
+
+    def _read(self, path: str) -> bytes:
+        found = self._call(obstore.get, path)
+        if found.meta["size"] > LARGEST_MANIFEST:
+            raise CheckpointInvalid.of(f"{self.url}: {path}", f"more than {LARGEST_MANIFEST} bytes")
+        return bytes(found.bytes())
+
+    def _call(self, function: Any, *arguments: Any) -> Any:
+        try:
+            return function(self._store, *arguments)
+        except FileNotFoundError:
+            raise
+        except (BaseError, OSError) as error:
+            raise self._unavailable(error) from error
+
+    def _unavailable(self, error: Exception) -> Unavailable:
+        return Unavailable(f"the artefact store {self.url} cannot be used: {_said(error)}", store=self.url)
+
+
+def _require_name(name: str) -> None:
+    if not NAME.fullmatch(name):
+        allowed = "letters, digits, '-', '_' and '.', beginning with a letter or digit, at most 128 characters"
+        raise InvalidValue.of("name", name, allowed)
+
+
+def _described(folder: Path) -> list[StoredFile]:
+    """The files below a folder; raises `UserError` for links that leave it, and for a folder without files."""
+    found = []
+    for path in sorted(folder.rglob("*")):
+        if not path.is_file():
+            continue
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise UserError(f"{path}: links to a file outside of {folder}, which is not published")
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        found.append(StoredFile(path.relative_to(folder).as_posix(), path.stat().st_size, digest))
+    if not found:
+        raise UserError(f"{folder}: holds no files to publish")
+    return found
+
+
+def _checked(name: str, data: bytes) -> Manifest:
+    """A manifest as it was read; whoever can write to the store must not write anywhere else on this machine."""
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise CheckpointInvalid.of(f"manifest of {name}", f"is damaged: {error}") from error
+    for file in manifest.files:
+        path = PurePosixPath(file.path)
+        if path.is_absolute() or ".." in path.parts or not path.parts or not re.fullmatch("[0-9a-f]{64}", file.sha256):
+            raise CheckpointInvalid.of(f"manifest of {name}", f"names a file outside of its folder: {file.path!r}")
+    return manifest
+
+
+def _blob(sha256: str) -> str:
+    return f"blobs/sha256/{sha256[:2]}/{sha256}"
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

@@ -1,0 +1,81 @@
+"""The first version: jobs and their events, leases, models, audit."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0001"
+down_revision = None
+
+LARGE = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+
+
+def upgrade() -> None:
+    """Make all tables."""
+    _make_jobs()
+    op.create_table(
+        "leases",
+        sa.Column("name", sa.Text, primary_key=True),
+        sa.Column("holder", sa.Text, nullable=False),
+        sa.Column("token", LARGE, nullable=False),
+        sa.Column("expires", sa.Double, nullable=False),
+    )
+    op.create_table(
+        "models",
+        sa.Column("name", sa.Text, primary_key=True),
+        sa.Column("owner", sa.Text, nullable=False, server_default=""),
+        sa.Column("artifact", sa.Text, nullable=False, server_default=""),
+        sa.Column("created", sa.Double, nullable=False),
+    )
+    op.create_table(
+        "audit",
+        sa.Column("number", sa.Integer, primary_key=True, autoincrement=True),
+        sa.Column("time", sa.Double, nullable=False),
+        sa.Column("tenant", sa.Text, nullable=False),
+        sa.Column("action", sa.Text, nullable=False),
+        sa.Column("object", sa.Text, nullable=False),
+        sa.Column("result", sa.Text, nullable=False),
+        sa.Column("request", sa.Text, nullable=False),
+        sqlite_autoincrement=True,
+    )
+    op.create_index("audit_time", "audit", ["time"])
+
+
+def _make_jobs() -> None:
+    op.create_table(
+        "jobs",
+        sa.Column("number", sa.Integer, primary_key=True, autoincrement=True),
+        sa.Column("id", sa.Text, nullable=False, unique=True),
+        sa.Column("owner", sa.Text, nullable=False, server_default=""),
+        sa.Column("config", sa.Text, nullable=False),
+        sa.Column("state", sa.Text, nullable=False),
+        sa.Column("attempt", sa.Integer, nullable=False, server_default="1"),
+        sa.Column("failures", sa.Integer, nullable=False, server_default="0"),
+        sa.Column("step", LARGE, nullable=False, server_default="0"),
+        sa.Column("metrics", sa.Text, nullable=False, server_default="{}"),
+        sa.Column("checkpoint", sa.Text),
+        sa.Column("error", sa.Text),
+        sa.Column("stop", sa.Text),
+        sa.Column("model_path", sa.Text, nullable=False, server_default=""),
+        sa.Column("created", sa.Double, nullable=False),
+        sa.Column("started", sa.Double),
+        sa.Column("ended", sa.Double),
+        sa.Column("last_event", LARGE, nullable=False, server_default="0"),
+        sqlite_autoincrement=True,
+    )
+    op.create_table(
+        "events",
+        sa.Column("job", sa.Text, sa.ForeignKey("jobs.id"), primary_key=True),
+        sa.Column("event", LARGE, primary_key=True, autoincrement=False),
+        sa.Column("time", sa.Double, nullable=False),
+        sa.Column("attempt", sa.Integer, nullable=False),
+        sa.Column("kind", sa.Text, nullable=False),
+        sa.Column("payload", sa.Text, nullable=False),
+    )
+
+
+def downgrade() -> None:
+    """Drop all tables."""
+    for name in ("audit", "models", "leases", "events", "jobs"):
+        op.drop_table(name)

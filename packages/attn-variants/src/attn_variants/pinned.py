@@ -1,0 +1,75 @@
+"""Tokens that a layer keeps for good beside a window of the latest, such as attention sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from attn_core import Fields, LayerState, Mask, RaggedBatch
+from attn_core.batch import PagedView, Rows, SlotView
+from attn_core.declared import PINNED
+from attn_core.masks import pinned_positions
+from torch import Tensor
+
+
+class PinnedRows:
+    """A `PagedView` whose rows are those of some positions of a sequence, from a slot, and those of a window.
+
+    `slot` is the view of the pinned rows and what it reads, fields [requests, positions, ...] by the window's names.
+    """
+
+    def __init__(
+        self, batch: RaggedBatch, recent: PagedView, slot: tuple[SlotView, Fields], positions: tuple[int, ...]
+    ) -> None:
+        self.batch = batch
+        self.recent = recent
+        self._slot, self._held = slot
+        self._positions = positions
+        self._places = batch.positions.new_tensor(positions)
+
+    def append(self, fields: Fields) -> Fields:
+        """Remember this step's rows [tokens, ...] in the window, and those at the pinned positions in the slot."""
+        shown = self.recent.append(fields)
+        if not any(context <= self._positions[-1] for context in self.batch.contexts):
+            return shown
+        numbers, early = self._find(self.batch.positions)
+        places = self.batch.request_of[early], numbers[early]
+        self._held = {
+            name: held.index_put(places, fields[name][early].to(held.dtype)) for name, held in self._held.items()
+        }
+        self._slot.write(self._held)
+        return {
+            name: torch.where(early.view(-1, *[1] * (rows.dim() - 1)), fields[name].to(rows.dtype), rows)
+            for name, rows in shown.items()
+        }
+
+    def rows(self, requests: Sequence[int]) -> Rows:
+        """The pinned rows of these requests, then those in the window that are not among them."""
+        recent = self.recent.rows(requests)
+        chosen = self._places.new_tensor(list(requests))
+        ends = self._places.new_tensor([self.batch.contexts[r] + self.batch.lengths[r] for r in requests])
+        places = self._places.expand(len(chosen), -1)
+        later = ~self._find(recent.positions)[1]
+        later = later if recent.key_padding_mask is None else later & recent.key_padding_mask
+        key_padding_mask = torch.cat([places < ends[:, None], later], dim=1)
+        fields = {
+            name: torch.cat([self._held[name][chosen].to(rows.dtype), rows], dim=1)
+            for name, rows in recent.fields.items()
+        }
+        return Rows(fields, torch.cat([places, recent.positions], dim=1), key_padding_mask)
+
+    def _find(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The number of the pinned position that each of some positions is, and whether it is one."""
+        numbers = torch.searchsorted(self._places, positions.contiguous()).clamp(max=len(self._positions) - 1)
+        return numbers, self._places[numbers] == positions
+
+
+def kept_rows(mask: Mask, batch: RaggedBatch, state: LayerState) -> PagedView:
+    """The view of the keys and values that a layer with this mask keeps, its pinned ones included where it has such."""
+    view: PagedView = state["kv"]
+    if PINNED not in state:
+        return view
+    held = state[PINNED].read()
+    # A layer that shares the rows of another may pin none of its own.
+    positions = pinned_positions(mask, next(iter(held.values())).shape[1])
+    return PinnedRows(batch, view, (state[PINNED], held), positions) if positions else view

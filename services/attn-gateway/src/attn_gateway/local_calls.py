@@ -1,0 +1,118 @@
+"""Calls of a gateway's services from its own process, through the same interceptors as calls over the wire.
+
+Other front ends, such as HTTP, answer with these: tokens, tenants, request ids, readiness, draining, logs and errors
+are those of gRPC, and no message is serialised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any, NamedTuple
+
+import grpc
+import grpc.aio
+from attn_core.errors import DeadlineExceeded, Incompatible, InternalError
+from google.protobuf.message import Message
+
+from attn_gateway.call import LocalContext
+from attn_gateway.interceptors.handlers import Continuation, Handler, behaviour_of
+
+Metadata = Sequence[tuple[str, str]]
+"""Keys in lower case and values, as gRPC has them."""
+
+
+class _CallDetails(NamedTuple):
+    """What an interceptor is told of a call before its handler is chosen."""
+
+    method: str
+    invocation_metadata: Metadata
+
+
+class RecordingServer:
+    """Passes handlers on to a gRPC server and keeps them by the full name of their method."""
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self._server = server
+        self.handlers: dict[str, Handler] = {}
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
+        """As `grpc.aio.Server` has it."""
+        self._server.add_generic_rpc_handlers(handlers)
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Handler]) -> None:
+        """As `grpc.aio.Server` has it."""
+        self.handlers.update({f"/{service}/{name}": handler for name, handler in handlers.items()})
+        self._server.add_registered_method_handlers(service, handlers)
+
+
+class LocalCalls:
+    """The methods of a gateway's services as functions of this process.
+
+    Deadlines are on the clock of `time.monotonic()`, which is also the event loop's, in seconds.
+    Errors are those of `attn_core.errors`; whatever else a handler raises is an `InternalError` with the request id,
+    and its traceback is in the log. Being cancelled cancels the handler, as a caller who goes away does.
+    """
+
+    def __init__(self, handlers: dict[str, Handler], interceptors: Sequence[grpc.aio.ServerInterceptor]) -> None:
+        self._handlers = handlers
+        self._interceptors = tuple(interceptors)
+
+    @property
+    def methods(self) -> frozenset[str]:
+        """The full names of all methods, such as "/attn.v1.ModelService/ListModels"."""
+        return frozenset(self._handlers)
+
+    def streams(self, method: str) -> bool:
+        """Whether a method answers with a stream of messages."""
+        return bool(self._handlers[method].response_streaming)
+
+    async def unary(self, method: str, request: Message, metadata: Metadata, deadline: float | None = None) -> Any:
+        """The answer of a method with one answer; raises `DeadlineExceeded` at `deadline`."""
+        context = LocalContext(metadata, deadline)
+        behaviour = await self._behaviour(method, metadata)
+        try:
+            async with asyncio.timeout_at(deadline):
+                if not inspect.isasyncgenfunction(behaviour):
+                    return await behaviour(request, context)
+                async with aclosing(behaviour(request, context)) as answers:
+                    async for answer in answers:
+                        return answer
+        except TimeoutError as error:
+            raise DeadlineExceeded("the deadline passed before the call was answered") from error
+        raise InternalError(f"{method} ended without an answer")
+
+    async def stream(
+        self, method: str, request: Message, metadata: Metadata, deadline: float | None = None
+    ) -> AsyncGenerator[Any, None]:
+        """The answers of a method with many; the handler sees the deadline."""
+        context = LocalContext(metadata, deadline)
+        behaviour = await self._behaviour(method, metadata)
+        async with aclosing(behaviour(request, context)) as answers:
+            async for answer in answers:
+                yield answer
+
+    async def _behaviour(self, method: str, metadata: Metadata) -> Callable[..., Any]:
+        """The function that answers a call, inside all interceptors."""
+        details: Any = _CallDetails(method, metadata)
+
+        async def innermost(_: Any) -> Handler | None:
+            return self._handlers.get(method)
+
+        continuation: Continuation = innermost
+        for interceptor in reversed(self._interceptors):
+            continuation = _inside(interceptor, continuation)
+        handler = await continuation(details)
+        if handler is None:
+            raise Incompatible(f"this server does not have the call {method}", method=method)
+        return behaviour_of(handler)
+
+
+def _inside(interceptor: grpc.aio.ServerInterceptor, inner: Continuation) -> Continuation:
+    async def outer(details: Any) -> Handler | None:
+        handler: Handler | None = await interceptor.intercept_service(inner, details)
+        return handler
+
+    return outer

@@ -1,0 +1,297 @@
+"""The application: which path does what, bodies read within limits, answers, streams, and callers who go away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from importlib.metadata import version
+from typing import Any, TypeAlias
+
+import msgspec
+import structlog
+from attn_core.errors import AttnError, InternalError, InvalidValue, OutOfCapacity, Unavailable, UnknownName, UserError
+from attn_gateway import ServingState
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from attn_openai import chat, completions, responses
+from attn_openai.caller import Caller
+from attn_openai.errors import body_of, headers_of, status_of
+from attn_openai.requests import ChatCompletionRequest, CompletionRequest, EmbeddingsRequest, ResponseRequest
+
+log = structlog.get_logger()
+
+BODY_SECONDS = 30.0
+"""How long a caller may take to send the body of a request."""
+PATHS = {
+    "POST /v1/chat/completions": "The next message of a conversation, with tools, structured output and streaming.",
+    "POST /v1/completions": "Completions of texts or token ids; with echo their log probabilities.",
+    "POST /v1/responses": "The same as chat completions, by OpenAI's newer interface. Nothing is stored.",
+    "POST /v1/embeddings": "A vector for each text, by an encoder.",
+    "POST /tokenize": "The token ids of a text or a conversation.",
+    "POST /detokenize": "The text of token ids.",
+    "GET /v1/models": "The models that are loaded.",
+    "GET /v1/models/{name:path}": "One model.",
+    "GET /health": "200 while all services are ready, else 503; needs no token.",
+    "GET /version": "The version of this package; needs no token.",
+}
+"""Method and path of everything in OpenAI's and vLLM's interface that is answered, and what it does."""
+
+DONE = b"data: [DONE]\n\n"
+
+Answer: TypeAlias = Callable[[Any, Caller], Coroutine[Any, Any, dict[str, Any]]]
+Stream: TypeAlias = Callable[[Any, Caller], AsyncGenerator[dict[str, Any], None]]
+
+
+class CallerGoneError(Exception):
+    """Nobody waits for the answer any more."""
+
+
+def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A value as JSON."""
+    return Response(msgspec.json.encode(value), status, headers, "application/json")
+
+
+def error_response(error: AttnError) -> Response:
+    """An error in OpenAI's shape."""
+    return json_response(body_of(error), status_of(error), headers_of(error))
+
+
+def event_of(value: dict[str, Any]) -> bytes:
+    """A server-sent event; those of /v1/responses have a type."""
+    data = b"data: " + msgspec.json.encode(value) + b"\n\n"
+    kind = value.get("type")
+    return f"event: {kind}\n".encode() + data if isinstance(kind, str) else data
+
+
+async def gone(receive: Receive) -> None:
+    """Return when the caller has gone away."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream:
+    """Sends events as they come; a caller who goes away ends their source, and an error ends the stream aloud."""
+
+    def __init__(self, first: bytes, events: AsyncGenerator[dict[str, Any], None], *, done: bool, request_id: str):
+        self._first = first
+        self._events = events
+        self._done = done
+        self._request_id = request_id
+
+    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
+        """Answer an HTTP request."""
+        sending = asyncio.ensure_future(self._send(send))
+        leaving = asyncio.ensure_future(gone(receive))
+        try:
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            sending.cancel()
+            await asyncio.gather(sending, leaving, return_exceptions=True)
+            await self._events.aclose()
+
+    async def _send(self, send: Send) -> None:
+        headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),
+            (b"x-request-id", self._request_id.encode()),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": self._first, "more_body": True})
+        try:
+            async for event in self._events:
+                await send({"type": "http.response.body", "body": event_of(event), "more_body": True})
+        except AttnError as error:
+            failure = body_of(error)
+            shown = failure if self._done else {"type": "error", **failure["error"], "sequence_number": -1}
+            await send({"type": "http.response.body", "body": event_of(shown), "more_body": True})
+        await send({"type": "http.response.body", "body": DONE if self._done else b"", "more_body": False})
+
+
+class HttpApplication:
+    """Answers the requests of one gateway."""
+
+    def __init__(self, gateway: ServingState) -> None:
+        self._gateway = gateway
+        self._kv_tokens: dict[tuple[str, str], int] = {}
+        self._running = 0
+        self.app = Starlette(routes=self._routes(), exception_handlers={HTTPException: _unknown_path})
+
+    def _routes(self) -> list[Route]:
+        answers = {
+            "POST /v1/chat/completions": self._text(ChatCompletionRequest, chat.complete_chat, chat.stream_chat),
+            "POST /v1/completions": self._text(CompletionRequest, completions.complete, completions.stream_completions),
+            "POST /v1/responses": self._text(ResponseRequest, responses.respond, responses.stream_response, done=False),
+            "POST /v1/embeddings": self._text(EmbeddingsRequest, completions.embed),
+            "POST /tokenize": self._plain(completions.tokenize),
+            "POST /detokenize": self._plain(completions.detokenize),
+            "GET /v1/models": self._guarded(self._models),
+            "GET /v1/models/{name:path}": self._guarded(self._model),
+            "GET /health": self._health,
+            "GET /version": self._version,
+        }
+        return [Route(key.split()[1], answers[key], methods=[key.split()[0]]) for key in PATHS]
+
+    def _text(self, kind: Any, answer: Answer, stream: Stream | None = None, *, done: bool = True) -> Any:
+        """Answers requests of a kind at once, or as a stream where they ask for one."""
+
+        async def handle(request: Request, caller: Caller) -> Any:
+            values = await self._body(request)
+            asked = kind.read(values) if hasattr(kind, "read") else kind.from_mapping(_mapping(values), "request")
+            structlog.contextvars.bind_contextvars(**({"user": asked.user} if asked.user else {}))
+            timed = caller.until(asked.timeout)
+            if stream is None or not asked.stream:
+                return json_response(await unless_gone(request, answer(asked, timed)))
+            events = stream(asked, timed)
+            try:
+                # Whatever is wrong with the request is known before its first event, and can still be a status.
+                first = await unless_gone(request, anext(events))
+            except BaseException:
+                await events.aclose()
+                raise
+            return EventStream(event_of(first), events, done=done, request_id=caller.request_id)
+
+        return self._guarded(handle)
+
+    def _plain(self, answer: Answer) -> Any:
+        """Answers requests of a few fields, which `answer` checks itself."""
+
+        async def handle(request: Request, caller: Caller) -> Any:
+            return json_response(await unless_gone(request, answer(_mapping(await self._body(request)), caller)))
+
+        return self._guarded(handle)
+
+    def _guarded(self, handle: Callable[[Request, Caller], Awaitable[Any]]) -> Any:
+        """Answers a request with what `handle` returns, or with the error that it raises."""
+
+        async def endpoint(request: Request) -> Any:
+            request_id = _request_id(request)
+            try:
+                self._check_host(request)
+                with self._counted():
+                    response = await handle(request, self._caller(request, request_id))
+            except AttnError as error:
+                response = error_response(error)
+            except CallerGoneError:
+                return Response(status_code=499)
+            except Exception:
+                log.exception("request failed", request_id=request_id, path=request.url.path)
+                response = error_response(InternalError(f"internal error, request id {request_id}"))
+            if isinstance(response, Response):
+                response.headers["x-request-id"] = request_id
+            return response
+
+        return endpoint
+
+    @contextlib.contextmanager
+    def _counted(self) -> Any:
+        limit = self._gateway.settings.max_calls
+        if self._running >= limit:
+            raise OutOfCapacity(f"{limit} requests are being answered already", limit=limit)
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+
+    def _caller(self, request: Request, request_id: str) -> Caller:
+        metadata = [("x-request-id", request_id)]
+        for name in ("authorization", "traceparent", "tracestate"):
+            metadata += [(name, value) for value in request.headers.getlist(name)]
+        return Caller(self._gateway.local_calls, tuple(metadata), request_id, kv_tokens=self._kv_tokens)
+
+    def _check_host(self, request: Request) -> None:
+        """Refuse names of other hosts where anybody on this machine is let in: pages of the web could rebind theirs."""
+        settings = self._gateway.settings
+        if settings.tokens or settings.insecure or is_own_host(request.url.hostname or ""):
+            return
+        raise InvalidValue.of("host", request.url.hostname, "localhost or an address, on a server without tokens")
+
+    async def _body(self, request: Request) -> Any:
+        """The decoded body; raises `UserError` for one that is too long, too slow, or not JSON."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            # A page of another site can send other types without asking, and would be let in.
+            raise InvalidValue.of("content-type", kind, "application/json")
+        limit, parts, size = self._gateway.settings.max_request_bytes, [], 0
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                async for part in request.stream():
+                    size += len(part)
+                    if size > limit:
+                        raise InvalidValue.of("body", f"more than {limit} bytes", f"at most {limit} bytes")
+                    parts.append(part)
+        except TimeoutError:
+            raise UserError(f"the body did not come within {BODY_SECONDS:g} seconds") from None
+        try:
+            return msgspec.json.decode(b"".join(parts))
+        except (msgspec.DecodeError, RecursionError, ValueError) as error:
+            raise UserError(f"the body is not JSON: {error}", field="body") from None
+
+    async def _models(self, request: Request, caller: Caller) -> Response:
+        return json_response(await unless_gone(request, completions.models(caller)))
+
+    async def _model(self, request: Request, caller: Caller) -> Response:
+        return json_response(completions.model_of(await caller.model(request.path_params["name"])))
+
+    async def _health(self, _: Request) -> Response:
+        if self._gateway.serving:
+            return Response(status_code=200)
+        return error_response(Unavailable("the server is starting or shutting down"))
+
+    async def _version(self, _: Request) -> Response:
+        return json_response({"version": version("attn-openai")})
+
+
+def is_own_host(name: str) -> bool:
+    """Whether a host name cannot be one of the web: localhost, or an address."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name in {"localhost", "testserver"}
+    return True
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
+    """The result of `work`, which is cancelled when the caller goes away; raises `CallerGoneError` then."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(gone(request.receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise CallerGoneError
+        return working.result()
+    finally:
+        leaving.cancel()
+        if not working.done():
+            working.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+def _mapping(values: Any) -> dict[str, Any]:
+    if not isinstance(values, dict):
+        raise InvalidValue.of("body", type(values).__name__, "a JSON object")
+    return values
+
+
+def _request_id(request: Request) -> str:
+    given = request.headers.get("x-request-id", "")
+    fits = 0 < len(given) <= 128 and given.isascii() and given.isprintable() and " " not in given
+    return given if fits else uuid.uuid4().hex
+
+
+async def _unknown_path(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    if status == 404:
+        paths = [route.path for route in request.app.routes]
+        return error_response(UnknownName.of("path", request.url.path, paths))
+    return json_response(body_of(UserError(f"{request.method} is not allowed here")), status)

@@ -1,0 +1,70 @@
+"""Errors in OpenAI's shape, with the HTTP status that its clients act on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+from attn_core.errors import AttnError, ContextLengthExceeded, MissingPackage, UnknownName
+from attn_gateway import code_of
+
+STATUSES = {
+    grpc.StatusCode.INVALID_ARGUMENT: (400, "invalid_request_error"),
+    grpc.StatusCode.FAILED_PRECONDITION: (400, "invalid_request_error"),
+    grpc.StatusCode.UNAUTHENTICATED: (401, "authentication_error"),
+    grpc.StatusCode.PERMISSION_DENIED: (403, "permission_error"),
+    grpc.StatusCode.NOT_FOUND: (404, "not_found_error"),
+    grpc.StatusCode.ALREADY_EXISTS: (409, "invalid_request_error"),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: (429, "rate_limit_error"),
+    grpc.StatusCode.UNAVAILABLE: (503, "server_error"),
+    grpc.StatusCode.DEADLINE_EXCEEDED: (504, "timeout_error"),
+    grpc.StatusCode.UNIMPLEMENTED: (501, "invalid_request_error"),
+}
+"""HTTP status and type of an error by its canonical code; others are 500. Clients try 429 and above 499 again."""
+
+RETRY_SECONDS = 1.0
+"""`retry-after` of errors that do not say when to try again."""
+
+
+def status_of(error: AttnError) -> int:
+    """The HTTP status of an error."""
+    if isinstance(error, UnknownName) and error.metadata.get("kind") != "model" and "field" not in error.metadata:
+        # Something named within the request does not exist; what the request was sent to does.
+        return 404 if error.metadata.get("kind") in {"job", "mechanism", "path"} else 400
+    return STATUSES.get(code_of(error), (500, "server_error"))[0]
+
+
+def body_of(error: AttnError) -> dict[str, Any]:
+    """The error as OpenAI's clients read it."""
+    status = status_of(error)
+    kind = next((kind for number, kind in STATUSES.values() if number == status), "server_error")
+    return {"error": {"message": error.message, "type": kind, "param": param_of(error), "code": word_of(error)}}
+
+
+def param_of(error: AttnError) -> str | None:
+    """The field of the request that the error is about."""
+    facts = error.metadata
+    if isinstance(error, UnknownName):
+        kind = facts.get("kind", "")
+        return "model" if kind == "model" else facts.get("name") if kind.startswith("field") else None
+    return facts.get("field") or facts.get("argument")
+
+
+def word_of(error: AttnError) -> str:
+    """The error's stable word in OpenAI's spelling."""
+    if isinstance(error, ContextLengthExceeded):
+        return "context_length_exceeded"
+    if isinstance(error, UnknownName):
+        kind = error.metadata.get("kind", "name")
+        return "unknown_field" if kind.startswith("field") else f"{kind.replace(' ', '_')}_not_found"
+    if isinstance(error, MissingPackage):
+        return "missing_package"
+    return error.reason.lower()
+
+
+def headers_of(error: AttnError) -> dict[str, str]:
+    """What tells a client when to try again, and a proxy how to be let in."""
+    status = status_of(error)
+    if status in {429, 503}:
+        return {"retry-after": str(round(float(error.metadata.get("retry_seconds", RETRY_SECONDS)), 3))}
+    return {"www-authenticate": "Bearer"} if status == 401 else {}

@@ -1,0 +1,334 @@
+"""What OpenAI's clients send, field by field, and the sampling parameters that follow from it.
+
+Fields have OpenAI's names, and beyond OpenAI's those of vLLM. Bounds are those of `attn_schema.SamplingParams`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from attn_core.errors import InvalidValue
+from attn_schema import SamplingParams, StructuredOutput
+from attn_schema.schema import Checked
+from msgspec import Meta
+
+DEFAULT_TEMPERATURE = 1.0
+"""OpenAI's, where `SamplingParams` is greedy."""
+DEFAULT_COMPLETION_TOKENS = 16
+"""`max_tokens` of /v1/completions, as OpenAI has it."""
+MAX_PROMPTS = 128
+"""The most prompts of one request to /v1/completions."""
+
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
+    "background": (False,),
+    "continue_final_message": (False,),
+    "metadata": ({},),
+    "modalities": (["text"],),
+    "service_tier": ("auto", "default"),
+    "skip_special_tokens": (True,),
+    "store": (False,),
+    "suffix": ("",),
+    "truncation": ("disabled",),
+}
+"""Fields of OpenAI and vLLM that this server does not follow, and the values that ask for what it does anyway."""
+
+SAME_NAMES = (
+    "top_p", "n", "frequency_penalty", "presence_penalty", "top_k", "min_p", "typical_p", "repetition_penalty",
+    "ignore_eos", "num_beams", "length_penalty", "early_stopping", "num_speculative_tokens",
+)  # fmt: skip
+"""Fields of requests that `SamplingParams` has by the same name."""
+
+OTHER_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+"""Fields of `SamplingParams` by the name that callers know."""
+
+
+COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""How llguidance writes JSON: without blanks and new lines that small models would repeat for ever."""
+
+
+def compact_schema(schema: dict[str, Any]) -> str:
+    """A JSON schema as text that allows no more blanks than `json.dumps` writes."""
+    return json.dumps({"x-guidance": COMPACT, **schema})
+
+
+class StreamOptions(Checked, frozen=True, kw_only=True):
+    """What a stream brings beside its text."""
+
+    include_usage: Annotated[bool, Meta(description="Ends the stream with the usage of the whole request.")] = False
+
+
+class StructuredOutputs(Checked, frozen=True, kw_only=True):
+    """vLLM's form of structured output; exactly one field is given."""
+
+    json: Annotated[Any, Meta(description="JSON schema of the completion, as an object or as text.")] = None
+    regex: Annotated[str, Meta(description="Regular expression that the whole completion matches.")] | None = None
+    choice: Annotated[
+        tuple[str, ...], Meta(min_length=1, description="The completion is one of these texts.")
+    ] | None = None  # fmt: skip
+    grammar: Annotated[str, Meta(description="Lark grammar whose first rule is `start`.")] | None = None
+
+    def wanted(self) -> StructuredOutput:
+        """As the engine has it; raises `InvalidValue` unless exactly one field is given."""
+        given = [name for name in self.__struct_fields__ if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise InvalidValue.of("structured_outputs", given or None, "exactly one of json, regex, choice and grammar")
+        if self.json is not None:
+            return StructuredOutput(json_schema=self.json if isinstance(self.json, str) else compact_schema(self.json))
+        if self.choice is not None:
+            return StructuredOutput(regex="|".join(re.escape(text) for text in self.choice))
+        return StructuredOutput(regex=self.regex, lark=self.grammar)
+
+
+class SamplingFields(Checked, frozen=True, kw_only=True):
+    """The fields that all requests for text share. None is a field that was not given."""
+
+    model: Annotated[str, Meta(description="Name of a loaded model; GET /v1/models lists them.")]
+    max_tokens: Annotated[int, Meta(description="Maximum number of tokens to generate.")] | None = None
+    temperature: Annotated[float, Meta(description="Divides the logits; 1 if not given, 0 is greedy.")] | None = None
+    top_p: Annotated[float, Meta(description="Nucleus sampling.")] | None = None
+    n: Annotated[int, Meta(description="Number of completions of each prompt.")] | None = None
+    stop: Annotated[Any, Meta(description="A text, or a list of texts, before which the completion ends.")] = None
+    seed: Annotated[int, Meta(description="Makes sampling reproducible.")] | None = None
+    presence_penalty: Annotated[float, Meta(description="From -2 to 2.")] | None = None
+    frequency_penalty: Annotated[float, Meta(description="From -2 to 2.")] | None = None
+    logit_bias: Annotated[Any, Meta(description="Added to logits, by token id; from -100 to 100.")] = None
+    stream: Annotated[bool, Meta(description="Answers with server-sent events.")] | None = None
+    stream_options: Annotated[StreamOptions, Meta(description="Only with stream.")] | None = None
+    user: Annotated[str, Meta(description="Name of the end user, for the server's log.")] | None = None
+    timeout: Annotated[float, Meta(gt=0, description="Seconds after which the request ends with 504.")] | None = None
+    top_k: Annotated[int, Meta(description="vLLM: samples from the k most likely tokens; 0 or -1 from all.")] | None = (
+        None
+    )
+    min_p: Annotated[float, Meta(description="vLLM: fraction of the most likely token's probability.")] | None = None
+    typical_p: Annotated[float, Meta(description="Locally typical sampling.")] | None = None
+    repetition_penalty: Annotated[float, Meta(description="vLLM: above 1 discourages repetition.")] | None = None
+    min_tokens: Annotated[int, Meta(description="vLLM: no end of sequence before this many tokens.")] | None = None
+    ignore_eos: Annotated[bool, Meta(description="vLLM: generates past end-of-sequence tokens.")] | None = None
+    use_beam_search: Annotated[bool, Meta(description="vLLM: beam search with n beams.")] | None = None
+    num_beams: Annotated[int, Meta(description="Beam search with this many beams.")] | None = None
+    length_penalty: Annotated[float, Meta(description="vLLM: with beam search.")] | None = None
+    early_stopping: Annotated[Any, Meta(description="vLLM: with beam search; false, true or never.")] = None
+    num_speculative_tokens: Annotated[int, Meta(description="Draft tokens per step.")] | None = None
+    structured_outputs: Annotated[StructuredOutputs, Meta(description="vLLM: constrains the text.")] | None = None
+
+    NAME: ClassVar[str] = "request"
+    """What an error calls a request of this kind."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.stream_options is not None and not self.stream:
+            raise InvalidValue.of("stream_options", "an object", "only with stream: true")
+
+    @classmethod
+    def read(cls, values: Any) -> Any:
+        """The request in a decoded body.
+
+        Raises `InvalidValue` or `UnknownName` naming the field that is wrong or not known.
+        """
+        if not isinstance(values, dict):
+            raise InvalidValue.of("body", type(values).__name__, "a JSON object")
+        known = dict(values)
+        for name in NEUTRAL.keys() & known.keys() - set(cls.__struct_fields__):
+            allowed = NEUTRAL[name]
+            if (value := known.pop(name)) is not None and value not in allowed:
+                raise InvalidValue.of(name, value, " or ".join(map(json.dumps, allowed)))
+        return cls.from_mapping(known, cls.NAME)
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling(
+        self,
+        max_new_tokens: int | None,
+        *,
+        top_logprobs: int | None = None,
+        structured_output: StructuredOutput | None = None,
+    ) -> SamplingParams:
+        """How tokens are chosen; raises `InvalidValue` with the name of the field in the request."""
+        values = {name: given for name in SAME_NAMES if (given := getattr(self, name)) is not None}
+        if values.get("top_k") == -1:
+            values["top_k"] = 0
+        if self.use_beam_search and self.num_beams is None:
+            values["num_beams"] = self.n or 1
+        if self.temperature is not None or values.get("num_beams", 1) == 1:
+            values["temperature"] = DEFAULT_TEMPERATURE if self.temperature is None else self.temperature
+        if self.seed is not None:
+            values["seed"] = self.seed % 2**64
+        if self.structured_outputs is not None:
+            if structured_output is not None:
+                raise InvalidValue.of("structured_outputs", "given", "left out with response_format or tools")
+            structured_output = self.structured_outputs.wanted()
+        try:
+            return SamplingParams(
+                max_new_tokens=max_new_tokens,
+                min_new_tokens=self.min_tokens or 0,
+                stop=stop_strings(self.stop),
+                logit_bias=logit_bias(self.logit_bias),
+                top_logprobs=top_logprobs,
+                structured_output=structured_output,
+                **values,
+            )
+        except InvalidValue as error:
+            raise renamed(error) from error
+
+
+def renamed(error: InvalidValue) -> InvalidValue:
+    """The error with the name that the field has in requests."""
+    field = error.metadata.get("field", "")
+    name = OTHER_NAMES.get(field)
+    if name is None:
+        return error
+    return InvalidValue(error.message.replace(field, name), **error.metadata | {"field": name})
+
+
+def stop_strings(stop: Any) -> tuple[str, ...]:
+    """The stop strings of a request."""
+    if stop is None or isinstance(stop, str):
+        return (stop,) if stop else ()
+    if isinstance(stop, Sequence):
+        return tuple(stop)
+    raise InvalidValue.of("stop", stop, "a text or a list of texts")
+
+
+def logit_bias(given: Any) -> dict[int, float]:
+    """Biases by token id; JSON has the ids as text."""
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise InvalidValue.of("logit_bias", given, "an object of token ids and numbers")
+    found = {}
+    for key, value in given.items():
+        if not (str(key).isascii() and str(key).isdecimal()):
+            raise InvalidValue.of("logit_bias", key, "token ids as keys")
+        found[int(key)] = value
+    return found
+
+
+def json_output(response_format: Any, field: str = "response_format") -> StructuredOutput | None:
+    """What `response_format` (or the flat form of /v1/responses) asks for; None for plain text."""
+    if response_format is None:
+        return None
+    if not isinstance(response_format, dict) or not isinstance(response_format.get("type"), str):
+        raise InvalidValue.of(field, response_format, "an object with a type")
+    kind = response_format["type"]
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return StructuredOutput(json_schema=compact_schema({"type": "object"}))
+    if kind != "json_schema":
+        raise InvalidValue.of(f"{field}.type", kind, "text, json_object or json_schema")
+    holder = response_format.get("json_schema", response_format)
+    schema = holder.get("schema") if isinstance(holder, dict) else None
+    if not isinstance(schema, dict):
+        raise InvalidValue.of(f"{field}.json_schema.schema", schema, "a JSON schema, an object")
+    return StructuredOutput(json_schema=compact_schema(schema))
+
+
+class ChatCompletionRequest(SamplingFields, frozen=True, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    NAME = "chat completion request"
+
+    messages: Annotated[Any, Meta(description="The conversation, oldest message first.")]
+    max_completion_tokens: Annotated[
+        int, Meta(description="Maximum number of tokens to generate; what the context holds if not given.")
+    ] | None = None  # fmt: skip
+    logprobs: Annotated[bool, Meta(description="Returns the log probability of each token.")] | None = None
+    top_logprobs: Annotated[
+        int, Meta(description="Returns those of this many most likely tokens, from 0 to 20; only with logprobs.")
+    ] | None = None  # fmt: skip
+    response_format: Annotated[Any, Meta(description="text, json_object or json_schema.")] = None
+    tools: Annotated[Any, Meta(description="Functions that the model may call.")] = None
+    tool_choice: Annotated[Any, Meta(description="none, auto, required, or a function that is to be called.")] = None
+    parallel_tool_calls: (
+        Annotated[bool, Meta(description="Allows several calls at once; true if not given.")] | None
+    ) = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_tokens is not None and self.max_completion_tokens not in {None, self.max_tokens}:
+            raise InvalidValue.of("max_tokens", self.max_tokens, "left out with max_completion_tokens")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidValue.of("top_logprobs", self.top_logprobs, "only with logprobs: true")
+
+    @property
+    def token_limit(self) -> int | None:
+        """`max_completion_tokens`, by either of its names."""
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+
+class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
+    """POST /v1/completions."""
+
+    NAME = "completion request"
+
+    prompt: Annotated[Any, Meta(description="A text, token ids, or a list of either; at most 128 prompts.")]
+    echo: Annotated[bool, Meta(description="Returns the prompt before its completion.")] | None = None
+    logprobs: Annotated[
+        int, Meta(ge=0, description="Returns the log probability of each token, and of this many most likely ones.")
+    ] | None = None  # fmt: skip
+    best_of: Annotated[int, Meta(description="As n.")] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise InvalidValue.of("best_of", self.best_of, f"{self.n or 1}, n, or left out")
+
+    @property
+    def token_limit(self) -> int:
+        """`max_tokens`, with OpenAI's default; 0 only with echo, which then scores the prompt."""
+        return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+
+
+class EmbeddingsRequest(Checked, frozen=True, kw_only=True):
+    """POST /v1/embeddings."""
+
+    model: Annotated[str, Meta(description="Name of a loaded encoder.")]
+    input: Annotated[Any, Meta(description="A text or a list of texts.")]
+    encoding_format: Annotated[
+        Literal["float", "base64"], Meta(description="Numbers, or float32 in little-endian order as base64.")
+    ] | None = None  # fmt: skip
+    dimensions: Annotated[
+        int, Meta(ge=1, description="Keeps the first so many components of each vector, scaled to length 1.")
+    ] | None = None  # fmt: skip
+    user: Annotated[str, Meta(description="Name of the end user, for the server's log.")] | None = None
+    timeout: Annotated[float, Meta(gt=0, description="Seconds after which the request ends with 504.")] | None = None
+
+    def texts(self) -> tuple[str, ...]:
+        """The texts to embed; raises `InvalidValue` for anything else."""
+        given = (self.input,) if isinstance(self.input, str) else self.input
+        if not isinstance(given, Sequence) or not given or not all(isinstance(text, str) for text in given):
+            shown = "token ids" if isinstance(given, Sequence) and given else given
+            raise InvalidValue.of("input", shown, "a text or a list of texts")
+        return tuple(given)
+
+
+class ResponseRequest(SamplingFields, frozen=True, kw_only=True):
+    """POST /v1/responses. Responses are not stored, so each request brings the whole conversation."""
+
+    NAME = "response request"
+
+    input: Annotated[Any, Meta(description="A text, or a list of messages, function calls and their outputs.")]
+    instructions: Annotated[str, Meta(description="A system message before the input.")] | None = None
+    max_output_tokens: Annotated[int, Meta(description="Maximum number of tokens to generate.")] | None = None
+    text: Annotated[Any, Meta(description="The format of the text: text, json_object or json_schema.")] = None
+    tools: Annotated[Any, Meta(description="Functions that the model may call.")] = None
+    tool_choice: Annotated[Any, Meta(description="none, auto, required, or a function that is to be called.")] = None
+    parallel_tool_calls: (
+        Annotated[bool, Meta(description="Allows several calls at once; true if not given.")] | None
+    ) = None
+    include: Annotated[
+        tuple[Literal["message.output_text.logprobs"], ...], Meta(description="What is returned beside the text.")
+    ] | None = None  # fmt: skip
+    top_logprobs: Annotated[int, Meta(description="Returns those of this many most likely tokens.")] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.n not in {None, 1}:
+            raise InvalidValue.of("n", self.n, "1, as a response is one completion")

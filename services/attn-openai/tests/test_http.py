@@ -1,0 +1,182 @@
+"""What HTTP refuses and how: fields, bodies, tokens, hosts, deadlines; and callers who go away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx2
+import pytest
+from attn_gateway import Gateway, GatewaySettings, serving
+from attn_openai.app import PATHS
+from attn_openai.server import UvicornServer
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "to be?"}], "max_completion_tokens": 4}
+LONG = CHAT | {"max_completion_tokens": 900, "ignore_eos": True}
+
+
+async def post(http: httpx2.AsyncClient, body: Any, path: str = "/v1/chat/completions") -> httpx2.Response:
+    return await http.post(path, json=body)
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"temprature": 1}, "temprature"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"n": 65}, "n"),
+        ({"stop": [""]}, "stop[0]"),
+        ({"stop": 5}, "stop"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"store": True}, "store"),
+        ({"service_tier": "flex"}, "service_tier"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "oracle", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": "x", "weight": 1}]}, "messages[0].weight"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema"),
+        ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs"),
+        ({"timeout": 0}, "timeout"),
+    ],
+)
+async def test_a_field_that_is_not_understood_is_refused_by_name(
+    http: httpx2.AsyncClient, changes: dict[str, Any], param: str
+) -> None:
+    answer = await post(http, CHAT | changes)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert (error["param"], error["type"]) == (param, "invalid_request_error")
+
+
+async def test_neutral_values_of_fields_that_are_not_followed_are_accepted(http: httpx2.AsyncClient) -> None:
+    neutral = {"store": False, "service_tier": "auto", "metadata": None, "user": "ann", "top_k": -1, "stop": None}
+    assert (await post(http, CHAT | neutral)).status_code == 200
+
+
+async def test_bodies_that_are_no_json_objects_are_refused(http: httpx2.AsyncClient, gateway: Gateway) -> None:
+    path, headers = "/v1/chat/completions", {"content-type": "application/json"}
+    for body in (b"{", b"[]", b"\xff", b"[" * 100_000):
+        answer = await http.post(path, content=body, headers=headers)
+        assert answer.status_code == 400, body[:10]
+        assert answer.json()["error"]["param"] == "body"
+    large = b" " * (gateway.settings.max_request_bytes + 1)
+    assert (await http.post(path, content=large, headers=headers)).status_code == 400
+    # What a page of another site may send without asking is not let in.
+    simple = await http.post(path, content=json.dumps(CHAT), headers={"content-type": "text/plain"})
+    assert simple.json()["error"]["param"] == "content-type"
+
+
+async def test_every_answer_has_the_request_id_of_the_caller(http: httpx2.AsyncClient) -> None:
+    good = await http.post("/v1/chat/completions", json=CHAT, headers={"x-request-id": "mine-1"})
+    bad = await http.post("/v1/chat/completions", json={}, headers={"x-request-id": "mine-2"})
+    assert (good.headers["x-request-id"], bad.headers["x-request-id"]) == ("mine-1", "mine-2")
+    assert good.json()["id"] == "chatcmpl-mine-1"
+    assert len((await http.get("/v1/models")).headers["x-request-id"]) == 32
+
+
+async def test_pages_of_other_hosts_are_refused_on_a_server_without_tokens(http: httpx2.AsyncClient) -> None:
+    assert (await http.get("/v1/models", headers={"host": "evil.example"})).status_code == 400
+    assert (await http.get("/v1/models", headers={"host": "localhost:1"})).status_code == 200
+
+
+@pytest.mark.parametrize("settings", [GatewaySettings(port=0, http_port=0, token="one", other_tokens=("two",))])
+async def test_tokens_are_those_of_grpc(http: httpx2.AsyncClient, settings: GatewaySettings) -> None:
+    for path in ("/v1/models", "/v1/models/tiny"):
+        assert (await http.get(path)).status_code == 401
+        assert (await http.get(path, headers={"authorization": "Bearer three"})).status_code == 401
+        for token in settings.tokens:
+            assert (await http.get(path, headers={"authorization": f"Bearer {token}"})).status_code == 200
+    refused = await post(http, CHAT)
+    assert refused.json()["error"]["type"] == "authentication_error"
+    assert refused.headers["www-authenticate"] == "Bearer"
+    assert (await http.get("/health")).status_code == 200
+
+
+async def test_a_deadline_ends_the_request_with_504(http: httpx2.AsyncClient) -> None:
+    answer = await post(http, LONG | {"timeout": 0.05})
+    assert answer.status_code == 504
+    assert answer.json()["error"]["code"] == "deadline_exceeded"
+
+
+async def test_a_deadline_within_a_stream_is_told_in_the_stream(http: httpx2.AsyncClient) -> None:
+    answer = await post(http, LONG | {"timeout": 0.3, "stream": True})
+    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    assert answer.status_code == 200
+    assert events[-1] == "[DONE]"
+    assert json.loads(events[-2])["error"]["code"] == "deadline_exceeded"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_caller_who_goes_away_frees_the_engine(
+    http: httpx2.AsyncClient, inference: Any, url: str, stream: bool
+) -> None:
+    engine = inference.fleet.engine("tiny")
+    async with httpx2.AsyncClient(base_url=url) as other:
+        asking = asyncio.ensure_future(post(other, LONG | {"stream": stream, "n": 8}))
+        for _ in range(1000):
+            if (await engine.stats()).running:
+                break
+            await asyncio.sleep(0.005)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+    for _ in range(200):
+        stats = await engine.stats()
+        if not stats.running + stats.waiting:
+            break
+        await asyncio.sleep(0.01)
+    assert stats.running + stats.waiting == 0
+    assert stats.generated_tokens < 8 * 900
+
+
+async def test_health_follows_the_services_and_a_stopped_server_answers_no_more(inference: Any) -> None:
+    server = UvicornServer()
+    async with serving([inference], GatewaySettings(port=0, http_port=0), http=server) as gateway:
+        async with httpx2.AsyncClient(base_url=f"http://{server.address}") as http:
+            assert (await http.get("/health")).status_code == 200
+            assert (await http.get("/version")).json()["version"]
+            gateway._serving = False
+            assert (await http.get("/health")).status_code == 503
+        address = server.address
+    async with httpx2.AsyncClient() as http:
+        with pytest.raises(httpx2.ConnectError):
+            await http.get(f"http://{address}/health")
+
+
+async def test_a_port_in_use_is_told_before_any_model_is_loaded(inference: Any, gateway: Gateway) -> None:
+    port = int(gateway.http.address.rsplit(":", 1)[1])  # type: ignore[union-attr]
+    with pytest.raises(Exception, match=f"port {port} on 127.0.0.1 is in use"):
+        async with serving([inference], GatewaySettings(port=0, http_port=port), http=UvicornServer()):
+            pass
+
+
+async def test_more_requests_than_allowed_are_refused_with_429(inference: Any) -> None:
+    server = UvicornServer()
+    async with (
+        serving([inference], GatewaySettings(port=0, http_port=0, max_calls=1), http=server),
+        httpx2.AsyncClient(base_url=f"http://{server.address}", timeout=30) as http,
+    ):
+        first = asyncio.ensure_future(post(http, LONG))
+        await asyncio.sleep(0.1)
+        second = await http.get("/v1/models")
+        assert second.status_code == 429
+        assert float(second.headers["retry-after"]) > 0
+        assert (await first).status_code == 200
+
+
+async def test_every_path_of_the_table_is_answered_and_no_other(http: httpx2.AsyncClient) -> None:
+    for key in PATHS:
+        method, path = key.split()
+        answer = await http.request(method, path.split("/{")[0])
+        assert answer.status_code not in {404, 405}, key
+    unknown = await http.get("/v1/chat/completion")
+    assert unknown.status_code == 404
+    assert "/v1/chat/completions" in unknown.json()["error"]["message"]
+    assert (await http.get("/v1/chat/completions")).status_code == 405

@@ -1,0 +1,221 @@
+"""Training that goes on from a model: the base a job names, what of it is trained, and what is saved in the end."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from attn_core import installed
+from attn_core.errors import Incompatible, InvalidValue, UnknownName
+from attn_models.adapters.native import NativeAdapter
+from attn_models.decoder.config import DecoderConfig
+from attn_models.decoder.decoder import Decoder
+from attn_models.loading import LoadedModel, load_model, save_model
+from attn_models.loading.models import config_of, family_of
+from attn_models.lora import AdaptedModel, AdapterConfig, LoraAdapter, write_adapter
+from attn_models.lora.files import is_adapter, modules_of, weights_sha256
+from attn_models.lora.frozen import let_gradients_through
+from attn_models.tokenizers import Tokenizer
+from attn_models.weights.safe_files import read_config
+from attn_schema.home import models_folder
+from attn_schema.training import DECODER, TrainingConfig
+from torch import nn
+
+from attn_train.data.load import tokenizer_folder
+from attn_train.data.synthetic import TASKS
+from attn_train.data_checks import allowed_roots, require_inside
+from attn_train.settings import TrainSettings
+from attn_train.tasks.base import derived
+from attn_train.tasks.language_modeling import CHARACTER
+
+FIELD = "config.model.base_model"
+SEQUENCE_LENGTH = 512
+"""Tokens of a training sequence, if not given; fewer where the base has a shorter context."""
+LORA = "lora"
+"""What the module of the adapter is called in the model that is trained."""
+
+
+def base_folder(name: str, home: Path) -> Path:
+    """The folder of the model of this name in `home`, or at this path; raises `UnknownName` and `InvalidValue`."""
+    if "/" in name:
+        folder = Path(name)
+        if not folder.is_absolute() or not (folder / "config.json").is_file():
+            raise InvalidValue.of(FIELD, name, "a model's name, or the absolute path of a folder with a config.json")
+        return folder
+    models = models_folder(home)
+    folder = models / name
+    if (folder / "config.json").is_file():
+        return folder
+    if is_adapter(folder):
+        raise InvalidValue.of(FIELD, name, "a model; this is an adapter of one")
+    raise UnknownName.of("model", name, sorted(path.parent.name for path in models.glob("*/config.json")))
+
+
+def completed(config: TrainingConfig, *, home: Path, settings: TrainSettings, local: bool) -> TrainingConfig:
+    """The configuration with what follows from its base: family, tokenizer and length of sequences.
+
+    Raises `InvalidValue` and `Incompatible` for a model, a tokenizer or data that are not the base's; the same without
+    a base as it was given.
+    """
+    if config.model.base_model is None:
+        return config
+    if "/" in config.model.base_model:
+        roots = allowed_roots(home, settings, local=local)
+        inside = None if roots is None else (*roots, models_folder(home))
+        require_inside(Path(config.model.base_model), FIELD, inside)
+    folder = base_folder(config.model.base_model, home)
+    base = _config_of(folder)
+    _require_same_model(config, base, folder)
+    if config.data.name in TASKS:
+        raise InvalidValue.of("config.data.dataset", config.data.name, "a text, as the base has its own vocabulary")
+    length = config.model.max_seq_len or min(base.max_seq_len, SEQUENCE_LENGTH)
+    if length > base.max_seq_len:
+        raise InvalidValue.of("config.model.max_seq_len", length, f"1 to {base.max_seq_len}, the context of the base")
+    family = DECODER if isinstance(base, DecoderConfig) else family_of(base)
+    model = config.model.replace(family=family, max_seq_len=length)
+    if config.data.tokenizer == CHARACTER:
+        return config.replace(model=model, data=config.data.replace(tokenizer=config.model.base_model))
+    _require_same_tokenizer(folder, Path(tokenizer_folder(config.data.tokenizer, home)))
+    return config.replace(model=model)
+
+
+def _config_of(folder: Path) -> Any:
+    try:
+        base = config_of(folder)
+    except UnknownName as error:
+        raise Incompatible(f"base {folder.name}: it is no decoder: {error.message}", field=FIELD) from error
+    if hasattr(base, "max_encoder_len"):
+        raise Incompatible(f"base {folder.name}: it reads a source; a base is a decoder", field=FIELD)
+    if not (folder / "tokenizer.json").is_file():
+        raise InvalidValue.of(FIELD, str(folder), "a model with a tokenizer.json")
+    return base
+
+
+def _require_same_model(config: TrainingConfig, base: Any, folder: Path) -> None:
+    """Raise `InvalidValue` for a field of the model that is given and is not the base's."""
+    model = config.model
+    family = DECODER if isinstance(base, DecoderConfig) else family_of(base)
+    if model.family not in (DECODER, family, family.rpartition("/")[2]):
+        raise InvalidValue.of("config.model.family", model.family, f"{family}, as the base {folder.name} is")
+    registry = installed().mechanisms
+    for name, given in model.config_fields().items():
+        theirs = getattr(base, name, None)
+        same = given == theirs
+        if name == "mechanism":
+            same = theirs is not None and registry.full_name(given) == registry.full_name(theirs)
+        if name != "max_seq_len" and not same:
+            place = name if name in type(model).__struct_fields__ else f"model_options.{name}"
+            raise InvalidValue.of(f"config.model.{place}", given, f"{theirs}, as the base {folder.name} has, or none")
+
+
+def _require_same_tokenizer(base: Path, given: Path) -> None:
+    """Raise `Incompatible` for a tokenizer that spells a token otherwise than the base's."""
+    theirs, ours = Tokenizer.from_folder(given), Tokenizer.from_folder(base)
+    said = f"tokenizer {given.name}"
+    if theirs.vocab_size != ours.vocab_size:
+        sizes = f"{theirs.vocab_size} tokens, the base {ours.vocab_size}"
+        raise Incompatible(f"{said}: another vocabulary: it has {sizes}", field="config.data.tokenizer")
+    for token in range(ours.vocab_size):
+        if theirs.token(token) != ours.token(token):
+            message = f"{said}: another vocabulary: token {token} is {theirs.token(token)!r}, not {ours.token(token)!r}"
+            raise Incompatible(message, field="config.data.tokenizer")
+
+
+def adapter_config(config: TrainingConfig, folder: Path) -> AdapterConfig:
+    """What the adapter of a job is."""
+    lora = config.lora
+    return AdapterConfig(
+        r=lora.lora_rank or 1,
+        lora_alpha=lora.alpha,
+        use_rslora=lora.use_rslora,
+        use_dora=lora.use_dora,
+        base_model=config.model.base_model or "",
+        base_sha256=weights_sha256(folder),
+    )
+
+
+def shapes_of_base(config: TrainingConfig, home: Path) -> tuple[nn.Module, LoraAdapter | None]:
+    """The base without numbers and the adapter that would be trained; to be called where modules have no memory.
+
+    Raises `InvalidValue` for target modules that it lacks.
+    """
+    folder = base_folder(config.model.base_model or "", home)
+    base = config_of(folder)
+    built: nn.Module = (
+        Decoder(base) if isinstance(base, DecoderConfig) else installed().models.get(family_of(base)).build(base)
+    )
+    if config.lora.lora_rank is None:
+        return built, None
+    return built, _fresh(built, config, AdapterConfig(r=config.lora.lora_rank, lora_alpha=config.lora.alpha), folder)
+
+
+def _fresh(model: Any, config: TrainingConfig, said: AdapterConfig, folder: Path) -> LoraAdapter:
+    lora = config.lora
+    try:
+        return LoraAdapter.fresh(
+            model,
+            said,
+            modules=modules_of(model, folder),
+            targets=lora.lora_target_modules,
+            dropout=lora.lora_dropout,
+        )
+    except InvalidValue as error:
+        error.metadata["field"] = f"config.lora.{error.metadata['field']}"
+        raise
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class BaseModel:
+    """A loaded base with what of it is trained: all its weights, or an adapter (`adapted`) while they are frozen."""
+
+    folder: Path
+    loaded: LoadedModel
+    adapted: AdaptedModel | None
+    adapter: LoraAdapter | None
+
+    @property
+    def model(self) -> Any:
+        """The model to train; its module `lora` is the adapter, if there is one."""
+        return self.loaded.model
+
+    def save(self, target: Path) -> Path:
+        """Write the finished model, in the layout of its base, or the adapter, in PEFT's."""
+        if self.adapter is not None:
+            return write_adapter(target, self.adapter, self.model, self.folder)
+        layout = read_config(self.folder / "config.json").get("model_type", NativeAdapter.model_type)
+        return save_model(
+            target, self.model, self.loaded.tokenizer, layout=layout, generation=self.loaded.generation or None
+        )
+
+
+def load_base(config: TrainingConfig, home: Path, log: Callable[[str], None]) -> BaseModel:
+    """The base of a job on the device of the config, ready to be trained."""
+    folder = base_folder(config.model.base_model or "", home)
+    stored = config.lora.base_quantization
+    loaded = load_model(folder, "float32", device=config.device, quantization=stored, verify="hashes")
+    model = loaded.model
+    torch.manual_seed(derived(config.seed, "weights"))
+    if config.lora.lora_rank is None:
+        for parameter in model.parameters():
+            # Weights may lie in the file still, which must stay as it is.
+            parameter.data = parameter.data.clone()
+            parameter.requires_grad_(parameter.is_floating_point())
+        return BaseModel(folder=folder, loaded=loaded, adapted=None, adapter=None)
+    model.requires_grad_(requires_grad=False)
+    adapter = _fresh(model, config, adapter_config(config, folder), folder)
+    adapted = AdaptedModel(model)
+    adapted.always(adapter)
+    if stored != "none":
+        let_gradients_through(model)
+    model.add_module(LORA, adapter)
+    log(f"LoRA of rank {config.lora.lora_rank} on {len(adapter)} layers of {folder.name}")
+    return BaseModel(folder=folder, loaded=loaded, adapted=adapted, adapter=adapter)
+
+
+def adapter_of(model: nn.Module) -> LoraAdapter | None:
+    """The adapter that is trained on a model, if one is."""
+    found = getattr(model, LORA, None)
+    return found if isinstance(found, LoraAdapter) else None
