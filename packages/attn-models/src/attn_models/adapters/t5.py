@@ -11,6 +11,7 @@ from attn_core.errors import Incompatible, InvalidValue
 
 from attn_models.adapters.base import (
     Layout,
+    StateDictAdapter,
     StoredTensor,
     needed,
     require_allowed,
