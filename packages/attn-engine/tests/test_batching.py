@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from functools import cache
 
 import pytest
 import torch
+from attn_engine import Request, SamplingParams
 from serving import assert_empty, make_engine, run, some_requests
 from small_models import KINDS, small_model
 
@@ -152,3 +154,18 @@ def test_logits_are_computed_only_for_rows_that_sample():
     )
     run(make_engine(model, max_num_batched_tokens=20), [request])
     assert rows == [1, 1, 1]
+
+
+def test_a_request_says_how_long_it_waited_to_be_scheduled():
+    engine = make_engine(small_model("paged"), requests=1)
+    for name in ("first", "second"):
+        engine.submit(Request(id=name, token_ids=(5, 9, 2), params=SamplingParams(max_new_tokens=20, ignore_eos=True)))
+    submitted = time.monotonic()
+    usages, ended = {}, {}
+    while not engine.idle:
+        for output in engine.step():
+            if output.last:
+                usages[output.request_id], ended[output.request_id] = output.delta.usage, time.monotonic()
+    # There is room for one: the second waits until the first has ended, and no longer than until it ends itself.
+    assert 0 < usages["first"].queue_time < usages["second"].queue_time
+    assert ended["first"] - submitted <= usages["second"].queue_time <= ended["second"] - submitted + 1

@@ -111,6 +111,7 @@ def test_a_difference_is_found() -> None:
 
     assert differences(Usage) == [
         "completion_tokens is in the message only",
+        "queue_time is in the message only",
         "finish is in the noun only",
         "prompt_tokens: needs `optional`: its default is not the zero of protobuf",
         "cached_tokens: <class 'str'> and protobuf's type 5",

@@ -20,6 +20,7 @@ from attn_schema import AttentionMapsRequest, EngineConfig, Prompt, SamplingPara
 from attn_serve.engine_client import EngineClient
 from attn_serve.in_process import InProcessBackend
 from attn_serve.ray_backend import RayBackend
+from low_rank import make_adapter
 
 ONE_THREAD = EngineConfig(num_threads=1)
 
@@ -170,6 +171,24 @@ class TestRayEngine:
             await asyncio.sleep(0.02)
         assert (load.running, load.kv_tokens_used) == (0, 0)
         assert load.generated_tokens < 240
+        await engine.stop(0)
+
+    async def test_an_engine_that_comes_back_has_the_adapters_that_it_had(self, cluster: Cluster, home: Path) -> None:
+        make_adapter(home / "models" / "tiny", "third", 3)
+        engine = far_engine(home / "models" / "tiny")
+        await engine.start()
+        adapted = await engine.load_adapter("third", home / "models" / "third")
+        before = await text_of(adapted, generation())
+        assert before != await text_of(engine, generation())
+        os.kill(await engine.backend.pid(), signal.SIGKILL)
+        for _ in range(300):
+            try:
+                assert await text_of(adapted, generation()) == before
+                break
+            except Unavailable:
+                await asyncio.sleep(0.1)
+        else:
+            pytest.fail("the engine did not come back")
         await engine.stop(0)
 
     async def test_the_streams_of_a_killed_engine_go_on_when_it_is_back(self, cluster: Cluster, home: Path) -> None:

@@ -119,10 +119,19 @@ class Models:
         return self._connection.unary(models.get_model(name), timeout)
 
     def load(
-        self, name: str, source: str = "", *, engine: EngineConfig | None = None, timeout: float | None = None
+        self,
+        name: str,
+        source: str = "",
+        *,
+        engine: EngineConfig | None = None,
+        base_model: str = "",
+        timeout: float | None = None,
     ) -> ModelInfo:
-        """Load a model from a folder on the server, a registered name or a finished job; returns when it serves."""
-        return self._connection.unary(models.load_model(name, source, engine), timeout)
+        """Load a model from a folder on the server, a registered name or a finished job; returns when it serves.
+
+        A LoRA adapter is loaded on `base_model`, by default the loaded model that it is for.
+        """
+        return self._connection.unary(models.load_model(name, source, engine, base_model), timeout)
 
     def unload(self, name: str, *, shutdown_timeout: float | None = None, timeout: float | None = None) -> None:
         """Take a model out of service, once its running requests have ended or `shutdown_timeout` are over."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
@@ -101,6 +102,23 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of token ids, without special tokens unless asked for; bytes that are no UTF-8 become U+FFFD."""
+        ...
+
+
+class RequestAdapter(Protocol):
+    """An adapter of low rank that a request uses on the model; `key` tells it from all others."""
+
+    key: str
+
+
+class MixesAdapters(Protocol):
+    """What lets steps of a model use adapters."""
+
+    mixes: bool
+    """Whether one step may have rows of several adapters, or of some and none."""
+
+    def stepping(self, rows: Sequence[tuple[Any, int]]) -> AbstractContextManager[None]:
+        """Within it, a step uses adapters: for each, or None, in order, how many rows are its own."""
         ...
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 from attn_core.errors import DeadlineExceeded, InvalidValue, Unavailable, UserError
-from attn_core.models import LanguageModel, Tokenizer
+from attn_core.models import LanguageModel, MixesAdapters, Tokenizer
 from attn_core.stores import BranchingStore, StateStore, TreeStore
 from attn_schema import EngineConfig, EngineStats, OutputDelta, SamplingParams, Usage
 from attn_schema.engine import DRAFT_MODEL_TOKENS
@@ -49,6 +49,7 @@ class SequenceGroup:
         request = members[0].request
         self._prompt_tokens = len(request.token_ids)
         self._cached_tokens = 0
+        self._queue_time: float | None = None
         left = set(request.open_indices)
         self.completion_tokens = sum(len(request.received(index)) for index in range(request.n) if index not in left)
         self.begun = False
@@ -64,6 +65,7 @@ class SequenceGroup:
             # A sequence that was preempted may have found its own tokens again; no more than the prompt counts.
             cached_tokens=min(self._cached_tokens, self._prompt_tokens),
             completion_tokens=self.completion_tokens,
+            queue_time=self._queue_time,
         )
 
     @property
@@ -77,6 +79,7 @@ class SequenceGroup:
         self.completion_tokens += sequence.generated
         if sequence.index == 0:
             self._cached_tokens = sequence.cached_tokens
+            self._queue_time = sequence.queue_time
 
 
 class Engine:
@@ -161,6 +164,10 @@ class Engine:
         if self.config.enforce_eager:
             return "enforce_eager is set"
         return f"there are no graphs on {self._runner.device.type}"
+
+    def use_adapters(self, adapters: MixesAdapters) -> None:
+        """Compute requests that have an adapter with it, from the next step on."""
+        self._runner.adapters = adapters
 
     def warm_up(self) -> None:
         """Record the decode steps of all numbers of requests, where they can be: seconds that no request waits then."""
@@ -411,6 +418,7 @@ class Engine:
             self._end(request_id, few)
             return
         members[0].cached_tokens = beams.leader.cached_tokens
+        members[0].queue_time = beams.leader.queue_time
         for member in list(members):
             hypothesis = found[member.index]
             self._generated_tokens += len(hypothesis.tokens)

@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Self
 
@@ -60,6 +61,25 @@ class EngineLoop:
         with self._changed:
             self._calls.append(partial(self._engine.cancel, request_id))
             self._changed.notify_all()
+
+    def call(self, function: Callable[[Engine], None]) -> Future[None]:
+        """Call a function with the engine before the next step, on the loop's thread; the future has what it raises."""
+        done: Future[None] = Future()
+
+        def run() -> None:
+            try:
+                function(self._engine)
+            except Exception as error:  # noqa: BLE001 -- the caller's
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        with self._changed:
+            if self._closed:
+                raise Unavailable("the engine is shutting down")
+            self._calls.append(run)
+            self._changed.notify_all()
+        return done
 
     def stream(self, request: Request) -> Iterator[RequestOutput]:
         """Submit, and yield the outputs of the request as they come; leaving the iteration early cancels it."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, cast
 
 import torch
 from attn_core import RaggedBatch, Source
 from attn_core.errors import InternalError
-from attn_core.models import EncoderDecoderModel, GreedyHead, LanguageModel
+from attn_core.models import EncoderDecoderModel, GreedyHead, LanguageModel, MixesAdapters
 from attn_core.stores import StateStore
 from torch import Tensor
 
@@ -40,6 +41,8 @@ class ModelRunner:
         self.model = model
         self.store = store
         self.graphs: DecodeGraphs | None = None
+        self.adapters: MixesAdapters | None = None
+        """What lets steps use the adapters of requests; requests without it have none."""
         parameter = next(iter(model.parameters()), None)  # type: ignore[attr-defined]
         self._greedy_head = model if isinstance(model, GreedyHead) else None
         self.device = torch.device("cpu") if parameter is None else parameter.device
@@ -62,10 +65,23 @@ class ModelRunner:
 
         Raises whatever the model raises, and `InternalError` if it returns fewer or more rows.
         """
+        if self.adapters is not None and not self.adapters.mixes:
+            adapters = list(dict.fromkeys(chunk.sequence.request.adapter for chunk in chunks))
+            groups = [[chunk for chunk in chunks if chunk.sequence.request.adapter is one] for one in adapters]
+        else:
+            groups = [list(chunks)]
+        parts = [self._run(group, tracer) for group in groups]
+        if len(parts) == 1:
+            return parts[0]
+        return [chunk for ordered, _ in parts for chunk in ordered], torch.cat([hidden for _, hidden in parts])
+
+    def _run(self, chunks: Sequence[ScheduledChunk], tracer: NanTracer | None) -> tuple[list[ScheduledChunk], Tensor]:
+        """Compute chunks of which the model takes all in one step."""
         by_number = {chunk.sequence.number: chunk for chunk in chunks}
         numbers = self.store.order(list(by_number))
         ordered = [by_number[number] for number in numbers]
-        if self.graphs is not None and tracer is None:
+        adapted = any(chunk.sequence.request.adapter is not None for chunk in ordered)
+        if self.graphs is not None and tracer is None and not adapted:
             found = self.graphs.run(ordered)
             if found is not None:
                 return ordered, found
@@ -76,12 +92,18 @@ class ModelRunner:
             for token in (*chunk.sequence.tokens[chunk.start : chunk.start + chunk.length], *chunk.draft.tokens)
         ]
         state = self.store.view(batch, names)
-        hidden = self.model.step(self._tensor(tokens), batch, tracer.observed(state) if tracer else state)
+        with self._stepping(ordered) if adapted else nullcontext():
+            hidden = self.model.step(self._tensor(tokens), batch, tracer.observed(state) if tracer else state)
         if hidden.dim() != 2 or len(hidden) != len(tokens):
             raise InternalError(f"the model gave hidden rows {tuple(hidden.shape)} for {len(tokens)} tokens")
         if tracer:
             tracer.check_output(hidden)
         return ordered, hidden
+
+    def _stepping(self, ordered: Sequence[ScheduledChunk]) -> AbstractContextManager[None]:
+        if self.adapters is None:
+            raise InternalError("a request has an adapter, which this model was not prepared for")
+        return self.adapters.stepping([(chunk.sequence.request.adapter, chunk.rows) for chunk in ordered])
 
     def logits(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
         """Logits [rows, vocab_size] of these rows of hidden [tokens, hidden_size]."""

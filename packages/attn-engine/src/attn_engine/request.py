@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from attn_core.errors import AttnError, ContextLengthExceeded, InvalidValue
+from attn_core.models import RequestAdapter
 from attn_schema import OutputDelta, Resumption, SamplingParams, ScoringParams
 from attn_schema.sampling import DEFAULT_MAX_NEW_TOKENS
 
@@ -21,7 +22,8 @@ class Request:
     `token_ids` is the prompt; `encoder_token_ids` what the encoder of an encoder-decoder model reads. `deadline` is a
     time of `time.monotonic()`, in seconds. Requests are scheduled by `priority`, highest first, then by `tenant` (fair
     queueing, see `EngineConfig.tenant_weights`), then by deadline and arrival. The KV cache of equal prefixes is shared
-    between requests of one `scope`, such as a tenant's; None shares nothing.
+    between requests of one `scope`, such as a tenant's, and one `adapter`, with which the model computes; None shares
+    nothing.
 
     `resume` is what of the outputs has been received already, where another engine began the request: the outputs that
     are missing are returned, the same as if nothing had happened. A prompt to score has one, of the tokens whose log
@@ -36,6 +38,7 @@ class Request:
     priority: int = 0
     scope: str | None = ""
     tenant: str = ""
+    adapter: RequestAdapter | None = None
     resume: Resumption | None = None
 
     def __post_init__(self) -> None:

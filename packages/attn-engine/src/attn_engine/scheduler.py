@@ -6,6 +6,7 @@ Models", arXiv 2401.00588).
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from math import inf
@@ -242,6 +243,8 @@ class Scheduler:
             for sequence in group:
                 self.waiting.remove(sequence)
                 self.running[sequence.number] = sequence
+                if sequence.queue_time is None:
+                    sequence.queue_time = time.monotonic() - sequence.arrival
                 sequence.cached_tokens += sequence.computed
                 self.cached_tokens += sequence.computed
                 self.offload.reload(sequence, _room(sequence))

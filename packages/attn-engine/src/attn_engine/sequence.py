@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -68,6 +69,10 @@ class Sequence:
     computed: int = 0
     cached_tokens: int = 0
     """Tokens whose KV cache was reused instead of computed."""
+    arrival: float = field(default_factory=time.monotonic)
+    """When it was submitted, on the clock of `time.monotonic()`, in seconds."""
+    queue_time: float | None = None
+    """Seconds from arrival until it was first scheduled."""
     encoder_written: bool = False
     """Whether the encoder's states are in the KV cache."""
     accepted: int = 0
@@ -80,7 +85,7 @@ class Sequence:
     seed: int = field(init=False)
     stops: StopStrings = field(init=False)
     scope: str | None = field(init=False)
-    """Whose prefixes it shares: the request's scope and its encoder input; None shares nothing.
+    """Whose prefixes it shares: the request's scope, its encoder input and its adapter; None shares nothing.
 
     Scoring shares nothing, as every token must be computed.
     """
@@ -106,7 +111,8 @@ class Sequence:
             self.num_speculative_tokens = params.num_speculative_tokens if params.num_beams == 1 else 0
         self.seed = random.getrandbits(64) if seed is None else (seed + self.index) % SEED_LIMIT
         shares = self.request.scope is not None and self.scoring is None
-        self.scope = f"{self.request.scope}\0{self.request.encoder_token_ids}" if shares else None
+        adapter = self.request.adapter.key if self.request.adapter is not None else ""
+        self.scope = f"{self.request.scope}\0{self.request.encoder_token_ids}\0{adapter}" if shares else None
         self.stops = StopStrings(stop)
 
     def rank_with(self, other: Sequence) -> None:

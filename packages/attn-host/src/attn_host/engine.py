@@ -11,6 +11,7 @@ from attn_engine import EngineLoop, Request, build_engine
 from attn_models.loading import LoadedModel, load_model
 from attn_schema import AttentionMap, AttentionMapsRequest, EngineConfig, EngineStats, ModelInfo, Prompt, Tokenization
 
+from attn_host.adapters import LoadedAdapters
 from attn_host.attention_maps import compute_maps
 from attn_host.host import Deliver, ModelHost, TextTask
 from attn_host.loading import load_draft_model, quantization_of, use_kernel
@@ -43,6 +44,7 @@ class EngineHost(ModelHost):
         engine.warm_up()
         self._note = engine.note
         self._loop = EngineLoop(engine, deliver)
+        self._adapters = LoadedAdapters(self._loaded, self._loop, config.max_loras)
 
     @property
     def info(self) -> ModelInfo:
@@ -75,9 +77,18 @@ class EngineHost(ModelHost):
                 deadline=None if task.timeout is None else time.monotonic() + task.timeout,
                 scope=task.tenant,
                 tenant=task.tenant,
+                adapter=self._adapters.find(task.adapter),
                 resume=task.resume,
             )
         )
+
+    def load_adapter(self, name: str, folder: Path) -> None:
+        """Let tasks use an adapter from now on; raises the `UserError` that refuses it."""
+        self._adapters.load(name, folder)
+
+    def unload_adapter(self, name: str) -> None:
+        """Let no further tasks use an adapter; those that run go on."""
+        self._adapters.unload(name)
 
     def cancel(self, task_id: str) -> None:
         """Stop a task before the next engine step."""
@@ -87,9 +98,10 @@ class EngineHost(ModelHost):
         """The tokens of a prompt and the text that was tokenised."""
         return self._tokenizer.tokenize(prompt)
 
-    def attention_maps(self, request: AttentionMapsRequest) -> list[AttentionMap]:
-        """The attention weights of a prompt, one map a layer."""
-        return compute_maps(self._loaded, request, self._tokenizer)
+    def attention_maps(self, request: AttentionMapsRequest, adapter: str = "") -> list[AttentionMap]:
+        """The attention weights of a prompt, one map a layer, with an adapter if one is named."""
+        with self._adapters.using(adapter):
+            return compute_maps(self._loaded, request, self._tokenizer)
 
     def stats(self) -> EngineStats:
         """How busy the engine is."""

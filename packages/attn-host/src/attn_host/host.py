@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from attn_core.errors import Incompatible
 from attn_engine import RequestOutput
@@ -36,13 +37,15 @@ class TextTask:
     """A prompt to complete (`params` are `SamplingParams`) or to score (`params` are `ScoringParams`).
 
     `timeout` is the time left until the caller's deadline, in seconds. Requests of one `tenant` share a prefix cache
-    and a weight in fair queueing. `resume` is what of the outputs has been received already, from another host.
+    and a weight in fair queueing. `adapter` names one that is loaded on the model; without it the model alone
+    computes. `resume` is what of the outputs has been received already, from another host.
     """
 
     prompt: Prompt
     params: SamplingParams | ScoringParams
     timeout: float | None = None
     tenant: str = ""
+    adapter: str = ""
     resume: Resumption | None = None
     id: str = field(default_factory=new_id)
 
@@ -85,8 +88,17 @@ class ModelHost:
         """The tokens of a prompt and the text that was tokenised."""
         raise NotImplementedError
 
-    def attention_maps(self, request: AttentionMapsRequest) -> list[AttentionMap]:
-        """The attention weights of a prompt, one map a layer."""
+    def load_adapter(self, name: str, folder: Path) -> None:
+        """Let tasks use the adapter in a folder by this name from now on; raises the `UserError` that refuses it."""
+        raise Incompatible(f"adapter {name!r}: only decoders take adapters", adapter=name, folder=folder)
+
+    def unload_adapter(self, name: str) -> None:
+        """Let no further tasks use an adapter; those that run go on. An unknown one is left alone."""
+        del name
+
+    def attention_maps(self, request: AttentionMapsRequest, adapter: str = "") -> list[AttentionMap]:
+        """The attention weights of a prompt, one map a layer, with an adapter if one is named."""
+        del adapter
         raise Incompatible(self.REFUSAL, layers=request.layers)
 
     def stats(self) -> EngineStats:

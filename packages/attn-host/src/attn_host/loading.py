@@ -9,22 +9,26 @@ import torch
 from attn_core.errors import CheckpointInvalid, Incompatible, UnknownName
 from attn_core.models import LanguageModel
 from attn_models.loading import LoadedModel, load_draft
+from attn_models.lora.peft_config import ADAPTER_CONFIG_NAME
 from attn_schema import EngineConfig
 from attn_schema.home import models_folder
 
+CONFIGS = ("config.json", ADAPTER_CONFIG_NAME)
+"""What a folder of a model, or of an adapter, has."""
+
 
 def find_folder(source: str, home: Path) -> Path:
-    """The model folder for an absolute path or a name under the home's models.
+    """The folder of a model, or of an adapter, for an absolute path or a name under the home's models.
 
     Raises `UnknownName` with near names, or `CheckpointInvalid` for a path that is no model folder.
     """
     given = Path(source).expanduser()
     if given.is_absolute():
-        if not (given / "config.json").is_file():
+        if not any((given / name).is_file() for name in CONFIGS):
             raise CheckpointInvalid.of(given, "is not a model folder: it has no config.json")
         return given
     folder = models_folder(home)
-    known = sorted(path.parent.name for path in folder.glob("*/config.json"))
+    known = sorted({path.parent.name for name in CONFIGS for path in folder.glob(f"*/{name}")})
     if source not in known:
         raise UnknownName.of("model", source, known)
     return folder / source

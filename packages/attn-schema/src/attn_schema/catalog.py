@@ -39,6 +39,7 @@ class ModelInfo(Schema, frozen=True, kw_only=True):
     quantization: Annotated[str, Meta(description="Storage of the weights of its linear layers.")] = ""
     device: Annotated[str, Meta(description="Device it computes on.")] = ""
     chat: Annotated[bool, Meta(description="Whether it has a chat template.")] = False
+    base_model: Annotated[str, Meta(description="Of an adapter, the loaded model that it changes; else empty.")] = ""
     state: Annotated[ModelState, Meta(description="Where it is in its life.")] = ModelState.UNKNOWN
     state_detail: Annotated[str, Meta(description="Why it is in that state; empty while it serves.")] = ""
     load_time: Annotated[datetime, Meta(description="When loading began.")] | None = None

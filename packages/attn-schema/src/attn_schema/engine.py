@@ -11,6 +11,7 @@ from attn_schema.sampling import MAX_SPECULATIVE_TOKENS
 from attn_schema.schema import Schema
 
 MAX_SPECULATIVE_TREE_WIDTH = 8
+MAX_LORAS = 1024
 DRAFT_MODEL_TOKENS = 4
 """`num_speculative_tokens` with a draft model, if not given."""
 
@@ -98,6 +99,9 @@ class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
             description="Candidates for each draft token; above 1 they form a tree that is verified in one step.",
         ),
     ] = 1  # fmt: skip
+    max_loras: Annotated[
+        int, Meta(ge=0, le=MAX_LORAS, description="Maximum number of LoRA adapters loaded on the model at a time.")
+    ] = 8  # fmt: skip
     enforce_eager: Annotated[
         bool,
         Meta(

@@ -131,6 +131,9 @@ class Usage(Schema, frozen=True, kw_only=True):
     completion_tokens: Annotated[
         int, Meta(description="Tokens generated, the end-of-sequence token included, over all completions.")
     ] = 0  # fmt: skip
+    queue_time: Annotated[
+        float, Meta(description="Seconds until the engine first scheduled the request; absent if it never did.")
+    ] | None = None  # fmt: skip
 
 
 class OutputDelta(Schema, frozen=True, kw_only=True):

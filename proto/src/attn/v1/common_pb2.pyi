@@ -341,23 +341,29 @@ class Usage(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    QUEUE_TIME_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Tokens in the prompt, special tokens included."""
     cached_tokens: _builtins.int
     """Prompt tokens whose KV cache was reused instead of computed."""
     completion_tokens: _builtins.int
     """Tokens generated, the end-of-sequence token included, over all completions."""
+    queue_time: _builtins.float
+    """Seconds until the engine first scheduled the request; absent if it never did."""
     def __init__(
         self,
         *,
         prompt_tokens: _builtins.int = ...,
         cached_tokens: _builtins.int = ...,
         completion_tokens: _builtins.int = ...,
+        queue_time: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_queue_time", b"_queue_time", "queue_time", b"queue_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_queue_time", b"_queue_time", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens", "queue_time", b"queue_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__queue_time: _TypeAlias = _typing.Literal["queue_time"]  # noqa: Y015
+    _WhichOneofArgType__queue_time: _TypeAlias = _typing.Literal["_queue_time", b"_queue_time"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__queue_time) -> _WhichOneofReturnType__queue_time | None: ...
 
 Global___Usage: _TypeAlias = Usage  # noqa: Y015

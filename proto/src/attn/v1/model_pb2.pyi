@@ -75,6 +75,7 @@ class ModelInfo(_message.Message):
     STATE_DETAIL_FIELD_NUMBER: _builtins.int
     LOAD_TIME_FIELD_NUMBER: _builtins.int
     NOTE_FIELD_NUMBER: _builtins.int
+    BASE_MODEL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name requests use."""
     source: _builtins.str
@@ -105,6 +106,8 @@ class ModelInfo(_message.Message):
     """Why it is in that state, in one line; empty while it serves."""
     note: _builtins.str
     """An option that the model cannot follow, in one line, such as tree speculation; empty if none."""
+    base_model: _builtins.str
+    """Of an adapter, the loaded model that it changes; else empty."""
     @_builtins.property
     def mechanisms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Mechanisms of its attention layers, each once, in the order of their first layer."""
@@ -133,10 +136,11 @@ class ModelInfo(_message.Message):
         state_detail: _builtins.str = ...,
         load_time: _timestamp_pb2.Timestamp | None = ...,
         note: _builtins.str = ...,
+        base_model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load_time", b"load_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "chat", b"chat", "device", b"device", "dtype", b"dtype", "load_time", b"load_time", "max_seq_len", b"max_seq_len", "mechanisms", b"mechanisms", "name", b"name", "note", b"note", "num_heads", b"num_heads", "num_layers", b"num_layers", "num_parameters", b"num_parameters", "quantization", b"quantization", "source", b"source", "state", b"state", "state_detail", b"state_detail", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "base_model", b"base_model", "chat", b"chat", "device", b"device", "dtype", b"dtype", "load_time", b"load_time", "max_seq_len", b"max_seq_len", "mechanisms", b"mechanisms", "name", b"name", "note", b"note", "num_heads", b"num_heads", "num_layers", b"num_layers", "num_parameters", b"num_parameters", "quantization", b"quantization", "source", b"source", "state", b"state", "state_detail", b"state_detail", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -163,6 +167,7 @@ class EngineConfig(_message.Message):
     DRAFT_MODEL_FIELD_NUMBER: _builtins.int
     SPECULATIVE_TREE_WIDTH_FIELD_NUMBER: _builtins.int
     GPU_MEMORY_UTILIZATION_FIELD_NUMBER: _builtins.int
+    MAX_LORAS_FIELD_NUMBER: _builtins.int
     dtype: _builtins.str
     """Element type to compute in, such as "float32" or "bfloat16"; "auto" is bfloat16 on a CUDA device, else float32."""
     device: _builtins.str
@@ -193,6 +198,8 @@ class EngineConfig(_message.Message):
     """Candidates for each draft token, at most 8; above 1 they form a tree that is verified in one step. Absent means 1."""
     gpu_memory_utilization: _builtins.float
     """Fraction of a GPU's memory for weights, activations and KV cache, above 0 and at most 1. Absent means 0.9."""
+    max_loras: _builtins.int
+    """Maximum number of LoRA adapters loaded on the model at a time, at most 1024; absent means 8."""
     def __init__(
         self,
         *,
@@ -209,10 +216,11 @@ class EngineConfig(_message.Message):
         draft_model: _builtins.str | None = ...,
         speculative_tree_width: _builtins.int | None = ...,
         gpu_memory_utilization: _builtins.float | None = ...,
+        max_loras: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_draft_model", b"_draft_model", "_dtype", b"_dtype", "_gpu_memory_utilization", b"_gpu_memory_utilization", "_kernel", b"_kernel", "_kv_cache", b"_kv_cache", "_kv_cache_memory_bytes", b"_kv_cache_memory_bytes", "_max_num_batched_tokens", b"_max_num_batched_tokens", "_max_num_seqs", b"_max_num_seqs", "_num_speculative_tokens", b"_num_speculative_tokens", "_quantization", b"_quantization", "_speculative_tree_width", b"_speculative_tree_width", "device", b"device", "draft_model", b"draft_model", "dtype", b"dtype", "gpu_memory_utilization", b"gpu_memory_utilization", "kernel", b"kernel", "kv_cache", b"kv_cache", "kv_cache_memory_bytes", b"kv_cache_memory_bytes", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "num_speculative_tokens", b"num_speculative_tokens", "quantization", b"quantization", "speculative_tree_width", b"speculative_tree_width"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_draft_model", b"_draft_model", "_dtype", b"_dtype", "_gpu_memory_utilization", b"_gpu_memory_utilization", "_kernel", b"_kernel", "_kv_cache", b"_kv_cache", "_kv_cache_memory_bytes", b"_kv_cache_memory_bytes", "_max_loras", b"_max_loras", "_max_num_batched_tokens", b"_max_num_batched_tokens", "_max_num_seqs", b"_max_num_seqs", "_num_speculative_tokens", b"_num_speculative_tokens", "_quantization", b"_quantization", "_speculative_tree_width", b"_speculative_tree_width", "device", b"device", "draft_model", b"draft_model", "dtype", b"dtype", "gpu_memory_utilization", b"gpu_memory_utilization", "kernel", b"kernel", "kv_cache", b"kv_cache", "kv_cache_memory_bytes", b"kv_cache_memory_bytes", "max_loras", b"max_loras", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "num_speculative_tokens", b"num_speculative_tokens", "quantization", b"quantization", "speculative_tree_width", b"speculative_tree_width"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_draft_model", b"_draft_model", "_dtype", b"_dtype", "_gpu_memory_utilization", b"_gpu_memory_utilization", "_kernel", b"_kernel", "_kv_cache", b"_kv_cache", "_kv_cache_memory_bytes", b"_kv_cache_memory_bytes", "_max_num_batched_tokens", b"_max_num_batched_tokens", "_max_num_seqs", b"_max_num_seqs", "_num_speculative_tokens", b"_num_speculative_tokens", "_quantization", b"_quantization", "_speculative_tree_width", b"_speculative_tree_width", "device", b"device", "draft_model", b"draft_model", "dtype", b"dtype", "gpu_memory_utilization", b"gpu_memory_utilization", "kernel", b"kernel", "kv_cache", b"kv_cache", "kv_cache_memory_bytes", b"kv_cache_memory_bytes", "kv_offload_bytes", b"kv_offload_bytes", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "num_speculative_tokens", b"num_speculative_tokens", "quantization", b"quantization", "speculative_tree_width", b"speculative_tree_width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_draft_model", b"_draft_model", "_dtype", b"_dtype", "_gpu_memory_utilization", b"_gpu_memory_utilization", "_kernel", b"_kernel", "_kv_cache", b"_kv_cache", "_kv_cache_memory_bytes", b"_kv_cache_memory_bytes", "_max_loras", b"_max_loras", "_max_num_batched_tokens", b"_max_num_batched_tokens", "_max_num_seqs", b"_max_num_seqs", "_num_speculative_tokens", b"_num_speculative_tokens", "_quantization", b"_quantization", "_speculative_tree_width", b"_speculative_tree_width", "device", b"device", "draft_model", b"draft_model", "dtype", b"dtype", "gpu_memory_utilization", b"gpu_memory_utilization", "kernel", b"kernel", "kv_cache", b"kv_cache", "kv_cache_memory_bytes", b"kv_cache_memory_bytes", "kv_offload_bytes", b"kv_offload_bytes", "max_loras", b"max_loras", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "num_speculative_tokens", b"num_speculative_tokens", "quantization", b"quantization", "speculative_tree_width", b"speculative_tree_width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__device: _TypeAlias = _typing.Literal["device"]  # noqa: Y015
     _WhichOneofArgType__device: _TypeAlias = _typing.Literal["_device", b"_device"]  # noqa: Y015
@@ -228,6 +236,8 @@ class EngineConfig(_message.Message):
     _WhichOneofArgType__kv_cache: _TypeAlias = _typing.Literal["_kv_cache", b"_kv_cache"]  # noqa: Y015
     _WhichOneofReturnType__kv_cache_memory_bytes: _TypeAlias = _typing.Literal["kv_cache_memory_bytes"]  # noqa: Y015
     _WhichOneofArgType__kv_cache_memory_bytes: _TypeAlias = _typing.Literal["_kv_cache_memory_bytes", b"_kv_cache_memory_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__max_loras: _TypeAlias = _typing.Literal["max_loras"]  # noqa: Y015
+    _WhichOneofArgType__max_loras: _TypeAlias = _typing.Literal["_max_loras", b"_max_loras"]  # noqa: Y015
     _WhichOneofReturnType__max_num_batched_tokens: _TypeAlias = _typing.Literal["max_num_batched_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_num_batched_tokens: _TypeAlias = _typing.Literal["_max_num_batched_tokens", b"_max_num_batched_tokens"]  # noqa: Y015
     _WhichOneofReturnType__max_num_seqs: _TypeAlias = _typing.Literal["max_num_seqs"]  # noqa: Y015
@@ -252,6 +262,8 @@ class EngineConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__kv_cache) -> _WhichOneofReturnType__kv_cache | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__kv_cache_memory_bytes) -> _WhichOneofReturnType__kv_cache_memory_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_loras) -> _WhichOneofReturnType__max_loras | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_num_batched_tokens) -> _WhichOneofReturnType__max_num_batched_tokens | None: ...
     @_typing.overload
@@ -374,10 +386,13 @@ class LoadModelRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     ENGINE_FIELD_NUMBER: _builtins.int
+    BASE_MODEL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name requests will use: letters, digits, "-", "_" and ".", at most 128 characters."""
     source: _builtins.str
     """A folder on the server, a registered name, or the id of a finished training job; empty means `name`."""
+    base_model: _builtins.str
+    """Of an adapter, the loaded model that it changes; empty means the one that the adapter's folder names, or the only one."""
     @_builtins.property
     def engine(self) -> Global___EngineConfig:
         """How to run it."""
@@ -388,10 +403,11 @@ class LoadModelRequest(_message.Message):
         name: _builtins.str = ...,
         source: _builtins.str = ...,
         engine: Global___EngineConfig | None = ...,
+        base_model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "name", b"name", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "engine", b"engine", "name", b"name", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -37,7 +37,8 @@ class ClusterSettings:
     """How to reach or make the cluster, and what services need to know of this installation.
 
     Without `address` a private cluster is started on this machine, with `cpus` logical CPUs (None: all) and an object
-    store of `object_store_bytes`. `models` are loaded at the start, with the config `engine`.
+    store of `object_store_bytes`. `models` are loaded at the start, with the config `engine`, then the LoRA
+    `adapters` on them.
     """
 
     address: str | None = None
@@ -45,6 +46,7 @@ class ClusterSettings:
     object_store_bytes: int = 256 * 2**20
     home: Path = field(default_factory=home_folder)
     models: tuple[ModelToLoad, ...] = ()
+    adapters: tuple[ModelToLoad, ...] = ()
     engine: EngineConfig = field(default_factory=EngineConfig)
 
 

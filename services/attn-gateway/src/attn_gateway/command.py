@@ -28,6 +28,13 @@ def serve_command(
         list[str] | None,
         typer.Option(metavar="NAME[=PATH]", help="Serve this model: a registered name, or a folder. May be repeated."),
     ] = None,
+    lora_modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[=PATH]",
+            help="Serve this LoRA adapter on the model it is for: a name, or a folder. May be repeated.",
+        ),
+    ] = None,
     server: ServerConfig,
     engine: EngineConfig,
 ) -> None:
@@ -57,6 +64,7 @@ def serve_command(
             cpus=server.cpus,
             home=server.home or home_folder(),
             models=tuple(ModelToLoad.parse(text) for text in model or ()),
+            adapters=tuple(ModelToLoad.parse(text) for text in lora_modules or ()),
             engine=engine.replace(
                 draft_model=_absolute(engine.draft_model),
                 tenant_weights={tenant_named(token): weight for token, weight in tenants.items()},

@@ -12,18 +12,20 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 import structlog
-from attn_core.errors import InvalidValue, Unavailable, UserError
+from attn_core.errors import InvalidValue, Unauthenticated, Unavailable, UserError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from attn_gateway.interceptors.errors import Errors
+from attn_gateway.interceptors.measure import Measured
 from attn_gateway.interceptors.readiness import Readiness
 from attn_gateway.interceptors.request_id import RequestIds
-from attn_gateway.interceptors.token import BearerToken
+from attn_gateway.interceptors.token import REFUSAL, BearerToken
 from attn_gateway.interceptors.wire import Wire
-from attn_gateway.local_calls import LocalCalls, RecordingServer
+from attn_gateway.local_calls import LocalCalls, Metadata, RecordingServer
+from attn_gateway.metrics import Metrics
 from attn_gateway.service import GrpcService, HttpServer
 from attn_gateway.settings import GatewaySettings
 
@@ -49,6 +51,9 @@ class Gateway:
         self._server: grpc.aio.Server | None = None
         self._port = 0
         self._local_calls: LocalCalls | None = None
+        self._own_calls: LocalCalls | None = None
+        self._metrics = Metrics()
+        self._bearer_token = BearerToken(settings.tokens) if settings.tokens else None
         self._serving = False
 
     @property
@@ -57,6 +62,12 @@ class Gateway:
         if self._local_calls is None:
             raise Unavailable("the server is still starting")
         return self._local_calls
+
+    async def metrics(self, metadata: Metadata) -> bytes:
+        """What Prometheus is told; raises `Unauthenticated` for a caller without a token where one is wanted."""
+        if self._bearer_token is not None and not self._bearer_token.admits(metadata):
+            raise Unauthenticated(REFUSAL)
+        return await self._metrics.text(self._own_calls if self._serving else None)
 
     @property
     def serving(self) -> bool:
@@ -117,9 +128,10 @@ class Gateway:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     def _build(self) -> grpc.aio.Server:
-        tokens = self.settings.tokens
         # The first is the outermost: whatever an inner one raises becomes a status with a request id.
-        interceptors = [RequestIds(), Errors(), *([BearerToken(tokens)] if tokens else []), self._readiness]
+        measured = Measured(self._metrics, tenants=self._bearer_token is not None)
+        guards = [self._bearer_token] if self._bearer_token else []
+        interceptors = [RequestIds(), Errors(), measured, *guards, self._readiness]
         server = grpc.aio.server(
             interceptors=[*interceptors, Wire()],
             options=server_options(self.settings),
@@ -129,6 +141,7 @@ class Gateway:
         for service in self.services:
             service.add_to(cast("grpc.aio.Server", recording))
         self._local_calls = LocalCalls(recording.handlers, interceptors)
+        self._own_calls = LocalCalls(recording.handlers, ())
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         shown = [*self.names, HEALTH, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(shown, server)

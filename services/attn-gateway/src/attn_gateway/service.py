@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import grpc.aio
 
 if TYPE_CHECKING:
-    from attn_gateway.local_calls import LocalCalls
+    from attn_gateway.local_calls import LocalCalls, Metadata
     from attn_gateway.settings import GatewaySettings
 
 
@@ -58,6 +58,10 @@ class ServingState(Protocol):
     @property
     def serving(self) -> bool:
         """Whether all services are ready."""
+        ...
+
+    async def metrics(self, metadata: Metadata) -> bytes:
+        """What Prometheus is told; raises `Unauthenticated`."""
         ...
 
 

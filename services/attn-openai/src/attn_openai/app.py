@@ -39,10 +39,13 @@ PATHS = {
     "POST /detokenize": "The text of token ids.",
     "GET /v1/models": "The models that are loaded.",
     "GET /v1/models/{name:path}": "One model.",
+    "GET /metrics": "What Prometheus reads; with the token, where the server has one.",
     "GET /health": "200 while all services are ready, else 503; needs no token.",
     "GET /version": "The version of this package; needs no token.",
 }
 """Method and path of everything in OpenAI's and vLLM's interface that is answered, and what it does."""
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 DONE = b"data: [DONE]\n\n"
 
@@ -136,6 +139,7 @@ class HttpApplication:
             "POST /detokenize": self._plain(completions.detokenize),
             "GET /v1/models": self._guarded(self._models),
             "GET /v1/models/{name:path}": self._guarded(self._model),
+            "GET /metrics": self._guarded(self._metrics),
             "GET /health": self._health,
             "GET /version": self._version,
         }
@@ -175,6 +179,8 @@ class HttpApplication:
 
         async def endpoint(request: Request) -> Any:
             request_id = _request_id(request)
+            # Here, and not deeper: a stream is sent by other tasks, which take over what is bound now.
+            structlog.contextvars.bind_contextvars(request_id=request_id, path=request.url.path)
             try:
                 self._check_host(request)
                 with self._counted():
@@ -242,6 +248,9 @@ class HttpApplication:
 
     async def _model(self, request: Request, caller: Caller) -> Response:
         return json_response(completions.model_of(await caller.model(request.path_params["name"])))
+
+    async def _metrics(self, _: Request, caller: Caller) -> Response:
+        return Response(await self._gateway.metrics(caller.metadata), media_type=METRICS_TYPE)
 
     async def _health(self, _: Request) -> Response:
         if self._gateway.serving:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 from attn_host import EmbedTask, TextTask
@@ -82,6 +84,11 @@ class EngineClient:
             await asyncio.shield(self._cancel(task.id))
             raise
 
+    async def load_adapter(self, name: str, folder: Path) -> AdapterClient:
+        """Load an adapter on the model; the model with it, as another model that shares the engine."""
+        await self.backend.call("load_adapter", name, folder)
+        return AdapterClient(self, name)
+
     async def attention_maps(self, request: AttentionMapsRequest) -> list[AttentionMap]:
         """Attention weights, one map a layer."""
         return cast("list[AttentionMap]", await repeated(partial(self.backend.call, "attention_maps", request)))
@@ -106,3 +113,23 @@ class EngineClient:
 
     async def _cancel(self, task_id: str) -> None:
         await self.backend.call("cancel", task_id)
+
+
+class AdapterClient(EngineClient):
+    """A model with an adapter on it: calls go to the engine of the model, and name the adapter."""
+
+    def __init__(self, base: EngineClient, adapter: str) -> None:
+        self.backend = base.backend
+        self.adapter = adapter
+        self._streams = base._streams  # noqa: SLF001 -- one engine has one stream of outputs
+
+    async def attention_maps(self, request: AttentionMapsRequest) -> list[AttentionMap]:
+        """Attention weights with the adapter, one map a layer."""
+        return cast("list[AttentionMap]", await self.backend.call("attention_maps", request, self.adapter))
+
+    async def stop(self, shutdown_timeout: float) -> None:  # noqa: ARG002 -- requests that run go on
+        """Unload the adapter; the model stays."""
+        await self.backend.call("unload_adapter", self.adapter)
+
+    async def _submit(self, task: TextTask) -> None:
+        await super()._submit(dataclasses.replace(task, adapter=self.adapter))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from attn_core.errors import AlreadyExists, AttnError, InvalidValue, Unavailable, UnknownName
 from attn_host import find_folder
+from attn_models.lora.files import base_of, is_adapter
 from attn_schema import EngineConfig, ModelInfo, ModelState
 
 from attn_serve.engine_client import EngineClient
@@ -64,8 +65,12 @@ class Fleet:
             raise Unavailable(f"model {name!r} is {model.info.state}{detail}", model=name)
         return model.engine
 
-    async def load(self, name: str, source: str, config: EngineConfig) -> ServedModel:
-        """Load a model and wait until it serves; the same name and source twice is one model."""
+    async def load(self, name: str, source: str, config: EngineConfig, base_model: str = "") -> ServedModel:
+        """Load a model and wait until it serves; the same name and source twice is one model.
+
+        A source that is an adapter is loaded on `base_model`, a model that serves; if not given, the one that the
+        adapter names, or the only one.
+        """
         if not NAME.fullmatch(name):
             allowed = "letters, digits, '-', '_' and '.', beginning with a letter or digit, at most 128 characters"
             raise InvalidValue.of("name", name, allowed)
@@ -77,6 +82,10 @@ class Fleet:
             await known.ready.wait()
             return self.find(name)
         folder = find_folder(source or name, self._home)
+        if is_adapter(folder):
+            return await self._load_adapter(name, source or name, folder, base_model)
+        if base_model:
+            raise InvalidValue.of("base_model", base_model, "none, as the source is no adapter")
         if config.draft_model is not None:
             config = config.replace(draft_model=str(find_folder(config.draft_model, self._home)))
         info = ModelInfo(name=name, source=source or name, state=ModelState.LOADING, load_time=datetime.now(UTC))
@@ -88,6 +97,8 @@ class Fleet:
     async def unload(self, name: str, shutdown_timeout: float) -> None:
         """Take a model out of service; running requests have `shutdown_timeout` seconds to finish."""
         model = self.find(name)
+        for adapter in [other for other in self._models.values() if other.info.base_model == name]:
+            del self._models[adapter.name]
         model.info = model.info.replace(state=ModelState.DRAINING)
         await model.engine.stop(shutdown_timeout)
         if self._models.get(name) is model:
@@ -97,6 +108,39 @@ class Fleet:
         """Unload everything."""
         names = [model.name for model in self.models()]
         await asyncio.gather(*(self.unload(name, shutdown_timeout) for name in names), return_exceptions=True)
+
+    async def _load_adapter(self, name: str, source: str, folder: Path, base_model: str) -> ServedModel:
+        base = self._base_of(folder, base_model)
+        client = self.engine(base.name)
+        info = base.info.replace(
+            name=name, source=source, base_model=base.name, state=ModelState.LOADING, load_time=datetime.now(UTC)
+        )
+        model = ServedModel(info=info, engine=client)
+        self._models[name] = model
+        try:
+            model.engine = await client.load_adapter(name, folder)
+            model.info = info.replace(state=ModelState.SERVING)
+        except BaseException:
+            del self._models[name]
+            raise
+        finally:
+            model.ready.set()
+        return model
+
+    def _base_of(self, folder: Path, given: str) -> ServedModel:
+        """The loaded model that an adapter is for; raises `InvalidValue` where that is not clear."""
+        models = {model.name: model for model in self.models() if not model.info.base_model}
+        if given:
+            if given not in models:
+                raise UnknownName.of("model", given, models)
+            return models[given]
+        named = base_of(folder)
+        found = [model for model in models.values() if named in (model.name, model.info.source)]
+        found = found or list(models.values())
+        if len(found) != 1:
+            said = f"the name of one that is loaded: {', '.join(models) or 'there is none'}"
+            raise InvalidValue.of("base_model", named or None, said)
+        return found[0]
 
     async def _start(self, model: ServedModel) -> None:
         try:

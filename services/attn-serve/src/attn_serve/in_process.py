@@ -15,7 +15,7 @@ from attn_schema import EngineConfig, ModelInfo
 
 from attn_serve.streams import Streams
 
-IN_THREAD = frozenset({"attention_maps"})
+IN_THREAD = frozenset({"attention_maps", "load_adapter"})
 """Methods that compute for long and would hold up the event loop."""
 
 

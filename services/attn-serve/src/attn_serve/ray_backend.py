@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -55,8 +55,8 @@ class HostActor:
         self._starting = asyncio.Lock()
         self._outputs: asyncio.Queue[Sequence[RequestOutput]] = asyncio.Queue()
 
-    async def start(self) -> ModelInfo:
-        """Load the model, unless that is done; also after Ray restarted this actor."""
+    async def start(self, adapters: Mapping[str, Path]) -> ModelInfo:
+        """Load the model with these adapters, unless that is done; also after Ray restarted this actor."""
         async with self._starting:
             if self._host is None:
                 loop = asyncio.get_running_loop()
@@ -64,7 +64,10 @@ class HostActor:
                 def deliver(outputs: Sequence[RequestOutput]) -> None:
                     loop.call_soon_threadsafe(self._outputs.put_nowait, outputs)
 
-                self._host = await asyncio.to_thread(open_host, self._folder, self._config, deliver)
+                host = await asyncio.to_thread(open_host, self._folder, self._config, deliver)
+                for name, folder in adapters.items():
+                    await asyncio.to_thread(host.load_adapter, name, folder)
+                self._host = host
             return self._host.info
 
     async def outputs(self) -> AsyncIterator[PackedOutputs]:
@@ -104,6 +107,7 @@ class RayBackend:
         self._listener: asyncio.Task[None] | None = None
         self._tokenizer: PromptTokenizer | None = None
         self._streams = Streams()
+        self._adapters: dict[str, Path] = {}
 
     async def start(self, streams: Streams) -> ModelInfo:
         """Start the actor, load the model in it and deliver its outputs to `streams` from now on.
@@ -128,7 +132,7 @@ class RayBackend:
             runtime_env={"env_vars": {**threads, **gpu.env_vars}},
         )
         self._actor = kind.remote(self._folder, self._config.replace(device=gpu.device))
-        info = await self._remote("start")
+        info = await self._remote("start", self._adapters)
         self._tokenizer = PromptTokenizer(await asyncio.to_thread(Tokenizer.from_folder, self._folder))
         self._listener = asyncio.create_task(self._listen(), name=f"outputs of {self._name}")
         return cast("ModelInfo", info)
@@ -140,7 +144,12 @@ class RayBackend:
                 raise Unavailable(f"model {self._name!r} is not running")
             return await asyncio.to_thread(self._tokenizer.tokenize, *arguments)
         with contextlib.suppress(*([Unavailable] if method == "cancel" else [])):  # a dead engine holds nothing
-            return await self._remote("call", method, *arguments)
+            answer = await self._remote("call", method, *arguments)
+            if method == "load_adapter":
+                self._adapters[arguments[0]] = arguments[1]
+            elif method == "unload_adapter":
+                self._adapters.pop(arguments[0], None)
+            return answer
 
     async def pid(self) -> int:
         """The process that holds the model."""
@@ -192,7 +201,7 @@ class RayBackend:
     async def _wait_for_restart(self) -> None:
         while self._actor is not None:
             try:
-                await self._remote("start")
+                await self._remote("start", self._adapters)
             except EngineLost:
                 await asyncio.sleep(RESTART_POLL_SECONDS)
             else:

@@ -37,6 +37,8 @@ class InferenceGrpc:
         await self._cluster.start()
         models, config = self._cluster.models, self._cluster.settings.engine
         await asyncio.gather(*(self.fleet.load(model.name, model.source, config) for model in models))
+        for adapter in self._cluster.settings.adapters:
+            await self.fleet.load(adapter.name, adapter.source, config)
 
     async def stop(self, shutdown_timeout: float) -> None:
         """Unload all models."""

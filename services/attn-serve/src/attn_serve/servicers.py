@@ -140,7 +140,7 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
     ) -> model_pb2.LoadModelResponse:
         """Load a model and return when it answers."""
         config = from_message(EngineConfig, request.engine)
-        model = await self._fleet.load(request.name, request.source, config)
+        model = await self._fleet.load(request.name, request.source, config, request.base_model)
         return model_pb2.LoadModelResponse(model=to_message(model.info))
 
     async def UnloadModel(

@@ -34,16 +34,19 @@ def load_command(
     *,
     name: Annotated[str, typer.Argument(help="Name that requests will use.")],
     source: Annotated[str, typer.Argument(help="Folder on the server, registered name, or id of a finished job.")] = "",
+    base_model: Annotated[
+        str, typer.Option(help="For a LoRA adapter: the loaded model that it is for, if the adapter does not say.")
+    ] = "",
     engine: EngineConfig,
     connection: ConnectionOptions,
 ) -> None:
-    """Load a model; returns when it answers requests."""
+    """Load a model, or a LoRA adapter on one; returns when it answers requests."""
     # The server does not know this shell's folder.
     folder, draft = (
         str(Path(text).resolve()) if text and Path(text).is_dir() else text for text in (source, engine.draft_model)
     )
     with connect(connection) as client:
-        model = client.models.load(name, folder or "", engine=engine.replace(draft_model=draft))
+        model = client.models.load(name, folder or "", engine=engine.replace(draft_model=draft), base_model=base_model)
     typer.echo(f"{model.name} is {model.state}: {model.num_parameters:,} parameters, max_seq_len {model.max_seq_len}")
     if model.note:
         typer.echo(f"attn: {model.note}", err=True)
@@ -78,5 +81,5 @@ def _row(model: ModelInfo) -> dict[str, str]:
         "quantization": model.quantization,
         "max_seq_len": str(model.max_seq_len),
         "attention": ", ".join(model.mechanisms),
-        "source": model.source,
+        "source": f"{model.source} on {model.base_model}" if model.base_model else model.source,
     }

@@ -33,9 +33,12 @@ def get_model(name: str) -> Operation[pb.GetModelResponse, ModelInfo]:
     return Operation(f"{SERVICE}/GetModel", request, pb.GetModelResponse, _model)
 
 
-def load_model(name: str, source: str, engine: EngineConfig | None) -> Operation[pb.LoadModelResponse, ModelInfo]:
-    """Load a model."""
-    request = pb.LoadModelRequest(name=name, source=source, engine=None if engine is None else to_message(engine))
+def load_model(
+    name: str, source: str, engine: EngineConfig | None, base_model: str = ""
+) -> Operation[pb.LoadModelResponse, ModelInfo]:
+    """Load a model, or an adapter on a model."""
+    config = None if engine is None else to_message(engine)
+    request = pb.LoadModelRequest(name=name, source=source, engine=config, base_model=base_model)
     return Operation(f"{SERVICE}/LoadModel", request, pb.LoadModelResponse, _model)
 
 

@@ -68,19 +68,30 @@ class AdaptedModel:
 
     @contextmanager
     def using(self, rows: Rows) -> Iterator[None]:
-        """Within it, rows [tokens, ...] of a step, or whole sequences where all rows have one adapter, use adapters.
+        """Within it, in this thread, rows [tokens, ...] or whole sequences of one adapter use adapters.
 
         Raises `Incompatible` for several adapters in a model that does not mix them.
         """
         before = getattr(self._current, "use", None)
         self._current.use = self._use(rows)
-        apart = self._take_apart() if self._current.use is not None else None
         try:
             yield
         finally:
             self._current.use = before
-            if apart is not None:
-                apart()
+
+    @contextmanager
+    def stepping(self, rows: Rows) -> Iterator[None]:
+        """As `using`, around a step of the model: blocks are computed part by part where a row has an adapter.
+
+        Only one thread may step a model.
+        """
+        with self.using(rows):
+            apart = self._take_apart() if self._current.use is not None else None
+            try:
+                yield
+            finally:
+                if apart is not None:
+                    apart()
 
     @contextmanager
     def without(self) -> Iterator[None]:

@@ -43,7 +43,8 @@ def dense_weight(module: nn.Module, inputs: int) -> Tensor:
     if isinstance(module, nn.Linear):
         return module.weight.detach()
     device = next((buffer.device for buffer in module.buffers()), torch.device("cpu"))
-    rows: Tensor = module(torch.eye(inputs, device=device))
+    # Not by a call, which adds what an adapter in use says.
+    rows: Tensor = module.forward(torch.eye(inputs, device=device))
     bias = getattr(module, "bias", None)
     return (rows if bias is None else rows - cast("Tensor", bias)[: rows.shape[1]]).T
 

@@ -57,7 +57,7 @@ def test_whole_sequences_and_steps_are_those_of_merged_weights(
     expected_model = merged(plain, adapter)
     adapted = AdaptedModel(plain)
     before = plain(TOKENS)
-    with torch.no_grad(), adapted.using([(adapter, TOKENS.numel())]):
+    with torch.no_grad(), adapted.stepping([(adapter, TOKENS.numel())]):
         whole = plain(TOKENS)
         steps = stepwise(plain, [TOKENS[0].tolist()], [[5, 1, 1, 4, 1]])[0]
     expected = expected_model(TOKENS)
@@ -94,9 +94,9 @@ def test_one_step_gives_each_request_what_its_own_adapter_gives_alone(
     used = [first, None, second, first]
     alone = []
     for prompt, adapter in zip(PROMPTS, used, strict=True):
-        with adapted.using([(adapter, len(prompt))]):
+        with adapted.stepping([(adapter, len(prompt))]):
             alone.append(run_step(model, [prompt]))
-    with adapted.using([(adapter, len(prompt)) for prompt, adapter in zip(PROMPTS, used, strict=True)]):
+    with adapted.stepping([(adapter, len(prompt)) for prompt, adapter in zip(PROMPTS, used, strict=True)]):
         together = run_step(model, PROMPTS)
     torch.testing.assert_close(together, torch.cat(alone), rtol=1e-9, atol=1e-10)
 
@@ -146,9 +146,9 @@ def test_packed_weights_take_the_same_adapters(form: str, dora: bool, tiny: Call
     for name, site in lora_sites(packed).items():
         model.get_submodule(name).weight.data = site.weight().clone()
     model.embedding.weight.data = packed.embedding.table.clone()
-    expected = merged(model, adapter)
+    expected = merged(model, copy.deepcopy(adapter))
     adapted, wanted = AdaptedModel(packed), [(adapter, 11)]
-    with torch.no_grad(), adapted.using(wanted):
+    with torch.no_grad(), adapted.stepping(wanted):
         steps = run_step_float(packed)
     base = run_step_float(packed)
     difference = (steps - run_step_float(expected)).abs().max()

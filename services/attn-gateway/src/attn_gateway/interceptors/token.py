@@ -14,6 +14,7 @@ from attn_gateway.call import AUTHORIZATION, Context
 from attn_gateway.interceptors.handlers import Continuation, Handler
 
 HEALTH = "/grpc.health.v1.Health/"
+REFUSAL = "this server wants the metadata 'authorization: Bearer TOKEN' with its token"
 
 
 class BearerToken(grpc.aio.ServerInterceptor):
@@ -24,12 +25,13 @@ class BearerToken(grpc.aio.ServerInterceptor):
 
     async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler | None:
         """Let the call in, or answer it with a refusal."""
-        if details.method.startswith(HEALTH) or self._is_given(details.invocation_metadata):
+        if details.method.startswith(HEALTH) or self.admits(details.invocation_metadata):
             return await continuation(details)
         # The kinds of calls look the same on the wire, and this one reads no request before it refuses.
         return grpc.stream_stream_rpc_method_handler(_refuse)
 
-    def _is_given(self, metadata: Any) -> bool:
+    def admits(self, metadata: Any) -> bool:
+        """Whether this metadata gives one of the tokens."""
         given = [str(value).encode() for key, value in metadata or () if key == AUTHORIZATION]
         # All are compared, so that the time says nothing about which was near.
         return len(given) == 1 and sum(hmac.compare_digest(given[0], expected) for expected in self._expected) > 0
@@ -38,4 +40,4 @@ class BearerToken(grpc.aio.ServerInterceptor):
 async def _refuse(_requests: Any, _context: Context) -> AsyncIterator[bytes]:
     for nothing in tuple[bytes]():
         yield nothing
-    raise Unauthenticated("this server wants the metadata 'authorization: Bearer TOKEN' with its token")
+    raise Unauthenticated(REFUSAL)

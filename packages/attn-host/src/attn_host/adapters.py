@@ -1,0 +1,79 @@
+"""The LoRA adapters that are loaded on a model, by name."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+from attn_core.errors import AlreadyExists, Incompatible, OutOfCapacity, UnknownName
+from attn_engine import Engine, EngineLoop
+from attn_models.loading import LoadedModel
+from attn_models.lora import AdaptedModel, LoraAdapter, read_adapter
+
+
+class LoadedAdapters:
+    """At most `max_loras` adapters on a loaded model, whose engine runs in `loop`. May be used from any thread.
+
+    The model is left as it is until the first adapter is loaded.
+    """
+
+    def __init__(self, loaded: LoadedModel, loop: EngineLoop, max_loras: int) -> None:
+        self._loaded = loaded
+        self._loop = loop
+        self._max_loras = max_loras
+        self._adapters: dict[str, LoraAdapter] = {}
+        self._adapted: AdaptedModel | None = None
+        self._numbers = count(1)
+        self._lock = threading.Lock()
+
+    def find(self, name: str) -> LoraAdapter | None:
+        """The adapter of this name; None for no name. Raises `UnknownName` with near names."""
+        if not name:
+            return None
+        found = self._adapters.get(name)
+        if found is None:
+            raise UnknownName.of("adapter", name, self._adapters)
+        return found
+
+    def load(self, name: str, folder: Path) -> None:
+        """Read an adapter; returns when requests can use it.
+
+        Raises `AlreadyExists` for a name in use, `OutOfCapacity` where `max_loras` are loaded, `Incompatible` for an
+        adapter of another base or a model that is no decoder, `CheckpointInvalid` for a folder that is not sound.
+        """
+        if self._loaded.max_encoder_len is not None:
+            raise Incompatible(f"adapter {name!r}: only decoders take adapters", adapter=name)
+        with self._lock:
+            if name in self._adapters:
+                raise AlreadyExists(f"adapter {name!r} is loaded already", adapter=name)
+            if len(self._adapters) >= self._max_loras:
+                said = f"{self._max_loras} adapters are loaded (max_loras); unload one, or load the model with more"
+                raise OutOfCapacity(said, max_loras=self._max_loras)
+            # A name that is loaded anew must not find what the former one of the name computed.
+            key = f"{name}:{next(self._numbers)}"
+            adapter = read_adapter(folder, self._loaded.model, self._loaded.path, key)
+            if self._adapted is None:
+                self._loop.call(self._attach).result()
+            self._adapters[name] = adapter
+
+    def unload(self, name: str) -> None:
+        """Forget an adapter; requests that use it go on with it."""
+        with self._lock:
+            self._adapters.pop(name, None)
+
+    @contextmanager
+    def using(self, name: str) -> Iterator[None]:
+        """Within it, in this thread, whole sequences are computed with an adapter, if one is named."""
+        adapter = self.find(name)
+        if adapter is None or self._adapted is None:
+            yield
+            return
+        with self._adapted.using([(adapter, 0)]):
+            yield
+
+    def _attach(self, engine: Engine) -> None:
+        self._adapted = AdaptedModel(self._loaded.model)
+        engine.use_adapters(self._adapted)

@@ -1,0 +1,145 @@
+"""Counts, times and logs every call, and measures the tokens of completions on their way to the caller."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+from attn.v1 import inference_pb2
+from attn_core.errors import Unauthenticated, UnknownName
+
+from attn_gateway.call import Context, tenant_of
+from attn_gateway.interceptors.handlers import Continuation, Handler, behaviour_of, is_own, rebuild
+from attn_gateway.metrics import INFERENCE, Metrics
+from attn_gateway.status import code_of, public_error
+
+log = structlog.get_logger()
+
+GENERATE = f"{INFERENCE}/Generate"
+FINISH_REASONS = {
+    inference_pb2.FINISH_REASON_END_OF_SEQUENCE: "stop",
+    inference_pb2.FINISH_REASON_STOP: "stop",
+    inference_pb2.FINISH_REASON_LENGTH: "length",
+}
+
+
+@dataclass
+class CallRecord:
+    """What is known of a call while it runs. Times of tokens count from `start`, in seconds.
+
+    `newest_tokens` are those of each completion, by its index.
+    """
+
+    method: str
+    model: str
+    tenant: str
+    start: float = field(default_factory=time.perf_counter)
+    first_token: float | None = None
+    newest_tokens: dict[int, float] = field(default_factory=dict)
+    usage: Any = None
+
+    @property
+    def labels(self) -> tuple[str, str]:
+        """Model and tenant."""
+        return self.model, self.tenant
+
+
+class Measured(grpc.aio.ServerInterceptor):
+    """Measures all calls but those of health and reflection. `tenants` says whether callers are told apart by tokens.
+
+    Without tokens a tenant is what a caller says, and could be anything: such callers have no label.
+    """
+
+    def __init__(self, metrics: Metrics, *, tenants: bool) -> None:
+        self._metrics = metrics
+        self._tenants = tenants
+
+    async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler | None:
+        """Put the measuring around the handler."""
+        handler = await continuation(details)
+        if handler is None or is_own(details.method):
+            return handler
+        behaviour, method = behaviour_of(handler), details.method
+
+        async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
+            with self._call(method, request, context) as record:
+                async with aclosing(behaviour(request, context)) as responses:
+                    async for response in responses:
+                        if method == GENERATE:
+                            self._measure(record, response)
+                        yield response
+
+        async def single(request: Any, context: Context) -> Any:
+            with self._call(method, request, context):
+                return await behaviour(request, context)
+
+        return rebuild(handler, stream if inspect.isasyncgenfunction(behaviour) else single)
+
+    @contextmanager
+    def _call(self, method: str, request: Any, context: Context) -> Any:
+        model = getattr(request, "model", "")
+        tenant = tenant_of(context) if self._tenants else ""
+        record = CallRecord(method, model if isinstance(model, str) else "", tenant)
+        code = grpc.StatusCode.OK
+        try:
+            yield record
+        except Exception as error:
+            known = public_error(error, "")
+            code = code_of(known)
+            if isinstance(error, NotImplementedError):
+                code = grpc.StatusCode.UNIMPLEMENTED
+            if isinstance(known, UnknownName | Unauthenticated):
+                record.model = record.tenant = ""  # what callers make up must not become labels
+            raise
+        except BaseException:
+            code = grpc.StatusCode.CANCELLED
+            raise
+        finally:
+            self._ended(record, code)
+
+    def _ended(self, record: CallRecord, code: grpc.StatusCode) -> None:
+        seconds = time.perf_counter() - record.start
+        metrics, labels = self._metrics, record.labels
+        metrics.count("attn_calls", (record.method, code.name))
+        metrics.observe("attn_call_duration_seconds", (record.method,), seconds)
+        told: dict[str, Any] = {"model": record.model, "tenant": record.tenant}
+        if record.usage is not None:
+            usage = record.usage
+            metrics.observe("attn_e2e_request_latency_seconds", labels, seconds)
+            if usage.HasField("queue_time"):
+                metrics.observe("attn_request_queue_time_seconds", labels, usage.queue_time)
+            metrics.observe("attn_request_prompt_tokens", labels, usage.prompt_tokens)
+            metrics.observe("attn_request_generation_tokens", labels, usage.completion_tokens)
+            metrics.count("attn_prompt_tokens", labels, usage.prompt_tokens)
+            metrics.count("attn_prefix_cache_queries", labels, usage.prompt_tokens)
+            metrics.count("attn_prefix_cache_hits", labels, usage.cached_tokens)
+            told |= {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
+        if record.first_token is not None:
+            told["first_token_seconds"] = round(record.first_token, 6)
+        told = {name: value for name, value in told.items() if value != ""}
+        log.info("call", method=record.method, code=code.name, seconds=round(seconds, 6), **told)
+
+    def _measure(self, record: CallRecord, response: Any) -> None:
+        """Note the tokens of one message of a completion."""
+        metrics, labels = self._metrics, record.labels
+        if response.tokens:
+            now = time.perf_counter() - record.start
+            if record.first_token is None:
+                record.first_token = now
+                metrics.observe("attn_time_to_first_token_seconds", labels, now)
+            newest = record.newest_tokens.get(response.index)
+            if newest is not None:
+                metrics.observe("attn_inter_token_latency_seconds", labels, now - newest)
+            record.newest_tokens[response.index] = now
+            metrics.count("attn_generation_tokens", labels, len(response.tokens))
+        if response.finish_reason:
+            metrics.count("attn_request_success", (*labels, FINISH_REASONS[response.finish_reason]))
+        if response.HasField("usage"):
+            record.usage = response.usage

@@ -1,0 +1,222 @@
+"""What Prometheus is told: one table of metrics, what calls add to them, and what engines and jobs are asked for.
+
+Names, buckets and meanings are vLLM's where it has the metric, with `attn_` for its `vllm:` (docs/decisions/0012).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import structlog
+from attn.v1 import inference_pb2, model_pb2, training_pb2
+from attn_core.errors import AttnError
+from attn_schema import EngineStats, JobState, ModelState
+from attn_schema.codec import from_message
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from attn_gateway.local_calls import LocalCalls
+
+log = structlog.get_logger()
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+REQUEST_LABELS = ("model_name", "tenant")
+ENGINE_LABELS = ("model_name", "replica")
+CALL_LABELS = ("method", "code")
+
+FIRST_TOKEN_BUCKETS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0)
+REQUEST_BUCKETS = (0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 480.0)
+COUNT_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric; `buckets` are the upper bounds of a histogram. Counters are shown with `_total`."""
+
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    help: str
+    buckets: tuple[float, ...] = ()
+
+    @property
+    def samples(self) -> tuple[str, ...]:
+        """The names under which its values are found in Prometheus."""
+        if self.kind == "counter":
+            return (f"{self.name}_total",)
+        return tuple(f"{self.name}_{end}" for end in ("bucket", "count", "sum")) if self.buckets else (self.name,)
+
+
+METRICS = (
+    Metric("attn_time_to_first_token_seconds", "histogram", REQUEST_LABELS, "Time to first token.",
+           FIRST_TOKEN_BUCKETS),
+    Metric("attn_inter_token_latency_seconds", "histogram", REQUEST_LABELS, "Time between two messages of tokens.",
+           TOKEN_BUCKETS),
+    Metric("attn_e2e_request_latency_seconds", "histogram", REQUEST_LABELS, "Time from request to last token.",
+           REQUEST_BUCKETS),
+    Metric("attn_request_queue_time_seconds", "histogram", REQUEST_LABELS, "Time until a request is first scheduled.",
+           REQUEST_BUCKETS),
+    Metric("attn_request_prompt_tokens", "histogram", REQUEST_LABELS, "Prompt tokens of a request.", COUNT_BUCKETS),
+    Metric("attn_request_generation_tokens", "histogram", REQUEST_LABELS, "Generated tokens of a request.",
+           COUNT_BUCKETS),
+    Metric("attn_prompt_tokens", "counter", REQUEST_LABELS, "Prompt tokens of requests that ended."),
+    Metric("attn_generation_tokens", "counter", REQUEST_LABELS, "Tokens that were sent."),
+    Metric("attn_prefix_cache_queries", "counter", REQUEST_LABELS, "Prompt tokens looked up in the prefix cache."),
+    Metric("attn_prefix_cache_hits", "counter", REQUEST_LABELS, "Prompt tokens found in the prefix cache."),
+    Metric("attn_request_success", "counter", (*REQUEST_LABELS, "finished_reason"), "Completions by why they ended."),
+    Metric("attn_calls", "counter", CALL_LABELS, "Calls by method and canonical code, over gRPC and HTTP."),
+    Metric("attn_call_duration_seconds", "histogram", ("method",), "Time from a call to its end.", REQUEST_BUCKETS),
+    Metric("attn_num_requests_running", "gauge", ENGINE_LABELS, "Sequences in the engine's batch."),
+    Metric("attn_num_requests_waiting", "gauge", ENGINE_LABELS, "Sequences that wait to be scheduled."),
+    Metric("attn_kv_cache_usage_perc", "gauge", ENGINE_LABELS, "Fraction of the KV cache in use, from 0 to 1."),
+    Metric("attn_num_preemptions", "counter", ENGINE_LABELS, "Preemptions."),
+    Metric("attn_computed_tokens", "counter", ENGINE_LABELS, "Tokens computed, recomputed ones included."),
+    Metric("attn_spec_decode_num_draft_tokens", "counter", ENGINE_LABELS, "Draft tokens of speculative decoding."),
+    Metric("attn_spec_decode_num_accepted_tokens", "counter", ENGINE_LABELS, "Draft tokens that were accepted."),
+    Metric("attn_kv_offload_bytes", "gauge", ENGINE_LABELS, "KV cache of preempted requests held offloaded."),
+    Metric("attn_models", "gauge", ("state",), "Models by state."),
+    Metric("attn_jobs", "gauge", ("state",), "Training jobs by state."),
+    Metric("attn_training_tokens_per_second", "gauge", ("job",), "Tokens a second of a running job."),
+    Metric("attn_training_step", "gauge", ("job",), "Optimizer steps done by a running job."),
+)  # fmt: skip
+"""Every metric there is; dashboards are tested against this table."""
+
+BY_NAME = {metric.name: metric for metric in METRICS}
+ENGINE_FIELDS = {
+    "attn_num_requests_running": "running",
+    "attn_num_requests_waiting": "waiting",
+    "attn_num_preemptions": "preemptions",
+    "attn_computed_tokens": "computed_tokens",
+    "attn_spec_decode_num_draft_tokens": "draft_tokens",
+    "attn_spec_decode_num_accepted_tokens": "accepted_tokens",
+    "attn_kv_offload_bytes": "offloaded_bytes",
+}
+"""Metrics of engines by the field of `EngineStats` that they show."""
+
+MODELS, INFERENCE, TRAINING = "/attn.v1.ModelService", "/attn.v1.InferenceService", "/attn.v1.TrainingService"
+PAGE_SIZE = 1000
+REPLICA = "0"
+"""The label of a model's one engine."""
+
+Family = CounterMetricFamily | GaugeMetricFamily
+
+
+class _Snapshot(Collector):
+    """What was found when it was asked for."""
+
+    def __init__(self, families: Sequence[Family]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Family]:
+        yield from self._families
+
+
+class Metrics:
+    """The metrics of one server."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._counters: dict[str, Counter] = {}
+        self._histograms: dict[str, Histogram] = {}
+        asked = {*ENGINE_FIELDS, "attn_kv_cache_usage_perc"}
+        for metric in METRICS:
+            if metric.kind == "histogram":
+                self._histograms[metric.name] = Histogram(
+                    metric.name, metric.help, metric.labels, buckets=metric.buckets, registry=self._registry
+                )
+            elif metric.kind == "counter" and metric.name not in asked:
+                self._counters[metric.name] = Counter(metric.name, metric.help, metric.labels, registry=self._registry)
+
+    def count(self, name: str, labels: Sequence[str], amount: float = 1.0) -> None:
+        """Add to a counter."""
+        self._counters[name].labels(*labels).inc(amount)
+
+    def observe(self, name: str, labels: Sequence[str], value: float) -> None:
+        """Add a value to a histogram."""
+        self._histograms[name].labels(*labels).observe(value)
+
+    async def text(self, calls: LocalCalls | None) -> bytes:
+        """Everything in Prometheus's text format; `calls` must let this server itself in, None asks no service.
+
+        What cannot be asked at the moment, such as an engine that is being started again, is left out.
+        """
+        if calls is None:
+            return generate_latest(self._registry)
+        models, jobs = await asyncio.gather(_models(calls), _jobs(calls))
+        asked = CollectorRegistry()
+        asked.register(_Snapshot([*models, *jobs]))
+        return generate_latest(self._registry) + generate_latest(asked)
+
+
+def _family(name: str, values: Iterable[tuple[Sequence[str], float]]) -> Family:
+    metric = BY_NAME[name]
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    family: Family = kind(metric.name, metric.help, labels=metric.labels)
+    for labels, value in values:
+        family.add_metric(labels, value)
+    return family
+
+
+async def _models(calls: LocalCalls) -> list[Family]:
+    """What models and their engines say of themselves."""
+    if f"{MODELS}/ListModels" not in calls.methods:
+        return []
+    listed = await calls.unary(f"{MODELS}/ListModels", model_pb2.ListModelsRequest(page_size=PAGE_SIZE), ())
+    serving = [m.name for m in listed.models if m.state == model_pb2.MODEL_STATE_SERVING]
+    found = await asyncio.gather(*(_stats(calls, name) for name in serving))
+    stats = {(name, REPLICA): each for name, each in zip(serving, found, strict=True) if each is not None}
+    states = dict.fromkeys(ModelState, 0)
+    for model in listed.models:
+        states[ModelState(model_pb2.ModelState.Name(model.state).removeprefix("MODEL_STATE_").lower())] += 1
+    usage = {
+        labels: each.kv_tokens_used / each.kv_tokens_total for labels, each in stats.items() if each.kv_tokens_total
+    }
+    return [
+        _family("attn_models", [((state,), number) for state, number in states.items()]),
+        _family("attn_kv_cache_usage_perc", usage.items()),
+        *(
+            _family(name, [(labels, getattr(each, field)) for labels, each in stats.items()])
+            for name, field in ENGINE_FIELDS.items()
+        ),
+    ]
+
+
+async def _stats(calls: LocalCalls, model: str) -> EngineStats | None:
+    request = inference_pb2.GetEngineStatsRequest(model=model)
+    try:
+        return from_message(EngineStats, await calls.unary(f"{INFERENCE}/GetEngineStats", request, ()))
+    except AttnError as error:
+        log.warning("no metrics of an engine", model=model, reason=error.message)
+        return None
+
+
+async def _jobs(calls: LocalCalls) -> list[Family]:
+    """How many jobs are in which state, and how fast those that run are."""
+    method = f"{TRAINING}/ListTrainingJobs"
+    if method not in calls.methods:
+        return []
+    page = await calls.unary(method, training_pb2.ListTrainingJobsRequest(page_size=PAGE_SIZE), ())
+    jobs: list[Any] = list(page.jobs)
+    while page.next_page_token:
+        request = training_pb2.ListTrainingJobsRequest(page_size=PAGE_SIZE, page_token=page.next_page_token)
+        page = await calls.unary(method, request, ())
+        jobs += page.jobs
+    states = dict.fromkeys(JobState, 0)
+    for job in jobs:
+        states[JobState(training_pb2.JobState.Name(job.state).removeprefix("JOB_STATE_").lower())] += 1
+    running = [job for job in jobs if job.state == training_pb2.JOB_STATE_RUNNING]
+    speeds = [((job.id,), job.last_metrics["tokens_per_second"]) for job in running
+              if "tokens_per_second" in job.last_metrics]  # fmt: skip
+    return [
+        _family("attn_jobs", [((state,), number) for state, number in states.items()]),
+        _family("attn_training_tokens_per_second", speeds),
+        _family("attn_training_step", [((job.id,), job.step) for job in running]),
+    ]
