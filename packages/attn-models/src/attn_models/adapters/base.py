@@ -161,11 +161,13 @@ class EncoderAdapter(Layout):
     """Translates config.json and tensor names of a library's encoders to ours and back; heads are not read.
 
     `prefix` is that of the encoder's tensors in a checkpoint with a head. `known_keys` are the keys of config.json that
-    `from_hf_config` reads.
+    `from_hf_config` reads. `pooling` makes one vector of the rows of a text where a folder says nothing of it, as
+    `SentencePooling`.
     """
 
     derived_names = HEADS
     prefix: ClassVar[str] = ""
+    pooling: ClassVar[tuple[str, ...]] = ("mean",)
     known_keys: ClassVar[frozenset[str]]
 
     def layout(self, config: Any) -> Layout:  # noqa: ARG002  (names of some depend on it)

@@ -19,6 +19,7 @@ from attn_models.adapters.bert import (
     RobertaAdapter,
     XlmRobertaAdapter,
 )
+from attn_models.adapters.clip import ClipAdapter
 from attn_models.adapters.deepseek import DeepseekV2Adapter, DeepseekV3Adapter
 from attn_models.adapters.distilbert import DistilBertAdapter
 from attn_models.adapters.families import FAMILIES
@@ -134,6 +135,7 @@ ENCODER_ADAPTERS: dict[str, EncoderAdapter] = {
         LongformerAdapter(),
         BigBirdAdapter(),
         ReformerAdapter(),
+        ClipAdapter(),
     )
 }
 

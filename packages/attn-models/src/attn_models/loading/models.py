@@ -141,9 +141,10 @@ class LoadedModel:
         """The mechanism of each attention layer; of a model with a source, of each attention to the source."""
         if isinstance(self.config, DecoderConfig):
             return tuple(self.config.choice(layer).mechanism for layer in range(self.config.num_layers))
-        if isinstance(self.model, NamedMechanisms):
+        said = getattr(self.model, "mechanisms", None)
+        if said is None and isinstance(self.model, NamedMechanisms):
             return tuple(self.model.layer_mechanisms().values())
-        return tuple(getattr(self.model, "mechanisms", ()))
+        return tuple(said or ())
 
     @property
     def family(self) -> str:
