@@ -52,6 +52,7 @@ class Layout(ABC):
     `head` is its name of the unembedding, which may be there although it is tied to our parameter `embedding`.
     Tensors whose names match `derived_names` are skipped: they follow from the config, such as causal masks in older
     checkpoints, or are unused. `copies` are other names of tensors, which must be equal where both are there.
+    Parameters of ours whose names match `zeros` are in no checkpoint and are zero, such as biases that change nothing.
     """
 
     model_type: ClassVar[str]
@@ -59,6 +60,7 @@ class Layout(ABC):
     embedding: ClassVar[str] = "embedding.weight"
     copies: ClassVar[Mapping[str, str]] = MappingProxyType({})
     derived_names: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
+    zeros: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
 
     @property
     def name(self) -> str:
@@ -72,6 +74,10 @@ class Layout(ABC):
     def canonical_names(self, names: Iterable[str]) -> dict[str, str]:
         """The checkpoint's names of its tensors, by the names that `tensor_mappings` uses."""
         return {name: name for name in names}
+
+    def stored(self, parameters: Iterable[str]) -> list[StoredTensor]:
+        """The tensors of a checkpoint of a model with these parameters, without those that are `zeros`."""
+        return self.tensor_mappings([name for name in parameters if not self.zeros.search(name)])
 
     def is_derived(self, name: str) -> bool:
         """Whether a tensor of this name is skipped: it follows from the config or is not used."""

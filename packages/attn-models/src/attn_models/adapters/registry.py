@@ -32,6 +32,7 @@ from attn_models.adapters.qwen3 import Qwen3Adapter, Qwen3NextAdapter
 from attn_models.adapters.reformer import ReformerAdapter
 from attn_models.adapters.t5 import Mt5Adapter, T5Adapter
 from attn_models.adapters.vit import VitAdapter
+from attn_models.adapters.whisper import WhisperAdapter
 from attn_models.encoder.config import ReformerConfig, VisionConfig
 
 ADAPTERS: dict[str, StateDictAdapter] = {
@@ -51,6 +52,7 @@ ADAPTERS: dict[str, StateDictAdapter] = {
         *FAMILIES,
         T5Adapter(),
         Mt5Adapter(),
+        WhisperAdapter(),
     )
 }
 

@@ -196,9 +196,9 @@ class T5Layout(Layout):
 
     def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
         """One tensor for each parameter."""
-        return [self.stored(name) for name in parameters]
+        return [self.stored_parameter(name) for name in parameters]
 
-    def stored(self, name: str) -> StoredTensor:
+    def stored_parameter(self, name: str) -> StoredTensor:
         """The tensor of one parameter."""
         if name in OUTSIDE:
             return StoredTensor(OUTSIDE[name], (name,))

@@ -221,3 +221,53 @@ class T5Config(TransformerConfig):
             norm_eps=self.norm_eps,
             positions="none",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhisperConfig(TransformerConfig):
+    """Whisper (Radford et al. 2022): pre-norm blocks over audio, of which `num_mel_bins` numbers are known at a time.
+
+    Two frames of audio become one of at most `max_encoder_len` rows of the encoder; every audio has as many frames.
+    `num_decoder_layers` blocks in the decoder, by default `num_layers`.
+    """
+
+    num_mel_bins: int
+    num_decoder_layers: int | None = None
+    norm_place: str = "pre"
+    feed_forward: str = "gelu"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_word("norm_place", self.norm_place, ("pre",))
+        if self.num_decoder_layers is not None:
+            require_count("num_decoder_layers", self.num_decoder_layers)
+        _ = self.block
+
+    @property
+    def attention_sizes(self) -> dict[str, Any]:
+        """As of `TransformerConfig`, with biases."""
+        return super().attention_sizes | {"bias": True}
+
+    @property
+    def decoder_layers(self) -> int:
+        """Blocks of the decoder."""
+        return self.num_decoder_layers or self.num_layers
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of an audio."""
+        return 2 * self.max_encoder_len
+
+    @property
+    def block(self) -> DecoderConfig:
+        """The config of norms and feed-forwards, which are those of a decoder."""
+        return DecoderConfig(
+            vocab_size=self.vocab_size,
+            max_seq_len=self.max_seq_len,
+            hidden_size=self.hidden_size,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            intermediate_size=self.intermediate_size,
+            feed_forward=self.feed_forward,
+            bias=True,
+        )
