@@ -105,7 +105,7 @@ def run_in(other: str, session: nox.Session, program: str, *arguments: str) -> N
 @nox.session(python=PYTHON)
 def dev(session: nox.Session) -> None:
     """The environment for working here: every package, editable, and every tool, in .nox/dev."""
-    install_everything(session, list(PACKAGES.values()), "test", "peers", "lint", "types", "imports")
+    install_everything(session, list(PACKAGES.values()), "test", "peers", "lint", "types", "imports", "docs")
 
 
 @nox.session(venv_backend="none", requires=["dev"])
@@ -206,7 +206,9 @@ def demo(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["dev"])
 def docs(session: nox.Session) -> None:
-    """The tutorial runs as written, and the generated pages are what the tree generates."""
+    """The documentation as a site in dist/site, whose pages run as written; a warning or a dead link is an error."""
+    site = ["-m", "sphinx", "-W", "--keep-going", "-q", "-c", "docs/site", "-b", "html", ".", str(WHEELS / "site")]
+    run_in("dev", session, "python", *site)
     run_in("dev", session, "python", "-m", "pytest", "tests/docs", *session.posargs)
 
 

@@ -44,7 +44,7 @@ LEARNED = 3.0
 
 def fitting() -> list[str]:
     """The mechanisms that can stand in a decoder."""
-    return [m.name for m in installed().mechanisms if m.can(Capability.CAUSAL) and not m.can(Capability.CROSS)]
+    return [m.name for m in installed().mechanisms if m.can(Capability.CAUSAL)]
 
 
 def specification(mechanism: str, seed: int, steps: int) -> TrainingConfig:

@@ -103,7 +103,7 @@ def example_code(mechanism: Mechanism) -> str:
     """A program that builds a small layer and runs it, and what else the command line shows."""
     given = dict(mechanism.sketch)
     shared = "hidden_size=64, num_heads=4" + (", num_kv_heads=2" if mechanism.name in GROUPS else "")
-    cross = mechanism.can(Capability.CROSS)
+    cross = mechanism.only_cross
     arguments = "rows, source" if cross else "rows"
     lines = [
         "import torch",

@@ -34,7 +34,7 @@ def root(length: int) -> int:
 
 # fmt: off
 QUADRATIC = (
-    "adaptive_entmax", "additive", "alibi", "alignment", "concat", "cosine", "coverage", "cross", "dependency",
+    "adaptive_entmax", "additive", "alibi", "alignment", "concat", "cosine", "coverage", "dependency",
     "dependency_depth",
     "differential", "dot", "entmax", "forgetting", "gat", "gated", "gemma", "general", "gqa", "hard", "kerple_log",
     "local_p", "location", "low_rank", "lstmn", "luong", "mha", "mqa", "nope", "positions_added",
@@ -146,7 +146,7 @@ def peak(name: str, length: int, options: Mapping[str, Any], *, training: bool) 
     """The most bytes that live at once in a forward over `length` tokens, and its backward in training."""
     torch.manual_seed(0)
     mechanism, config = configured(name, options, 8, length)
-    layer, source = mechanism.build(config), [torch.randn(1, length, 8)] * mechanism.can(Capability.CROSS)
+    layer, source = mechanism.build(config), [torch.randn(1, length, 8)] * config.cross
     with torch.set_grad_enabled(training), Live() as live:
         out = layer.train(training)(torch.randn(1, length, 8), *source)
         if training:

@@ -15,10 +15,7 @@ from torch.nn import functional
 VOCABULARY, CONTEXT = 32, 96
 DRAFT = "mqa"
 MECHANISMS = [
-    name
-    for name in installed().mechanisms.names()
-    if installed().mechanisms.get(name).can(Capability.CAUSAL)
-    and not installed().mechanisms.get(name).can(Capability.CROSS)
+    name for name in installed().mechanisms.names() if installed().mechanisms.get(name).can(Capability.CAUSAL)
 ]
 PAPERS = {
     "gpt3": {"band": 9},

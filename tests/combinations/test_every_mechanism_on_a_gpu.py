@@ -19,10 +19,7 @@ from attn_testing.pretend_cuda import PretendCuda, PretendCudaTensor, tensors_in
 VOCABULARY = 32
 PROMPT = tuple((7 * place) % VOCABULARY for place in range(40))
 MECHANISMS = [
-    name
-    for name in installed().mechanisms.names()
-    if installed().mechanisms.get(name).can(Capability.CAUSAL)
-    and not installed().mechanisms.get(name).can(Capability.CROSS)
+    name for name in installed().mechanisms.names() if installed().mechanisms.get(name).can(Capability.CAUSAL)
 ]
 TAKES_INDICES = {"copy_", "index", "index_put", "index_put_", "_index_put_impl_"}
 """Operations in which a real GPU takes a tensor of the CPU beside its own."""

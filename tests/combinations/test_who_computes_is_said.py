@@ -62,7 +62,7 @@ def test_the_kernels_said_to_run_are_those_that_run(
     said = {row["name"] for row in rows if row["verdict"] == "runs"}
     layer = mechanism.build(config).eval()
     query = torch.randn(1, TOKENS, config.hidden_size)
-    source = torch.randn(1, TOKENS, config.hidden_size) if mechanism.can(Capability.CROSS) else None
+    source = torch.randn(1, TOKENS, config.hidden_size) if config.cross else None
     with torch.set_grad_enabled(gradients):
         layer(query, source)
     assert used == said & names

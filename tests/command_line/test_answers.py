@@ -47,7 +47,7 @@ def test_every_mechanism_is_listed_with_its_paper_and_shows_itself(answer: Answe
         "gqa",
         "mqa",
         "sliding_window",
-        "cross",
+        "coverage",
         "alibi",
         "rope",
         "additive",

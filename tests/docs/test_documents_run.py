@@ -11,6 +11,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [
     ROOT / "README.md",
     *(path for path in ROOT.glob("docs/*.md") if path.name != "tutorial.md"),
+    *ROOT.glob("docs/course/*.md"),
+    *ROOT.glob("docs/start/*.md"),
     *ROOT.glob("plugins/*/README.md"),
     ROOT / "packages/attn-variants/README.md",
     ROOT / "packages/attn-experiments/README.md",

@@ -54,7 +54,8 @@ def test_no_more_is_remembered_than_the_mask_can_look_back():
 
 
 def test_cross_attention_remembers_its_source():
-    state = declared(lambda config: AttentionSpec(heads=config.head_layout, cross=True)).state(CONFIG)
+    cross = dataclasses.replace(CONFIG, cross=True)
+    state = declared(lambda config: AttentionSpec(heads=config.head_layout, cross=True)).state(cross)
     assert isinstance(state["source"], Source)
     assert set(state) == {"source"}
 
@@ -89,7 +90,8 @@ def test_a_step_projects_the_new_tokens_only_and_of_a_source_nothing():
     cross = declared(lambda config: AttentionSpec(heads=config.head_layout, cross=True), *able)
     asked, pairs = products((1, 10, 12), (1, 12, 10)), products(*[(1, 3, 7), (1, 7, 3)] * 4)
     assert own.cost(CONFIG, Step(new=1, remembered=6)).flops == asked + products((1, 10, 12)) + pairs
-    assert cross.cost(CONFIG, Step(new=1, remembered=6, source=7)).flops == asked + pairs
+    source = dataclasses.replace(CONFIG, cross=True)
+    assert cross.cost(source, Step(new=1, remembered=6, source=7)).flops == asked + pairs
 
 
 def test_a_step_meets_what_a_window_keeps():

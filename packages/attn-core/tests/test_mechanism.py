@@ -60,8 +60,9 @@ class Offering(Replayed):
     ],
 )
 def test_a_layer_that_is_not_what_its_mechanism_declares_is_refused(capabilities, methods, said):
+    modes = {"causal": Capability.CAUSAL in capabilities, "cross": Capability.CROSS in capabilities}
     with pytest.raises(MechanismInvalid, match=said):
-        Offering(capabilities, methods).build(MechanismConfig(hidden_size=6, causal=Capability.CAUSAL in capabilities))
+        Offering(capabilities, methods).build(MechanismConfig(hidden_size=6, **modes))
 
 
 def test_a_replayed_mechanism_that_remembers_something_else_is_refused_with_the_states_and_their_shapes():

@@ -28,10 +28,6 @@ class TestSlidingWindow(MechanismLaws):
     options = {"window": 3}
 
 
-class TestCross(MechanismLaws):
-    mechanism = "cross"
-
-
 class TestAlibi(MechanismLaws):
     mechanism = "alibi"
 

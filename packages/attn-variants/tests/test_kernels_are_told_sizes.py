@@ -7,11 +7,7 @@ import torch
 from attn_core import Capability, Rotary, configure, installed
 from attn_variants.plan import KernelPlan
 
-NAMES = sorted(
-    mechanism.name
-    for mechanism in installed().mechanisms
-    if mechanism.can(Capability.CAUSAL) and not mechanism.can(Capability.CROSS)
-)
+NAMES = sorted(mechanism.name for mechanism in installed().mechanisms if mechanism.can(Capability.CAUSAL))
 
 
 @pytest.fixture

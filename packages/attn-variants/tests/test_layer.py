@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attn_core import Capability, RaggedBatch, Rotary, configure, installed
+from attn_core import RaggedBatch, Rotary, configure, installed
 from attn_core.batch import Rows
 from attn_core.errors import Incompatible, InvalidValue, KernelRefused, UnknownName
 from torch import nn
@@ -40,11 +40,11 @@ def test_multi_head_attention_is_that_of_torch(build, agrees, causal):
 
 
 def test_cross_attention_is_that_of_torch(build, agrees):
-    layer = build("cross", hidden_size=24, num_heads=3, bias=True)
+    layer = build("mha", hidden_size=24, num_heads=3, bias=True, cross=True)
     rows, source = torch.randn(2, 4, 24, dtype=torch.float64), torch.randn(2, 7, 24, dtype=torch.float64)
     key_padding_mask = torch.tensor([[True] * 7, [True] * 5 + [False] * 2])
     peer = copied_into_torch(layer, 24, 3)
-    agrees("cross", package="torch nn.MultiheadAttention").functions(
+    agrees("mha", package="torch nn.MultiheadAttention over a source").functions(
         lambda query, memory: layer(query, memory, key_padding_mask=key_padding_mask),
         lambda query, memory: peer(query, memory, memory, key_padding_mask=~key_padding_mask)[0],
         rows,
@@ -152,9 +152,9 @@ def test_all_parameters_of_every_mechanism_learn_from_the_first_step(build):
     for mechanism in installed().mechanisms:
         if installed().mechanisms.owner(mechanism.name) != "attn-variants":
             continue
-        layer = build(mechanism.name, hidden_size=16, num_heads=4, causal=mechanism.can(Capability.CAUSAL))
+        layer = build(mechanism.name, hidden_size=16, num_heads=4)
         rows = torch.randn(2, 6, 16, dtype=torch.float64)
-        source = (torch.randn(2, 5, 16, dtype=torch.float64),) if mechanism.can(Capability.CROSS) else ()
+        source = (torch.randn(2, 5, 16, dtype=torch.float64),) if mechanism.only_cross else ()
         (layer(rows, *source) * torch.randn(2, 6, 16)).sum().backward()
         still = {name for name, weight in layer.named_parameters() if weight.grad is None or not weight.grad.any()}
         assert still <= UNMOVED.get(mechanism.name, set()), mechanism.name
@@ -181,10 +181,26 @@ def test_a_bad_value_is_refused_by_name_with_what_is_allowed(build, name, option
         build(name, options, hidden_size=16, num_heads=4, **shared)
 
 
-@pytest.mark.parametrize("name", ["cross", "linear"])
-def test_rotary_positions_are_refused_where_they_have_no_meaning(build, name):
-    with pytest.raises(Incompatible, match=f"{name}.*rotary"):
-        build(name, hidden_size=16, num_heads=4, rotary=Rotary())
+def test_rotary_positions_are_refused_where_they_have_no_meaning(build):
+    with pytest.raises(Incompatible, match=r"rotary: .*'linear' takes no rotary positions"):
+        build("linear", hidden_size=16, num_heads=4, rotary=Rotary())
+    with pytest.raises(Incompatible, match=r"rotary: .*allowed: None: mechanism 'mha' is configured cross"):
+        build("mha", hidden_size=16, num_heads=4, rotary=Rotary(), cross=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "said"),
+    [
+        ("linear", {"cross": True}, "cross: True .*allowed: False: mechanism 'linear' attends to its own sequence"),
+        ("alignment", {"cross": False}, "cross: False .*allowed: True: mechanism 'alignment' attends to a source"),
+        ("gqa", {"cross": True, "causal": True}, "causal: True .*allowed: False where cross"),
+        ("gqa", {"cross": True, "shares_kv": True}, "shares_kv: True .*mechanism 'gqa' is configured cross"),
+        ("gqa", {"cross": 1}, "cross: 1 .*True or False"),
+    ],
+)
+def test_a_mode_that_a_mechanism_has_not_is_refused_by_name(build, name, mode, said):
+    with pytest.raises(InvalidValue, match=said):
+        build(name, hidden_size=16, num_heads=4, **mode)
 
 
 def test_an_unknown_option_is_refused_with_a_near_name(build):
@@ -195,7 +211,7 @@ def test_an_unknown_option_is_refused_with_a_near_name(build):
 def test_a_source_is_asked_for_where_it_is_missing_and_refused_where_it_has_no_use(build):
     rows = torch.randn(1, 3, 8, dtype=torch.float64)
     with pytest.raises(InvalidValue, match="source"):
-        build("cross", hidden_size=8)(rows)
+        build("mha", hidden_size=8, cross=True)(rows)
     with pytest.raises(InvalidValue, match="source"):
         build("mha", hidden_size=8)(rows, rows)
 

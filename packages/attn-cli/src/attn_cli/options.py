@@ -47,8 +47,9 @@ class Sizes:
     shares_kv: bool = False
 
     def config(self, mechanism: Mechanism, options: dict[str, Any]) -> MechanismConfig:
-        """The config of `mechanism` at these sizes."""
-        return configure(mechanism, options, **dataclasses.asdict(self))
+        """The config of `mechanism` at these sizes; an option `cross` says that it attends to a source."""
+        cross = options.get("cross", mechanism.only_cross)
+        return configure(mechanism, options, **dataclasses.asdict(self) | ({"causal": False} if cross is True else {}))
 
 
 def own_groups(sizes: Sizes, mechanism: Mechanism, options: dict[str, Any]) -> Sizes:

@@ -65,7 +65,7 @@ def drawn(
     sized = config if config.max_seq_len else dataclasses.replace(config, max_seq_len=positions)
     layer = mechanism.build(sized).eval().double()
     rows = torch.randn(1, positions, config.hidden_size, dtype=torch.float64)
-    return layer, rows, (rows.clone(),) if mechanism.can(Capability.CROSS) else ()
+    return layer, rows, (rows.clone(),) if config.cross else ()
 
 
 def device_type(device: str) -> str:

@@ -22,6 +22,8 @@ class MechanismConfig:
     it of the output projection alone, None as `bias`; a layer that
     `shares_kv` attends to the keys and values of another layer, and neither projects nor remembers any. `layer` is its
     place in an encoder, from 0, for what is drawn once and should differ between layers; a decoder's layers all say 0.
+    A layer that is `cross` attends to a source, such as an encoder's output, all of it at any time: then `causal` says
+    nothing.
     `dropout` is the probability with which attention weights become zero, in training only (Srivastava et al. 2014).
     """
 
@@ -35,6 +37,7 @@ class MechanismConfig:
     rotary: Rotary | None = None
     max_seq_len: int | None = None
     shares_kv: bool = False
+    cross: bool = False
     layer: int = 0
     dropout: float = 0.0
 

@@ -97,7 +97,7 @@ class DeclaredMechanism(Mechanism):
         """
         if config.shares_kv:
             return {}
-        if self.can(Capability.CAUSAL) and not self.can(Capability.INCREMENTAL):
+        if self.can(Capability.CAUSAL) and not config.cross and not self.can(Capability.INCREMENTAL):
             return replay_state(config)
         spec, heads = self.spec(config), self.projected(config)
         row = spec.score.key_shape(spec.heads) if spec.score.projects_keys else (heads.key_value, heads.key_size)

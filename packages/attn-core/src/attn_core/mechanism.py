@@ -33,11 +33,11 @@ class Capability(StrEnum):
     """One ability. A law applies where its capability is declared."""
 
     CAUSAL = "causal"
-    """No output depends on a later input when configured causal."""
+    """A mode: no output depends on a later input when configured causal."""
     BIDIRECTIONAL = "bidirectional"
-    """Every output may depend on every input when configured not causal."""
+    """A mode: every output may depend on every input when configured not causal."""
     CROSS = "cross"
-    """Queries attend to a source, not to their own sequence."""
+    """A mode: queries attend to a source, not to their own sequence, when configured cross."""
     INCREMENTAL = "incremental"
     """Has its own `step`; without it the engine replays the full sequence."""
     EXACT = "exact"
@@ -210,6 +210,11 @@ class Mechanism(ABC):
         """Whether all of these are declared."""
         return self.capabilities.issuperset(capabilities)
 
+    @property
+    def only_cross(self) -> bool:
+        """Whether attention to a source is the one mode that is declared."""
+        return self.can(Capability.CROSS) and not self.capabilities & {Capability.CAUSAL, Capability.BIDIRECTIONAL}
+
 
 class ComputedMechanism(Mechanism):
     """A mechanism with its own module.
@@ -336,7 +341,7 @@ def priced(cost: Price) -> Price:
 
     @wraps(cost)
     def pricing(mechanism: Mechanism, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        cross = mechanism.can(Capability.CROSS)
+        cross = config.cross
         if isinstance(shape, Step):
             if not cross and not config.causal:
                 message = f"mechanism {mechanism.name!r} is configured not causal: it takes no steps"
@@ -368,7 +373,7 @@ def require_declared(mechanism: Mechanism, config: MechanismConfig, layer: Any) 
         if mechanism.can(capability) and not hasattr(layer, method):
             what = f"declares {capability.name}, and its layer {type(layer).__name__} has no method {method}"
             raise MechanismInvalid.of(mechanism.name, what, f"write it, or take {capability.name} from capabilities")
-    if mechanism.can(Capability.INCREMENTAL, Capability.CROSS) and not hasattr(layer, "encode"):
+    if mechanism.can(Capability.INCREMENTAL) and config.cross and not hasattr(layer, "encode"):
         what = f"declares CROSS and INCREMENTAL, and its layer {type(layer).__name__} has no method encode"
         raise MechanismInvalid.of(mechanism.name, what, "write it: it gives the states of a source")
     if mechanism.can(Capability.INCREMENTAL):
@@ -384,7 +389,8 @@ def require_replayed(mechanism: Mechanism, config: MechanismConfig) -> None:
     """Raise `MechanismInvalid`, with names and shapes, where a causal mechanism without a step remembers other things
     than its inputs, which a model runs again for every token.
     """
-    if not mechanism.can(Capability.CAUSAL) or mechanism.can(Capability.INCREMENTAL) or config.shares_kv:
+    own = mechanism.can(Capability.CAUSAL) and not config.cross and not config.shares_kv
+    if not own or mechanism.can(Capability.INCREMENTAL):
         return
     given, needed = mechanism.state(config), replay_state(config)
     if given != needed:
@@ -408,7 +414,8 @@ def require_supported(mechanism: Mechanism, config: MechanismConfig) -> None:
     """Raise `Undeclared` for a field of the config that asks for what the mechanism does not declare.
 
     So refused are positions that are rotary, key/value heads that are fewer, keys and values of another layer, biases,
-    heads of a size of their own, a direction, and dropout of weights. A mechanism need not look for them itself.
+    heads of a size of their own, a mode, and dropout of weights. A mechanism need not look for them itself. What is
+    cross has no rotary positions, and no other layer's keys and values, whatever the mechanism can do without a source.
     """
     if config.dropout and not mechanism.drops_weights:
         what = "computes without attention weights, or in a way of its own"
@@ -419,7 +426,25 @@ def require_supported(mechanism: Mechanism, config: MechanismConfig) -> None:
     for field, (asks, capability, allowed) in ASKING.items():
         if asks(config) and not mechanism.can(capability):
             raise _undeclared(mechanism, config, field, allowed, LACKING[capability])
-    if config.causal and not mechanism.can(Capability.CAUSAL) and not mechanism.can(Capability.CROSS):
+    if config.cross:
+        _require_cross(mechanism, config)
+    else:
+        _require_direction(mechanism, config)
+
+
+def _require_cross(mechanism: Mechanism, config: MechanismConfig) -> None:
+    if not mechanism.can(Capability.CROSS):
+        raise _undeclared(mechanism, config, "cross", "False", "attends to its own sequence, not to a source")
+    for field, allowed in (("rotary", "None"), ("shares_kv", "False")):
+        if getattr(config, field):
+            why = "is configured cross, and queries and keys are of different sequences"
+            raise _undeclared(mechanism, config, field, allowed, why)
+
+
+def _require_direction(mechanism: Mechanism, config: MechanismConfig) -> None:
+    if mechanism.only_cross:
+        raise _undeclared(mechanism, config, "cross", "True", "attends to a source, not to its own sequence")
+    if config.causal and not mechanism.can(Capability.CAUSAL):
         raise _undeclared(mechanism, config, "causal", "False", "has no causal form")
     if not config.causal and mechanism.can(Capability.CAUSAL) and not mechanism.can(Capability.BIDIRECTIONAL):
         raise _undeclared(mechanism, config, "causal", "True", "only looks back")

@@ -21,12 +21,19 @@ def option_fields(mechanism: Mechanism) -> dict[str, Any]:
 def configure(mechanism: Mechanism, options: Mapping[str, Any] | None = None, **shared: Any) -> MechanismConfig:
     """The config of `mechanism` from what the model says and the user's options.
 
-    Where nothing is said of `causal`, it is False for a mechanism that has no causal form. Raises `UnknownName` for an
+    Where nothing is said of `cross`, it is True for a mechanism that has no other mode, and where nothing is said of
+    `causal`, it is False for a mechanism that has no causal form, and where `cross`. Raises `UnknownName` for an
     option that the mechanism does not have, `InvalidValue` for a bad value, and `Undeclared` for what the mechanism
     does not declare: see `require_supported`.
     """
-    if not mechanism.can(Capability.CROSS):
-        shared = shared | {"causal": _direction(mechanism, shared.get("causal"))}
+    given = shared | dict(options or {})
+    cross = given.get("cross", mechanism.only_cross)
+    if shared.get("cross", cross) != cross:
+        said = f"{shared['cross']}, as its place in the model says"
+        raise InvalidValue.of("cross", cross, said).in_mechanism(mechanism.name)
+    if not isinstance(cross, bool):
+        raise InvalidValue.of("cross", cross, "True or False").in_mechanism(mechanism.name)
+    shared = shared | {"cross": cross, "causal": _direction(mechanism, given.get("causal"), cross=cross)}
     known = {field.name for field in dataclasses.fields(mechanism.Config)}
     for name in options or {}:
         if name not in known:
@@ -59,13 +66,16 @@ def parse_options(pairs: Iterable[str] | None, given_by: str = "--option") -> di
     return options
 
 
-def _direction(mechanism: Mechanism, causal: Any) -> bool:
+def _direction(mechanism: Mechanism, causal: Any, *, cross: bool) -> bool:
     """What `causal` is where nothing, or this, was said."""
     able = mechanism.can(Capability.CAUSAL)
     if causal is not None and not isinstance(causal, bool):
         raise InvalidValue.of("causal", causal, "True or False").in_mechanism(mechanism.name)
+    if cross and causal:
+        allowed = "False where cross: queries see all of a source"
+        raise InvalidValue.of("causal", causal, allowed).in_mechanism(mechanism.name)
     if causal is None:
-        return able
+        return able and not cross
     return causal
 
 

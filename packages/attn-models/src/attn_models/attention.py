@@ -95,6 +95,7 @@ def _layer_attention(
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         causal=True,
+        cross=False,
         bias=config.has_bias("attention_bias"),
         output_bias=config.has_bias("attention_output_bias"),
         rotary=config.rotary,
@@ -120,11 +121,9 @@ def _needs(config: DecoderConfig, choice: AttentionChoice) -> dict[Capability, s
 
 def _require(mechanism: Mechanism, needs: dict[Capability, str], registry: Iterable[Mechanism]) -> None:
     complaints = [complaint for capability, complaint in needs.items() if not mechanism.can(capability)]
-    if mechanism.can(Capability.CROSS):
-        complaints.append("is cross-attention, and a decoder has no encoder")
     if not complaints:
         return
-    able = sorted(item.name for item in registry if item.can(*needs) and not item.can(Capability.CROSS))
+    able = sorted(item.name for item in registry if item.can(*needs))
     raise Incompatible(
         f"mechanism {mechanism.name!r} {', and '.join(complaints)}; these can: {', '.join(able) or 'none installed'}",
         mechanism=mechanism.name,
@@ -178,7 +177,8 @@ def cross_attention(name: str, options: Mapping[str, Any], **shared: Any) -> Lay
     Raises `UnknownName` for a mechanism or option that does not exist, `InvalidValue` for an option's bad value,
     `Incompatible` for a mechanism that is no cross-attention.
     """
-    return _chosen(name, options, {Capability.CROSS, Capability.INCREMENTAL}, "cross-attention", shared)
+    own = shared | {"cross": True, "causal": False}
+    return _chosen(name, options, {Capability.CROSS, Capability.INCREMENTAL}, "cross-attention", own)
 
 
 def stepped_attention(name: str, options: Mapping[str, Any], **shared: Any) -> LayerAttention:
@@ -212,11 +212,7 @@ def decoder_attention(name: str, options: Mapping[str, Any], **shared: Any) -> L
 
 
 def _own(name: str, options: Mapping[str, Any], needs: set[Capability], shared: Mapping[str, Any]) -> LayerAttention:
-    found = _chosen(name, options, needs, "self-attention here", shared)
-    if found.mechanism.can(Capability.CROSS):
-        own = found.mechanism.name
-        raise Incompatible(f"mechanism {own!r} is cross-attention, not self-attention", mechanism=own)
-    return found
+    return _chosen(name, options, needs, "self-attention here", {**shared, "cross": False})
 
 
 def _chosen(

@@ -48,7 +48,7 @@ class MechanismAttention:
     def check(self) -> None:
         """Raises `Incompatible` where the mechanism does not fit."""
         name = self.mechanism.name
-        if not isinstance(self.mechanism, DeclaredMechanism) or self.mechanism.can(Capability.CROSS):
+        if not isinstance(self.mechanism, DeclaredMechanism) or self.mechanism.only_cross:
             raise Incompatible(f"mechanism {name!r} does not say what it computes within one sequence", mechanism=name)
         if not self.mechanism.can(Capability.CAUSAL):
             raise Incompatible(f"mechanism {name!r} cannot be causal", mechanism=name)

@@ -38,8 +38,9 @@ def attn_adapters() -> list[Layout]:
 def attn_gguf_architectures() -> list[GgufArchitecture]:
     """The GGUF files that are read here."""
     from attn_models.weights.gguf_architectures import ARCHITECTURES
+    from attn_models.weights.gguf_families import GGUF_FAMILIES
 
-    return list(ARCHITECTURES.values())
+    return [*ARCHITECTURES.values(), *(family.architecture() for family in GGUF_FAMILIES)]
 
 
 @hookimpl

@@ -58,7 +58,7 @@ class Case:
     @property
     def cross(self) -> bool:
         """Whether the layer attends to a source."""
-        return self.mechanism.can(Capability.CROSS)
+        return self.config.cross
 
     @property
     def remembers_beside_source(self) -> bool:
@@ -68,7 +68,7 @@ class Case:
     @property
     def causal(self) -> bool:
         """Whether no output may depend on a later input."""
-        return self.mechanism.can(Capability.CAUSAL) and self.config.causal
+        return self.mechanism.can(Capability.CAUSAL) and self.config.causal and not self.cross
 
     @property
     def specs(self) -> StateSpecs:
@@ -187,15 +187,21 @@ class Subject:
 
     @property
     def modes(self) -> list[Setting]:
-        """The declared ways to treat later positions."""
+        """The declared modes: causal, not causal, and attending to a source."""
         can = self.mechanism.can
         causal: list[Setting] = [{"causal": True}] if can(Capability.CAUSAL) else []
         free: list[Setting] = [{"causal": False}] if can(Capability.BIDIRECTIONAL) else []
-        return causal + free or [{}]
+        cross: list[Setting] = [{"cross": True}] if can(Capability.CROSS) else []
+        return causal + free + cross or [{}]
 
     @cached_property
     def _tried(self) -> list[Case | Refusal]:
-        return [self.attempt({**setting, **mode}) for setting in self._promised() for mode in self.modes]
+        return [
+            self.attempt({**setting, **mode})
+            for setting in self._promised()
+            for mode in self.modes
+            if not (mode.get("cross") and setting.get("rotary"))
+        ]
 
     def _promised(self) -> Iterator[dict[str, Any]]:
         """The settings that ask for nothing undeclared; a head size is asked for where the heads are not as wide as
@@ -228,6 +234,7 @@ class Subject:
 def label_of(setting: Setting) -> str:
     """A short word for a setting, such as `causal-width16-heads4-kv2`."""
     words = ["causal" if setting["causal"] else "full"] if "causal" in setting else []
+    words += ["cross"] * bool(setting.get("cross"))
     words += [f"width{setting['hidden_size']}"]
     names = {"num_heads": "heads", "num_kv_heads": "kv", "head_dim": "size"}
     words += [f"{word}{setting[name]}" for name, word in names.items() if setting.get(name)]

@@ -36,7 +36,7 @@ def summary(mechanism: Mechanism, config: MechanismConfig) -> str:
     shown = [
         f"mechanism={mechanism.name!r}",
         *sizes(config, spec),
-        f"causal={config.causal and mechanism.can(Capability.CAUSAL)}",
+        f"causal={config.causal and not config.cross and mechanism.can(Capability.CAUSAL)}",
     ]
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)

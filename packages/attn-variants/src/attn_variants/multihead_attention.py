@@ -155,7 +155,7 @@ class MultiheadAttention(nn.Module):
             out, weights = self._attend_pairs(operands, masks, need_weights=need_weights)
         else:
             self._check_possible(same, masks, need_weights=need_weights)
-            given = (query, key) if self.mechanism.can(Capability.CROSS) else (query,)
+            given = (query, key) if self.config.cross else (query,)
             out = self.attention(*given, key_padding_mask=masks.key_padding_mask)
             weights = self.attention.weights(*given, key_padding_mask=masks.key_padding_mask) if need_weights else None
         if weights is not None and average_attn_weights:
@@ -187,7 +187,7 @@ class MultiheadAttention(nn.Module):
 
     def _check_possible(self, same: Same, masks: Masks, *, need_weights: bool) -> None:
         """Raise `Incompatible` for what a mechanism that computes in its own way cannot do."""
-        name, cross = self.mechanism.name, self.mechanism.can(Capability.CROSS)
+        name, cross = self.mechanism.name, self.config.cross
         if not same.values or not (cross or same.keys):
             wanted = "key and value must be one tensor" if cross else "query, key and value must be one tensor"
             raise Incompatible(f"mechanism {name!r} projects its inputs itself: {wanted}", mechanism=name)

@@ -7,7 +7,7 @@ import sys
 import attn_variants
 import pytest
 import torch
-from attn_core import Capability, installed
+from attn_core import installed
 from attn_core.errors import InvalidValue, UnknownName
 
 
@@ -29,7 +29,7 @@ def test_every_installed_mechanism_is_built_by_name(name):
     mechanism = installed().mechanisms.get(name)
     layer = attn_variants.layer(name, hidden_size=32, num_heads=4)
     rows = torch.randn(2, 6, 32)
-    given = (rows, torch.randn(2, 5, 32)) if mechanism.can(Capability.CROSS) else (rows,)
+    given = (rows, torch.randn(2, 5, 32)) if mechanism.only_cross else (rows,)
     assert layer(*given).shape == rows.shape
     assert f"mechanism={name!r}" in repr(layer)
 
@@ -79,7 +79,7 @@ def test_a_copy_of_a_layer_shows_the_same_and_computes_the_same():
 
 
 def test_a_layer_that_attends_to_a_source_is_not_called_causal():
-    assert "causal=False" in repr(attn_variants.layer("cross", hidden_size=32, num_heads=4))
+    assert "causal=False, cross=True" in repr(attn_variants.layer("mha", hidden_size=32, num_heads=4, cross=True))
 
 
 @pytest.mark.parametrize("mechanism", [3, torch.nn.Linear, None])

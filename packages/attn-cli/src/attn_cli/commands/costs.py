@@ -282,7 +282,7 @@ def kv_heads(mechanism: Mechanism, config: MechanismConfig) -> int:
 def stack_of(model: ModelShape, work: Workload, asked: Asked) -> list[Layers]:
     """The attention layers of the model; first those of the decoder, or of a model of one stack, with own keys."""
     mechanism = installed().mechanisms.get(asked.attention or model.mechanism)
-    if mechanism.can(Capability.CROSS):
+    if mechanism.only_cross or asked.options.get("cross"):
         message = f"mechanism {mechanism.name!r} attends to a source; the layers of {model.name} attend to themselves"
         raise Incompatible(message, mechanism=mechanism.name)
     options = asked.options if asked.attention else {**(model.options or {}), **asked.options}
@@ -308,7 +308,8 @@ def stack_of(model: ModelShape, work: Workload, asked: Asked) -> list[Layers]:
         stack.append(Layers(kind="self", number=count - own, mechanism=mechanism, config=config))
     if model.encoder_layers:
         both = replace(sizes, causal=False).config(mechanism, options)
-        cross = installed().mechanisms.get("attn-variants/cross")
+        cross = installed().mechanisms.get("attn-variants/mha")
         stack.append(Layers(kind="encoder", number=model.encoder_layers, mechanism=mechanism, config=both))
-        stack.append(Layers(kind="cross", number=count, mechanism=cross, config=sizes.config(cross, {})))
+        config = replace(sizes, num_kv_heads=None).config(cross, {"cross": True})
+        stack.append(Layers(kind="cross", number=count, mechanism=cross, config=config))
     return stack

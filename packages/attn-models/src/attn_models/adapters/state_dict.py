@@ -125,6 +125,11 @@ def read_parameters(
     return parameters
 
 
+def stored_shapes(adapter: Layout, shapes: Shapes) -> dict[str, tuple[tuple[int, ...], int]]:
+    """The shape of every tensor of a checkpoint by name, and its `groups`; `shapes` are those of the parameters."""
+    return {item.name: (_shape(item, shapes), item.groups) for item in adapter.tensor_mappings(list(shapes))}
+
+
 def _require_memory(folder: CheckpointFolder, wanted: Mapping[str, Tensor], dtype: torch.dtype) -> None:
     device = torch.device(folder.tensors.device)
     needed = sum(tensor.numel() * dtype.itemsize for tensor in wanted.values())

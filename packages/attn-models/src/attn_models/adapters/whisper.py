@@ -98,9 +98,10 @@ class WhisperAdapter(StateDictAdapter):
 
     def to_hf_config(self, config: WhisperConfig) -> dict[str, Any]:
         """A WhisperConfig that transformers 5 reads; raises `Incompatible` for what it cannot say."""
-        names, plain = (config.encoder, config.decoder, config.cross), ("mha", "mha", "cross")
+        names = (config.encoder, config.decoder, config.cross)
+        plain = (WhisperConfig.encoder, WhisperConfig.decoder, WhisperConfig.cross)
         options = config.encoder_options or config.decoder_options or config.cross_options
-        if tuple(name.rpartition("/")[2] for name in names) != plain or options:
+        if names != plain or options:
             raise Incompatible(f"other mechanisms than {plain} cannot be expressed in a whisper config.json")
         sizes = {theirs: getattr(config, ours) for ours, theirs in SIZES.items()}
         sizes["decoder_layers"] = config.decoder_layers

@@ -129,7 +129,7 @@ class TransformerConfig(EncoderDecoderConfig):
     encoder_options: Mapping[str, Any] = field(default_factory=dict)
     decoder: str = "attn-variants/mha"
     decoder_options: Mapping[str, Any] = field(default_factory=dict)
-    cross: str = "attn-variants/cross"
+    cross: str = "attn-variants/mha"
     cross_options: Mapping[str, Any] = field(default_factory=dict)
     norm_place: str = "post"
     attention_dropout: float = 0.0

@@ -34,9 +34,14 @@ class Whisper(Transformer):
         for module in (self.embedding, self.positions):
             initialise(module)
 
+    @property
+    def encoder_features(self) -> tuple[int, int]:
+        """The shape of the frames of one audio, by which an engine knows that the source is no text."""
+        return self.config.num_frames, self.config.num_mel_bins
+
     def _read(self, source: Tensor | None, key_padding_mask: Tensor | None) -> Tensor:
         """Memory [batch, max_encoder_len, width] of frames [batch, num_frames, num_mel_bins]."""
-        wanted = (self.config.num_frames, self.config.num_mel_bins)
+        wanted = self.encoder_features
         if source is None or not source.is_floating_point() or source.dim() != 3 or source.shape[1:] != wanted:
             given = "none" if source is None else f"{source.dtype} of shape {list(source.shape)}"
             raise InvalidValue.of(

@@ -141,10 +141,9 @@ class LoadedModel:
         """The mechanism of each attention layer; of a model with a source, of each attention to the source."""
         if isinstance(self.config, DecoderConfig):
             return tuple(self.config.choice(layer).mechanism for layer in range(self.config.num_layers))
-        said = getattr(self.model, "mechanisms", None)
-        if said is None and isinstance(self.model, NamedMechanisms):
+        if isinstance(self.model, NamedMechanisms):
             return tuple(self.model.layer_mechanisms().values())
-        return tuple(said or ())
+        return tuple(getattr(self.model, "mechanisms", ()))
 
     @property
     def family(self) -> str:

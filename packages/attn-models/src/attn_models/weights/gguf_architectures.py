@@ -19,7 +19,9 @@ class Placement:
 
     `rotary_heads` is the number of heads whose rows must be reordered, 0 for none: GGUF keeps the two
     rows of a rotary pair side by side, Hugging Face half a head apart. `above` is by how much GGUF's
-    numbers lie above Hugging Face's.
+    numbers lie above Hugging Face's. `fused` are the rows of the parts that GGUF keeps one after the other, and Hugging
+    Face in each of `groups` equal blocks. `expert` is the place in a tensor of GGUF that holds
+    several, None for the whole.
     """
 
     source: str
@@ -27,6 +29,9 @@ class Placement:
     shape: tuple[int, ...]
     rotary_heads: int = 0
     above: float = 0.0
+    fused: tuple[int, ...] = ()
+    groups: int = 1
+    expert: int | None = None
 
 
 def matched(header: GgufHeader, placements: Iterable[Placement], family: str) -> list[Placement]:
@@ -34,17 +39,20 @@ def matched(header: GgufHeader, placements: Iterable[Placement], family: str) ->
 
     Raises CheckpointInvalid naming the tensor.
     """
-    expected = {placement.source: placement for placement in placements}
+    expected: dict[str, list[Placement]] = {}
+    for placement in placements:
+        expected.setdefault(placement.source, []).append(placement)
     for name in header.tensors:
         if name not in expected:
             raise CheckpointInvalid.of(header.path, f"tensor {name!r} has no place in a {family} model")
-    for name, placement in expected.items():
+    for name, parts in expected.items():
         if name not in header.tensors:
             raise CheckpointInvalid.of(header.path, f"tensor {name!r} is missing")
-        if header.tensors[name].shape != placement.shape:
-            given, needed = list(header.tensors[name].shape), list(placement.shape)
+        stacked = () if parts[0].expert is None else (len(parts),)
+        if header.tensors[name].shape != (*stacked, *parts[0].shape):
+            given, needed = list(header.tensors[name].shape), [*stacked, *parts[0].shape]
             raise CheckpointInvalid.of(header.path, f"tensor {name!r} has shape {given}; its model needs {needed}")
-    return [expected[name] for name in header.tensors]
+    return [placement for name in header.tensors for placement in expected[name]]
 
 
 def shortest_float32(value: float) -> float:

@@ -66,20 +66,22 @@ WeightDtype = Literal["bfloat16", "float32"]
 BYTES_OF = {"bfloat16": 2, "float32": 4}
 
 
-def dequantised(header: GgufHeader, tensor: GgufTensor) -> NDArray[np.float32]:
-    """The weights of `tensor` in its shape, float32.
+def dequantised(header: GgufHeader, tensor: GgufTensor, expert: int | None = None) -> NDArray[np.float32]:
+    """The weights of `tensor` in its shape, float32; of the place `expert` of its first axis alone, if that is given.
 
     Raises CheckpointInvalid for NaN or infinity, and for a type that the gguf library cannot dequantise.
     """
     rows, row_bytes = tensor.elements // tensor.shape[-1], tensor.nbytes * tensor.shape[-1] // tensor.elements
     raw = np.memmap(header.path, np.uint8, "r", tensor.offset, (rows, row_bytes))
+    if expert is not None:
+        raw = raw.reshape(tensor.shape[0], -1, row_bytes)[expert]
     try:
         values = dequantize(raw, GGMLQuantizationType[tensor.type])
     except NotImplementedError as error:
         raise CheckpointInvalid.of(header.path, f"tensor {tensor.name!r}: type {tensor.type} is no weight") from error
     if not np.isfinite(values).all():
         raise CheckpointInvalid.of(header.path, f"tensor {tensor.name!r} holds NaN or infinity")
-    return values.reshape(tensor.shape)
+    return values.reshape(tensor.shape if expert is None else tensor.shape[1:])
 
 
 def half_split_rows(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
@@ -90,6 +92,12 @@ def half_split_rows(values: NDArray[np.float32], heads: int) -> NDArray[np.float
     """
     half = values.shape[0] // heads // 2
     return values.reshape(heads, half, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+
+
+def grouped_rows(values: NDArray[np.float32], sizes: tuple[int, ...], groups: int) -> NDArray[np.float32]:
+    """Rows of parts of these sizes, one after the other, to rows of each part in turn in every group."""
+    parts = np.split(values, np.cumsum(sizes)[:-1])
+    return np.concatenate([part.reshape(groups, -1, *values.shape[1:]) for part in parts], axis=1).reshape(values.shape)
 
 
 def stored(values: NDArray[np.float32], dtype: WeightDtype) -> NDArray[Any]:
@@ -144,9 +152,11 @@ def _specs(arrays: dict[str, NDArray[Any]], dtype: WeightDtype) -> dict[str, Ten
 
 
 def _values(header: GgufHeader, placement: Placement, dtype: WeightDtype) -> NDArray[Any]:
-    values: NDArray[np.float32] = dequantised(header, header.tensors[placement.source])
+    values: NDArray[np.float32] = dequantised(header, header.tensors[placement.source], placement.expert)
     if placement.rotary_heads:
         values = half_split_rows(values, placement.rotary_heads)
+    if placement.fused:
+        values = grouped_rows(values, placement.fused, placement.groups)
     if placement.above:
         values = values - np.float32(placement.above)
     return stored(values, dtype)

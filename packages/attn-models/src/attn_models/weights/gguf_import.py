@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -73,7 +74,7 @@ def placed_shards(header: GgufHeader, dtype: WeightDtype) -> tuple[dict[str, Pla
     architecture = architecture_of(header)
     found = matched(header, architecture.placements(header, architecture.config(header)), architecture.name)
     placements = {placement.target: placement for placement in found}
-    sizes = {name: header.tensors[p.source].elements * BYTES_OF[dtype] for name, p in placements.items()}
+    sizes = {name: math.prod(p.shape) * BYTES_OF[dtype] for name, p in placements.items()}
     return placements, plan_shards(sizes)
 
 

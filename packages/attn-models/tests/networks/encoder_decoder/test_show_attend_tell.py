@@ -16,7 +16,7 @@ from torch import nn
 
 GRID = {"rows": 3, "columns": 4, "max_encoder_len": 13}
 SMALL = GRID | {"vocab_size": 19, "max_seq_len": 12, "hidden_size": 5, "embedding": 7, "features": 6, "convolutions": 2}
-MECHANISMS = {"visual_soft": {}, "visual_hard": {}, "alignment": {}, "cross": {"num_heads": 2}}
+MECHANISMS = {"visual_soft": {}, "visual_hard": {}, "alignment": {}, "mha": {"num_heads": 2}}
 EVERY = pytest.mark.parametrize("mechanism", MECHANISMS)
 
 
@@ -131,7 +131,7 @@ def test_what_is_remembered_of_an_image_is_as_many_rows_as_it_has_cells():
 
 
 def test_maps_say_at_which_cells_each_word_looked():
-    model, tokens = build(num_heads=2, mechanism="cross"), torch.randint(19, (5,))
+    model, tokens = build(num_heads=2, mechanism="mha"), torch.randint(19, (5,))
     maps = model.attention_maps(tokens, [0], image()[0])[0]
     assert maps.shape == (2, 5, 12)
     torch.testing.assert_close(maps.sum(-1), torch.ones_like(maps[..., 0]))
@@ -151,7 +151,7 @@ def test_a_folder_gives_the_model_back(tmp_path):
         ({"max_encoder_len": 12}, InvalidValue, r"max_encoder_len: 12.*13: 3 rows of 4 cells"),
         ({"rows": 0}, InvalidValue, "rows: 0"),
         ({"features": 7, "num_heads": 2}, InvalidValue, "num_heads"),
-        ({"mechanism": "mha"}, Incompatible, "cross"),
+        ({"mechanism": "linear"}, Incompatible, "cross"),
         ({"convolutions": 0}, InvalidValue, "convolutions"),
         ({"doubly_stochastic": -1.0}, InvalidValue, "doubly_stochastic"),
     ],

@@ -21,7 +21,7 @@ MODELS = {
     "bottleneck": ("bottleneck", RECURRENT | {"num_layers": 2}),
     "unreversed": ("bottleneck", RECURRENT | {"reverse_source": False}),
     "rnnsearch": ("rnnsearch", RECURRENT | {"maxout": 5}),
-    "rnnsearch-cross": ("rnnsearch", RECURRENT | {"maxout": 5, "mechanism": "cross", "num_heads": 2}),
+    "rnnsearch-mha": ("rnnsearch", RECURRENT | {"maxout": 5, "mechanism": "mha", "num_heads": 2}),
     "luong": ("luong", RECURRENT | {"num_layers": 2}),
     "luong-concat": ("luong", RECURRENT | {"options": {"score": "concat"}, "input_feeding": False}),
     "local_m": ("luong", RECURRENT | {"mechanism": "local_m", "options": {"radius": 2}}),
@@ -123,7 +123,7 @@ def test_a_folder_gives_the_model_back(kind, tmp_path):
     require_same_model(loaded.model, model, tokens, source, key_padding_mask)
     assert loaded.family == MODELS[kind][0]
     assert loaded.max_encoder_len == 12
-    assert len(loaded.mechanisms) == {"bottleneck": 0, "transformer": 2, "t5": 2}.get(loaded.family, 1)
+    assert len(loaded.mechanisms) == {"bottleneck": 0, "transformer": 4, "t5": 4}.get(loaded.family, 1)
 
 
 @EVERY
@@ -168,7 +168,7 @@ def test_bad_sources_are_named(kind):
 @pytest.mark.parametrize(
     ("kind", "values", "error", "said"),
     [
-        ("rnnsearch", {"mechanism": "mha"}, Incompatible, "is not cross.*alignment"),
+        ("rnnsearch", {"mechanism": "linear"}, Incompatible, "is not cross.*alignment"),
         ("rnnsearch", {"mechanism": "alinment"}, UnknownName, "alignment"),
         ("rnnsearch", {"options": {"hiden": 3}}, UnknownName, "intermediate_size"),
         ("rnnsearch", {"max_out": 3}, UnknownName, "maxout"),
@@ -177,10 +177,12 @@ def test_bad_sources_are_named(kind):
         ("bottleneck", {"dropout": 1.0}, InvalidValue, "dropout"),
         ("transformer", {"num_heads": 3}, InvalidValue, "divisor"),
         ("transformer", {"norm_place": "mid"}, InvalidValue, "norm_place"),
-        ("transformer", {"encoder": "cross"}, Incompatible, "cross"),
+        ("transformer", {"encoder": "alignment"}, Incompatible, "is not bidirectional"),
         ("transformer", {"encoder": "retnet"}, Incompatible, "bidirectional"),
-        ("transformer", {"decoder": "cross"}, Incompatible, "causal"),
-        ("transformer", {"cross": "mha"}, Incompatible, "is not cross"),
+        ("transformer", {"decoder": "alignment"}, Incompatible, "causal"),
+        ("transformer", {"cross": "rope"}, Incompatible, "is not cross.*mha"),
+        ("transformer", {"cross_options": {"cross": False}}, InvalidValue, "cross: False .*as its place"),
+        ("transformer", {"encoder_options": {"cross": True}}, InvalidValue, "cross: True .*as its place"),
     ],
 )
 def test_configs_that_do_not_fit_are_named(kind, values, error, said):

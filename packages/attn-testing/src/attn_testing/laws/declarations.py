@@ -38,10 +38,9 @@ class Described(MechanismLaw):
 
     def test_a_layer_of_its_sketch_attends(self, subject: Subject) -> None:
         mechanism = subject.mechanism
-        causal = mechanism.can(Capability.CAUSAL)
-        config = configure(mechanism, mechanism.sketch, hidden_size=16, num_heads=2, causal=causal, max_seq_len=TOKENS)
+        config = configure(mechanism, mechanism.sketch, hidden_size=16, num_heads=2, max_seq_len=TOKENS)
         rows = torch.randn(1, TOKENS, 16)
-        source = (rows,) if mechanism.can(Capability.CROSS) else ()
+        source = (rows,) if config.cross else ()
         with torch.no_grad():
             out = mechanism.build(config).eval()(rows, *source)
         require(out.shape == rows.shape, f"with options {dict(mechanism.sketch)} it gives {tuple(out.shape)}")
@@ -60,7 +59,7 @@ ASKED = {Capability.GROUPED: "num_kv_heads", Capability.ROTARY: "rotary"}
 SLIGHT = 1e-9
 """A difference that rounding does not make."""
 
-ADDED = ("max_seq_len", "causal")
+ADDED = ("max_seq_len", "causal", "cross")
 """What the kit adds to every setting."""
 
 
@@ -134,9 +133,16 @@ class Undeclared(MechanismLaw):
             refuses(lambda: case.attend(case.rows(1, 3), source, key_padding_mask), "PADDING", "a mask of padded keys")
 
     def test_a_source_is_refused(self, subject: Subject) -> None:
+        case = next((case for case in subject.cases if not case.cross), None)
+        if case is not None:
+            rows = case.rows(1, 3)
+            refuses(lambda: case.attend(rows, rows), "CROSS", "a source")
+
+    def test_a_mode_that_is_not_declared_is_refused(self, subject: Subject) -> None:
         if not subject.mechanism.can(Capability.CROSS):
-            case = subject.cases[0]
-            refuses(lambda: case.attend(case.rows(1, 3), case.rows(1, 3)), "CROSS", "a source")
+            refuses(lambda: build(subject, cross=True, causal=False), "CROSS", "a config that attends to a source")
+        if subject.mechanism.only_cross:
+            refuses(lambda: build(subject, cross=False), "CAUSAL or BIDIRECTIONAL", "a config that attends to itself")
 
     def test_weights_are_refused(self, subject: Subject) -> None:
         if not subject.mechanism.can(Capability.WEIGHTS):
@@ -169,12 +175,12 @@ class Undeclared(MechanismLaw):
 
     def test_a_mechanism_that_is_not_causal_refuses_to_be(self, subject: Subject) -> None:
         can = subject.mechanism.can
-        if not can(Capability.CAUSAL) and not can(Capability.CROSS):
+        if not can(Capability.CAUSAL) and can(Capability.BIDIRECTIONAL):
             refuses(lambda: directed(subject, causal=True), "CAUSAL", "causal=True")
 
     def test_a_mechanism_that_is_only_causal_refuses_not_to_be(self, subject: Subject) -> None:
         can = subject.mechanism.can
-        if can(Capability.CAUSAL) and not can(Capability.BIDIRECTIONAL) and not can(Capability.CROSS):
+        if can(Capability.CAUSAL) and not can(Capability.BIDIRECTIONAL):
             refuses(lambda: directed(subject, causal=False), "BIDIRECTIONAL", "causal=False")
 
     def test_weights_that_are_not_declared_normalised_are_not(self, subject: Subject) -> None:

@@ -28,6 +28,10 @@ class KVSharing(MechanismLaw):
     needs: ClassVar[tuple[Capability, ...]] = (Capability.SHARES_KV,)
     cases_at_most = 4
 
+    @classmethod
+    def silent_on(cls, case: Case) -> str | None:
+        return "it attends to a source" if case.cross else None
+
     def test_a_layer_that_borrows_from_its_double_equals_it(self, case: Case) -> None:
         rows, sharing_layer = case.rows(2, TOKENS), kv_sharing(case)
         with torch.no_grad():

@@ -36,12 +36,12 @@ class Options(MechanismLaw):
 
 def require_answer(mechanism: Mechanism, name: str, options: dict[str, Any]) -> None:
     """Raise `LawBroken` where a layer with these options neither works nor is refused for the option of this name."""
-    given, causal = f"{name}={options[name]!r}", mechanism.can(Capability.CAUSAL)
+    given = f"{name}={options[name]!r}"
     try:
-        config = configure(mechanism, options, hidden_size=16, num_heads=2, causal=causal, max_seq_len=TOKENS)
+        config = configure(mechanism, options, hidden_size=16, num_heads=2, max_seq_len=TOKENS)
         layer, rows = mechanism.build(config).eval(), torch.ones(1, TOKENS, 16)
         with torch.no_grad():
-            out = layer(rows, *((rows,) if mechanism.can(Capability.CROSS) else ()))
+            out = layer(rows, *((rows,) if config.cross else ()))
     except UserError as error:
         require(name in str(error), f"{given} is refused without its name: {error}")
     except Exception as error:

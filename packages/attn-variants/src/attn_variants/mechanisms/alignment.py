@@ -10,14 +10,12 @@ from attn_core.checks import require_number
 from attn_core.distributions import Distribution, Hard, Softmax
 from attn_core.scores import Additive
 
-from attn_variants.mechanisms.common import GROUPED_SELF
+from attn_variants.mechanisms.common import CROSS
 from attn_variants.mechanisms.scores import AdditiveConfig
 from attn_variants.mechanisms.unprojected import STATES, StatesAttention, StatesConfig
 
 if TYPE_CHECKING:
     from attn_variants.mechanisms.alignment_layer import GatedAttention, GatedSamplingAttention
-
-CROSS = GROUPED_SELF - {Capability.CAUSAL, Capability.ROTARY, Capability.SHARES_KV} | {Capability.CROSS}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,14 @@ SELF = BASIC | frozenset(
 GROUPED_SELF = SELF | {Capability.GROUPED}
 """Of those that also share keys and values between heads."""
 
+CROSS = GROUPED_SELF - {
+    Capability.CAUSAL,
+    Capability.BIDIRECTIONAL,
+    Capability.ROTARY,
+    Capability.SHARES_KV,
+} | {Capability.CROSS}
+"""Of every declared attention to a source alone."""
+
 UNNORMALISED = GROUPED_SELF - {Capability.NORMALISED}
 """Of those whose weights need not sum to one."""
 
@@ -38,8 +46,8 @@ CHOOSING = GROUPED_SELF | {Capability.CHOOSES}
 
 
 def self_mask(config: MechanismConfig) -> Mask:
-    """Causal where the model is, else full."""
-    return Causal() if config.causal else Full()
+    """Causal where the model is, else full, as over a source."""
+    return Causal() if config.causal and not config.cross else Full()
 
 
 def window_mask(config: MechanismConfig, window: int | None) -> Mask:
@@ -51,12 +59,12 @@ def window_mask(config: MechanismConfig, window: int | None) -> Mask:
 
 
 def self_attention(config: MechanismConfig, **parts: Any) -> AttentionSpec:
-    """The spec of self-attention at the sizes, causality and rotary positions of a config; `parts` are what differs.
+    """The spec at the sizes, mode and rotary positions of a config; `parts` are what differs.
 
     Raises `InvalidValue` where the key/value heads do not divide the heads.
     """
     usual: dict[str, Any] = {"heads": config.head_layout, "mask": self_mask(config), "rotary": config.rotary}
-    return AttentionSpec(**usual | parts)
+    return AttentionSpec(**usual | {"cross": config.cross} | parts)
 
 
 def projection_weights(config: MechanismConfig, heads: Heads) -> int:

@@ -1,4 +1,4 @@
-"""Softmax attention with several heads: multi-head, grouped-query, multi-query and cross-attention."""
+"""Softmax attention with several heads: multi-head, grouped-query and multi-query, of one sequence or to a source."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from attn_core import AttentionSpec, Capability, DeclaredMechanism, Heads, MechanismConfig, Paper
 from attn_core.errors import InvalidValue
 
-from attn_variants.mechanisms.common import GROUPED_SELF, SELF, self_attention, self_mask, whole_numbers
+from attn_variants.mechanisms.common import GROUPED_SELF, SELF, self_attention, whole_numbers
 
 
 class MultiHeadAttention(DeclaredMechanism):
@@ -21,7 +21,7 @@ class MultiHeadAttention(DeclaredMechanism):
         r"\mathrm{head}_h = \mathrm{softmax}\left(\frac{Q_h K_h^\top}{\sqrt{d_k}} + M\right) V_h,\quad"
         r" O = [\mathrm{head}_1; \dots; \mathrm{head}_H] W^O"
     )
-    capabilities = SELF
+    capabilities = SELF | {Capability.CROSS}
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Nothing but projections, scores and their softmax."""
@@ -46,7 +46,7 @@ class GroupedQueryAttention(DeclaredMechanism):
         r"\mathrm{head}_h = \mathrm{softmax}\left(\frac{Q_h K_{g(h)}^\top}{\sqrt{d_k}} + M\right) V_{g(h)},\quad"
         r" g(h) = \lfloor h G / H \rfloor"
     )
-    capabilities = GROUPED_SELF
+    capabilities = GROUPED_SELF | {Capability.CROSS}
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
@@ -63,7 +63,7 @@ class GroupedQueryAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        return AttentionSpec(heads=grouped_heads(config), mask=self_mask(config), rotary=config.rotary)
+        return self_attention(config, heads=grouped_heads(config))
 
 
 def grouped_heads(config: MechanismConfig) -> Heads:
@@ -91,28 +91,10 @@ class MultiQueryAttention(DeclaredMechanism):
         arxiv="1911.02150",
     )
     equation = r"\mathrm{head}_h = \mathrm{softmax}\left(\frac{Q_h K^\top}{\sqrt{d_k}} + M\right) V"
-    capabilities = GROUPED_SELF
+    capabilities = GROUPED_SELF | {Capability.CROSS}
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where more than one key/value head is asked for."""
         if config.num_kv_heads not in {None, 1}:
             raise InvalidValue.of("num_kv_heads", config.num_kv_heads, "1; mechanism 'gqa' takes more")
-        heads = dataclasses.replace(config.head_layout, key_value=1)
-        return AttentionSpec(heads=heads, mask=self_mask(config), rotary=config.rotary)
-
-
-class CrossAttention(DeclaredMechanism):
-    """Scaled dot-product attention whose keys and values come from a source; they are computed once per source."""
-
-    name = "cross"
-    summary = "queries attend to a source, all of it at any time"
-    paper = Paper(title="Attention Is All You Need", authors="Vaswani et al.", year=2017, arxiv="1706.03762")
-    equation = (
-        r"O = \mathrm{softmax}\left(\frac{Q K^\top}{\sqrt{d_k}}\right) V,\quad"
-        r" Q = X W^Q,\ K = S W^K,\ V = S W^V"
-    )
-    capabilities = GROUPED_SELF - {Capability.CAUSAL, Capability.ROTARY, Capability.SHARES_KV} | {Capability.CROSS}
-
-    def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        return AttentionSpec(heads=config.head_layout, cross=True)
+        return self_attention(config, heads=dataclasses.replace(config.head_layout, key_value=1))

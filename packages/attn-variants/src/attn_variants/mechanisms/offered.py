@@ -31,7 +31,6 @@ from attn_variants.mechanisms.longformer import LongformerAttention
 from attn_variants.mechanisms.low_rank import Linformer, LowRankAttention, NystromAttention
 from attn_variants.mechanisms.lstmn import LongShortTermMemoryNetwork
 from attn_variants.mechanisms.multi_head import (
-    CrossAttention,
     GroupedQueryAttention,
     MultiHeadAttention,
     MultiQueryAttention,
@@ -84,7 +83,6 @@ OFFERED: tuple[type[Mechanism], ...] = (
     GroupedQueryAttention,
     MultiQueryAttention,
     SlidingWindow,
-    CrossAttention,
     AttentionWithLinearBiases,
     RotaryAttention,
     AdditiveAttention,

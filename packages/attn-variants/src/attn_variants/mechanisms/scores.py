@@ -10,7 +10,7 @@ from attn_core.checks import require_choice, require_whole
 from attn_core.distributions import LocalGaussian
 from attn_core.scores import Additive, Concat, Cosine, Dot, General, Location, Score
 
-from attn_variants.mechanisms.common import GROUPED_SELF, self_attention
+from attn_variants.mechanisms.common import CROSS, GROUPED_SELF, self_attention
 from attn_variants.mechanisms.unprojected import STATES, StatesAttention, StatesConfig
 
 
@@ -140,7 +140,6 @@ LUONG = Paper(
     year=2015,
     arxiv="1508.04025",
 )
-CAPABILITIES = GROUPED_SELF - {Capability.CAUSAL, Capability.ROTARY, Capability.SHARES_KV} | {Capability.CROSS}
 WORDS = ("dot", "general", "concat", "location")
 UNKNOWN = 1024
 """Rows of W of location-based scores where neither the options nor the model name a longest sequence."""
@@ -181,7 +180,7 @@ class GlobalLuongAttention(StatesAttention):
         r"a_t(j) = \mathrm{softmax}_j(\mathrm{score}(q_t, k_j)),\quad"
         r" c_t = \textstyle\sum_j a_t(j) v_j;" + STATES
     )
-    capabilities = CAPABILITIES
+    capabilities = CROSS
 
     Config = LuongConfig
 
@@ -241,7 +240,7 @@ class MonotonicLocalAttention(StatesAttention):
         r" c_t = \textstyle\sum_j a_t(j) v_j;" + STATES
     )
     sketch: ClassVar = {"radius": 2}
-    capabilities = CAPABILITIES
+    capabilities = CROSS
 
     @dataclass(frozen=True, kw_only=True)
     class Config(LuongConfig):
@@ -280,7 +279,7 @@ class PredictiveLocalAttention(StatesAttention):
         r" \exp\left(-\frac{(j - p_t)^2}{2 (D/2)^2}\right);" + STATES
     )
     sketch: ClassVar = {"radius": 2}
-    capabilities = CAPABILITIES - {Capability.NORMALISED} | {Capability.CHOOSES}
+    capabilities = CROSS - {Capability.NORMALISED} | {Capability.CHOOSES}
 
     @dataclass(frozen=True, kw_only=True)
     class Config(LuongConfig):

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from attn_models.adapters.base import require_allowed, required_count
 from attn_models.adapters.family import GELUS, QKV, SIZES, FamilyAdapter
 from attn_models.adapters.hf_config import Rope, read_rope
 from attn_models.decoder.config import DecoderConfig
@@ -21,7 +22,7 @@ class GptNeoxAdapter(FamilyAdapter):
     defaults = {"layer_norm_eps": 1e-5, "hidden_act": "gelu", "attention_bias": True, "use_parallel_residual": True}
     activations = GELUS
     partial_rotary = True
-    reads = frozenset({"rotary_pct", "rotary_emb_base"})
+    reads = frozenset({"rotary_pct", "rotary_emb_base", "head_dim"})
     allowed = {"is_decoder": (True, False, None)}
     layers = "gpt_neox.layers"
     derived_names = re.compile(r"attention\.(bias|masked_bias|rotary_emb\.inv_freq)$")
@@ -43,11 +44,15 @@ class GptNeoxAdapter(FamilyAdapter):
 
     def rope(self, values: Mapping[str, Any]) -> Rope:
         """With the older names of the base and of the part that is turned."""
-        older = {"rope_theta": values.get("rotary_emb_base"), "partial_rotary_factor": values.get("rotary_pct", 0.25)}
-        return read_rope(older | {key: value for key, value in values.items() if value is not None}, partial=True)
+        keys = {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"}
+        older = {theirs: values[key] for key, theirs in keys.items() if key in values}
+        others = {key: value for key, value in values.items() if key not in keys.values()}
+        return read_rope({"partial_rotary_factor": 0.25} | older | others, partial=True)
 
     def own_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Whether both sublayers read the same input."""
+        """Whether both sublayers read the same input; heads have one size, of which angles are made too."""
+        size = required_count(values, "hidden_size") // required_count(values, "num_attention_heads")
+        require_allowed(values, {"head_dim": (size, None)})
         return {"norm_place": "parallel" if values["use_parallel_residual"] else "pre"}
 
     def own_keys(self, config: DecoderConfig) -> dict[str, Any]:

@@ -1,0 +1,251 @@
+"""Described decoder families in GGUF: config.json from a header's keys, tensors by the gguf library's table of names.
+
+What llama.cpp's converters do to tensors besides renaming them is undone: rotary pairs of Llama's kin lie side by side,
+fused projections hold all queries, then all keys, then all values, and experts are stacked in one tensor.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from attn_core.errors import CheckpointInvalid, Incompatible
+from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
+
+from attn_models.weights.gguf_architectures import (
+    GgufArchitecture,
+    Placement,
+    count_or,
+    layer_count,
+    number_or,
+    shortest_float32,
+    vocabulary_size,
+)
+from attn_models.weights.gguf_reader import GgufHeader
+
+FIELDS = {
+    "max_seq_len": "context_length",
+    "hidden_size": "embedding_length",
+    "num_heads": "attention.head_count",
+    "intermediate_size": "feed_forward_length",
+}
+"""The decoder's counts by their keys in a header; those of a file that lacks the key are left to the family."""
+
+NORMS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
+BIASED = {"bias": ("attn_q", "attn_qkv"), "attention_bias": ("attn_q", "attn_qkv"), "feed_forward_bias": ("ffn_up",)}
+EXPERT = re.compile(r"\.experts\.(\d+)\.(gate|up|down)_proj\.weight$")
+Keys = dict[str, Any]
+
+
+def no_keys(header: GgufHeader) -> Keys:  # noqa: ARG001  (most say nothing more)
+    """Nothing beyond what every family says."""
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFamily:
+    """A family of `attn_models.adapters` by its `model_type`, as the files of an architecture `name` hold it.
+
+    `own` gives keys of config.json beyond the common ones. `permuted` families turn pairs that lie side by side. `read`
+    and `passed` are as of `GgufArchitecture`.
+    """
+
+    name: str
+    model_type: str
+    own: Callable[[GgufHeader], Keys] = no_keys
+    permuted: bool = False
+    read: frozenset[str] = frozenset()
+    passed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    def config(self, header: GgufHeader) -> Keys:
+        """The config.json of a header; raises as those of other architectures."""
+        fields = self._fields()
+        said: Keys = {
+            "vocab_size": vocabulary_size(header),
+            "num_layers": layer_count(header),
+            "tie_word_embeddings": "output.weight" not in header.tensors,
+        }
+        for ours, key in FIELDS.items():
+            if ours in fields and f"{self.name}.{key}" in header.metadata:
+                said[ours] = header.count(f"{self.name}.{key}")
+        heads, size = self._heads(header)
+        shared = count_or(header, f"{self.name}.attention.head_count_kv", heads)
+        said |= {ours: value for ours, value in (("num_kv_heads", shared), ("head_dim", size)) if ours in fields}
+        for ours, parts in BIASED.items():
+            if ours in fields:
+                said[ours] = any(f"blk.0.{part}.bias" in header.tensors for part in parts)
+        key = next((key for key in NORMS if f"{self.name}.{key}" in header.metadata), NORMS[0])
+        said["norm_eps"] = shortest_float32(header.number(f"{self.name}.{key}"))
+        config = {fields[ours]: value for ours, value in said.items()}
+        return {"model_type": self.model_type, **config, **self._rope(header), **self.own(header)}
+
+    def placements(self, header: GgufHeader, config: Keys) -> list[Placement]:
+        """Where every tensor of a model of this config goes."""
+        from attn_models.adapters.registry import ADAPTERS
+        from attn_models.adapters.state_dict import init_empty_weights, stored_shapes
+
+        adapter = ADAPTERS[self.model_type]
+        decoder = adapter.from_hf_config(config)
+        with init_empty_weights():
+            model = adapter.build(decoder)
+        shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        architecture = next(kind for kind in MODEL_ARCH if MODEL_ARCH_NAMES[kind] == self.name)
+        names = get_tensor_name_map(architecture, decoder.num_layers)
+        found = []
+        for theirs, (shape, groups) in stored_shapes(adapter.layout(decoder), shapes).items():
+            source, expert = _source(theirs, names.get_name)
+            if source is None:
+                raise Incompatible(f"{header.path}: {theirs!r} has no name in files of {self.name}", path=header.path)
+            turned = {"attn_q": decoder.num_heads, "attn_k": decoder.num_kv_heads or decoder.num_heads}
+            heads = turned.get(source.split(".")[-2], 0) if self.permuted else 0
+            fused = _fused(source, decoder) if groups > 1 else ()
+            placement = Placement(source, theirs, shape, rotary_heads=heads, fused=fused, groups=groups, expert=expert)
+            found.append(placement)
+        return found
+
+    def _fields(self) -> Mapping[str, str]:
+        from attn_models.adapters.families import FAMILIES
+        from attn_models.adapters.family import GROUPED
+
+        found = next((adapter.fields for adapter in FAMILIES if adapter.model_type == self.model_type), None)
+        return GROUPED | {"norm_eps": "rms_norm_eps", "head_dim": "head_dim"} if found is None else found
+
+    def _heads(self, header: GgufHeader) -> tuple[int, int]:
+        """The number of heads and the size of one, which keys and values share."""
+        heads, width = header.count(f"{self.name}.attention.head_count"), header.count(f"{self.name}.embedding_length")
+        size = count_or(header, f"{self.name}.attention.key_length", width // heads)
+        if count_or(header, f"{self.name}.attention.value_length", size) != size:
+            rule = f"value heads of {self.name} files that differ from key heads are not known"
+            raise Incompatible(f"{header.path}: {rule}", path=header.path, what="attention.value_length")
+        return heads, size
+
+    def architecture(self) -> GgufArchitecture:
+        """What reads such files."""
+        return GgufArchitecture(self.name, self.config, self.placements, self.read, self.passed)
+
+    def _rope(self, header: GgufHeader) -> Keys:
+        if f"{self.name}.rope.freq_base" not in header.metadata and self.model_type in ("bloom", "mpt"):
+            return {}
+        rope: Keys = {"rope_type": "default"}
+        rope["rope_theta"] = shortest_float32(number_or(header, f"{self.name}.rope.freq_base", 10000.0))
+        _, size = self._heads(header)
+        turned = count_or(header, f"{self.name}.rope.dimension_count", size)
+        if turned != size:
+            rope["partial_rotary_factor"] = turned / size
+        kind = header.metadata.get(f"{self.name}.rope.scaling.type", "none")
+        if kind in ("linear", "yarn"):
+            rope |= {"rope_type": kind, "factor": header.number(f"{self.name}.rope.scaling.factor")}
+            context = f"{self.name}.rope.scaling.original_context_length"
+            rope |= {"original_max_position_embeddings": header.count(context)} if kind == "yarn" else {}
+        elif kind != "none":
+            rule = f"rotary scaling {kind!r} of {self.name} files is not known"
+            raise Incompatible(f"{header.path}: {rule}", path=header.path, what="rope.scaling.type")
+        return {"rope_parameters": rope}
+
+
+def _source(theirs: str, named: Callable[..., str | None]) -> tuple[str | None, int | None]:
+    """The name in a file of a tensor of transformers, and which of its experts it is, if it is one's."""
+    expert = EXPERT.search(theirs)
+    if expert is not None:
+        layer = re.search(r"\d+", theirs)
+        return f"blk.{layer[0] if layer else ''}.ffn_{expert[2]}_exps.weight", int(expert[1])
+    # Converters drop the prefix of some families before they look a name up.
+    tried = (named(name, try_suffixes=(".weight", ".bias")) for name in (theirs, theirs.removeprefix("transformer.")))
+    return next((found for found in tried if found is not None), None), None
+
+
+def _fused(source: str, decoder: Any) -> tuple[int, ...]:
+    """The rows of queries, keys and values that a fused projection holds one after the other."""
+    if source.split(".")[-2] != "attn_qkv":
+        return ()
+    size = decoder.head_dim or decoder.hidden_size // decoder.num_heads
+    shared = (decoder.num_kv_heads or decoder.num_heads) * size
+    return decoder.num_heads * size, shared, shared
+
+
+def _window(header: GgufHeader, name: str) -> Keys:
+    """The window, null where the file has none."""
+    window = count_or(header, f"{name}.attention.sliding_window", 0)
+    return {"sliding_window": window or None}
+
+
+def _number(header: GgufHeader, key: str) -> float:
+    return shortest_float32(header.number(key))
+
+
+def _granite(header: GgufHeader) -> Keys:
+    theirs = {
+        "attention_multiplier": "attention.scale",
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "logits_scaling": "logit_scale",
+    }
+    return {
+        key: _number(header, f"granite.{name}") for key, name in theirs.items() if f"granite.{name}" in header.metadata
+    }
+
+
+def _experts(header: GgufHeader) -> Keys:
+    count = header.count("qwen3moe.expert_count")
+    stacked = header.tensors.get("blk.0.ffn_gate_exps.weight")
+    if stacked is None or stacked.shape[0] != count:
+        raise CheckpointInvalid.of(
+            header.path, f"{count} experts, and no tensor 'blk.0.ffn_gate_exps.weight' of as many"
+        )
+    return {
+        "num_experts": count,
+        "num_experts_per_tok": header.count("qwen3moe.expert_used_count"),
+        "moe_intermediate_size": header.count("qwen3moe.expert_feed_forward_length"),
+        "norm_topk_prob": True,
+    }
+
+
+def _falcon(header: GgufHeader) -> Keys:
+    heads = header.count("falcon.attention.head_count")
+    shared = count_or(header, "falcon.attention.head_count_kv", heads)
+    apart = "blk.0.attn_norm_2.weight" in header.tensors
+    new = apart or shared not in (1, heads)
+    keys = {"new_decoder_architecture": new, "multi_query": not new and shared == 1, "parallel_attn": True}
+    return keys | ({"num_kv_heads": shared, "num_ln_in_parallel_attn": 2 if apart else 1} if new else {})
+
+
+TURNED = frozenset({"rope.dimension_count", "vocab_size", "rope.scaling.factor"})
+WINDOW = TURNED | {"attention.sliding_window"}
+LAYER_NORM = TURNED | {"attention.layer_norm_epsilon"}
+SCALES = frozenset({"attention.scale", "embedding_scale", "residual_scale", "logit_scale"})
+EXPERTS = frozenset({"expert_count", "expert_used_count", "expert_feed_forward_length"})
+
+GGUF_FAMILIES = (
+    GgufFamily("qwen2", "qwen2", read=TURNED),
+    GgufFamily("qwen3", "qwen3", read=TURNED),
+    GgufFamily("qwen3moe", "qwen3_moe", _experts, read=TURNED | EXPERTS),
+    GgufFamily("phi3", "phi3", lambda header: _window(header, "phi3"), read=WINDOW),
+    GgufFamily("smollm3", "smollm3", permuted=True, read=TURNED),
+    GgufFamily("granite", "granite", _granite, permuted=True, read=TURNED | SCALES),
+    GgufFamily("starcoder2", "starcoder2", lambda header: _window(header, "starcoder2"), read=LAYER_NORM | WINDOW),
+    GgufFamily(
+        "gptneox",
+        "gpt_neox",
+        lambda header: {"use_parallel_residual": bool(header.metadata.get("gptneox.use_parallel_residual", True))},
+        read=LAYER_NORM | {"use_parallel_residual"},
+    ),
+    GgufFamily("falcon", "falcon", _falcon, read=LAYER_NORM),
+    GgufFamily("bloom", "bloom", read=LAYER_NORM),
+    GgufFamily("mpt", "mpt", read=LAYER_NORM, passed={"attention.max_alibi_bias": (8.0,)}),
+    GgufFamily(
+        "command-r",
+        "cohere",
+        lambda header: {"logit_scale": _number(header, "command-r.logit_scale")},
+        read=LAYER_NORM | {"logit_scale"},
+    ),
+    GgufFamily(
+        "cohere2",
+        "cohere2",
+        lambda header: _window(header, "cohere2") | {"logit_scale": _number(header, "cohere2.logit_scale")},
+        read=LAYER_NORM | WINDOW | {"logit_scale"},
+    ),
+    GgufFamily("glm4", "glm4", read=TURNED),
+)
+"""Those of which llama.cpp has the architecture and the adapter is a description, or Qwen 3's."""

@@ -1,0 +1,197 @@
+"""Tiny GGUF files of described families, as llama.cpp's converters write them, give the logits of transformers."""
+
+from __future__ import annotations
+
+import re
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from attn_core.errors import AttnError
+from attn_models.loading import load_model
+from attn_models.sources import convert
+from attn_models.weights.gguf_families import GGUF_FAMILIES
+from attn_testing.families import FAMILIES
+from safetensors.torch import load_file
+
+transformers = pytest.importorskip("transformers")
+
+SIDE_BY_SIDE = {"granite", "smollm3"}
+NO_TOKENS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+SCALED = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.25, "logits_scaling": 2.0}
+CASES = {
+    "qwen2": ("qwen2", {}),
+    "qwen2, stretched": ("qwen2", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}}),
+    "qwen3": ("qwen3", {"tie_word_embeddings": True}),
+    "qwen3moe": ("qwen3_moe", {"norm_topk_prob": True}),
+    "phi3": ("phi3", {}),
+    "smollm3": ("smollm3", {"num_hidden_layers": 4}),
+    "granite": ("granite", SCALED),
+    "starcoder2": ("starcoder2", {"sliding_window": None}),
+    "gptneox": ("gpt_neox", {"use_parallel_residual": True}),
+    "gptneox, in turn": ("gpt_neox", {"use_parallel_residual": False}),
+    "falcon, one key": ("falcon", {}),
+    "falcon, two norms": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "bloom": ("bloom", {}),
+    "mpt": ("mpt", {}),
+    "command-r": ("cohere", {"attention_bias": False}),
+    "cohere2": ("cohere2", {}),
+    "glm4": ("glm4", {}),
+}
+
+
+QUICK = ("qwen2", "granite", "gptneox", "falcon, two norms", "qwen3moe")
+"""Each way to keep tensors once; the others are compared in the session of oracles."""
+
+
+@pytest.fixture(params=[case if case in QUICK else pytest.param(case, marks=pytest.mark.oracle) for case in CASES])
+def peer(request, tiny_llama):
+    """The architecture's name, and a random model of transformers with as many tokens as the tiny tokenizer."""
+    family, fields = CASES[request.param]
+    torch.manual_seed(0)
+    sizes = FAMILIES[family][""] | {"vocab_size": len(tiny_llama.tokens)} | NO_TOKENS | fields
+    config = transformers.AutoConfig.for_model(family, **sizes)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(mean=float("norm" in name or "ln_" in name), std=0.2)
+    return request.param.split(",")[0], model
+
+
+def get(config, *names):
+    return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
+
+
+def falcon_keys(config):
+    return config.num_kv_heads if config.new_decoder_architecture else 1
+
+
+def converted(tensors, config):
+    """Tensors as a file keeps them: projections regrouped, pairs side by side, experts stacked."""
+    heads = get(config, "num_attention_heads", "n_head", "n_heads")
+    stacks = {}
+    for name, tensor in tensors.items():
+        expert = re.fullmatch(r"(.*\.experts)\.(\d+)\.(.*)", name)
+        if expert:
+            stacks.setdefault(f"{expert[1]}.{expert[3]}", []).append(tensor)
+            continue
+        rest = tensor.shape[1:]
+        if re.search(r"[qk]_proj.weight", name) and config.model_type in SIDE_BY_SIDE:
+            own = heads if "q_proj" in name else config.num_key_value_heads
+            yield name, tensor.reshape(own, 2, -1, *rest).swapaxes(1, 2).reshape(tensor.shape)
+        elif "query_key_value" in name:
+            shared = falcon_keys(config) if config.model_type == "falcon" else heads
+            rows = tensor.reshape(shared, heads // shared + 2, -1, *rest)
+            yield name, torch.cat([part.flatten(0, 2) for part in (rows[:, :-2], rows[:, -2:-1], rows[:, -1:])])
+        else:
+            yield name, tensor
+    for name, parts in stacks.items():
+        yield name, torch.stack(parts)
+
+
+def describe(writer, config, tiny):
+    heads = get(config, "num_attention_heads", "n_head", "n_heads")
+    width = get(config, "hidden_size", "n_embd", "d_model")
+    writer.add_block_count(get(config, "num_hidden_layers", "n_layer", "n_layers"))
+    writer.add_context_length(get(config, "max_position_embeddings", "max_seq_len") or 2048)
+    writer.add_embedding_length(width)
+    writer.add_feed_forward_length(get(config, "ffn_hidden_size", "intermediate_size") or 4 * width)
+    writer.add_head_count(heads)
+    shared = falcon_keys(config) if config.model_type == "falcon" else get(config, "num_key_value_heads")
+    if shared:
+        writer.add_head_count_kv(shared)
+    size = get(config, "head_dim") or width // heads
+    if "head_dim" in config.to_dict():
+        writer.add_key_length(size)
+        writer.add_value_length(size)
+    if get(config, "rms_norm_eps"):
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    else:
+        writer.add_layer_norm_eps(get(config, "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"))
+    rope = getattr(config, "rope_parameters", None)
+    if rope:
+        writer.add_rope_freq_base(rope["rope_theta"])
+        writer.add_rope_dimension_count(int(size * rope.get("partial_rotary_factor", 1.0)))
+        if rope["rope_type"] == "linear":
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+            writer.add_rope_scaling_factor(rope["factor"])
+    describe_own(writer, config)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tiny.tokens)
+    writer.add_token_types([3] * 3 + [1] * (len(tiny.tokens) - 3))
+    writer.add_token_merges(["h e", "l l", "he ll", "hell o", "Ġ w", "o r", "1 2", "Ġ Ġ"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+
+
+def describe_own(writer, config):
+    match config.model_type:
+        case "phi3" | "cohere2":
+            writer.add_sliding_window(config.sliding_window)
+        case "gpt_neox":
+            writer.add_parallel_residual(config.use_parallel_residual)
+        case "mpt":
+            writer.add_max_alibi_bias(8.0)
+        case "granite":
+            writer.add_attention_scale(config.attention_multiplier)
+            writer.add_embedding_scale(config.embedding_multiplier)
+            writer.add_residual_scale(config.residual_multiplier)
+            writer.add_logit_scale(config.logits_scaling)
+        case "qwen3_moe":
+            writer.add_expert_count(config.num_experts)
+            writer.add_expert_used_count(config.num_experts_per_tok)
+            writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if config.model_type in ("cohere", "cohere2"):
+        writer.add_logit_scale(config.logit_scale)
+
+
+def write(path, name, model, folder, tiny, **changed):
+    model.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    layers = get(model.config, "num_hidden_layers", "n_layer", "n_layers")
+    architecture = next(kind for kind in gguf.MODEL_ARCH if gguf.MODEL_ARCH_NAMES[kind] == name)
+    names = gguf.get_tensor_name_map(architecture, layers)
+    writer = gguf.GGUFWriter(path, name)
+    describe(writer, model.config, tiny)
+    for key, value in changed.items():
+        writer.add_float32(f"{name}.{key.replace('__', '.')}", value)
+    for theirs, tensor in converted(tensors, model.config):
+        known = (names.get_name(one, (".weight", ".bias")) for one in (theirs, theirs.removeprefix("transformer.")))
+        writer.add_tensor(next(found for found in known if found), np.ascontiguousarray(tensor.numpy()))
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        step()
+    writer.close()
+
+
+def test_a_converted_file_gives_the_logits_of_transformers(peer, tiny_llama, tmp_path):
+    name, model = peer
+    write(tmp_path / "tiny.gguf", name, model, tmp_path / "theirs", tiny_llama)
+    loaded = load_model(convert(tmp_path / "tiny.gguf", tmp_path / "ours", "float32"))
+    tokens = torch.randint(len(tiny_llama.tokens), (2, 17))
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.model(tokens), model(tokens).logits, rtol=1e-5, atol=2e-5)
+    assert loaded.tokenizer.decode(loaded.tokenizer.encode("hello", add_special=False)) == "hello"
+
+
+def test_a_key_that_would_change_what_is_computed_is_refused_by_name(tiny_llama, tmp_path):
+    config = transformers.AutoConfig.for_model(
+        "qwen2", **FAMILIES["qwen2"][""] | {"vocab_size": len(tiny_llama.tokens)}
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config).float()
+    changes = {
+        "attention__scale": 0.3,
+        "logit_scale": 0.5,
+        "attn_logit_softcapping": 30.0,
+        "rope__scaling__beta_fast": 8.0,
+    }
+    for key, value in changes.items():
+        path = tmp_path / f"{key}.gguf"
+        write(path, "qwen2", model, tmp_path / "theirs", tiny_llama, **{key: value})
+        with pytest.raises(AttnError, match=key.replace("__", ".")):
+            convert(path, tmp_path / key, "float32")
+
+
+def test_every_architecture_is_compared():
+    assert {case.split(",")[0] for case in CASES} == {family.name for family in GGUF_FAMILIES}
