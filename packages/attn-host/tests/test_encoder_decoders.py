@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import wave
 
 import pytest
 import tokenizers
 import torch
+from attn_core.errors import Incompatible, InvalidValue
 from attn_engine import Request, build_engine
 from attn_host.tokenization import PromptTokenizer
+from attn_host.transcription import Transcriber
 from attn_models.loading import load_model
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.settings import TokenizerSettings
@@ -56,6 +59,80 @@ def written(engine):
         for output in engine.step():
             found.setdefault(output.request_id, []).extend(token.id for token in output.delta.tokens)
     return found
+
+
+HEARD = {
+    "lang_to_id": {"<|en|>": 3, "<|de|>": 4, "<|fr|>": 5},
+    "task_to_id": {"transcribe": 6, "translate": 7},
+    "no_timestamps_token_id": 8,
+    "is_multilingual": True,
+    "suppress_tokens": [9, 11],
+    "begin_suppress_tokens": [12, 1],
+    "max_length": 20,
+    "return_timestamps": False,
+} | END
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory):
+    """A Whisper of transformers that hears a second, and its folder."""
+    transformers = pytest.importorskip("transformers")
+    transformers.logging.disable_progress_bar()
+    folder = tmp_path_factory.mktemp("whisper")
+    heads = {f"{stack}_attention_heads": 4 for stack in ("encoder", "decoder")}
+    layers = {f"{stack}_layers": 2 for stack in ("encoder", "decoder")}
+    inner = {f"{stack}_ffn_dim": 48 for stack in ("encoder", "decoder")}
+    sizes = {"vocab_size": 23, "d_model": 32, "max_source_positions": 50, "max_target_positions": 20}
+    config = transformers.WhisperConfig(**sizes, **heads, **layers, **inner, bos_token_id=0, **END)
+    torch.manual_seed(3)
+    model = transformers.WhisperForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(mean=float("norm.weight" in name), std=0.4)
+    model.generation_config = transformers.GenerationConfig(**HEARD)
+    model.save_pretrained(folder)
+    transformers.WhisperFeatureExtractor(chunk_length=1).save_pretrained(folder)
+    for name, content in word_tokenizer().files().items():
+        (folder / name).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    return model, folder
+
+
+@pytest.mark.parametrize(("language", "task"), [("en", "transcribe"), ("de", "translate"), (None, "transcribe")])
+def test_transcriptions_are_those_of_transformers(whisper, language, task, tmp_path):
+    model, folder = whisper
+    transcriber, extractor = Transcriber(folder), pytest.importorskip("transformers").WhisperFeatureExtractor
+    texts = set()
+    for seed in range(3):
+        torch.manual_seed(seed)
+        loud = (torch.randn(12000) * 3000 * (seed + 1)).clamp(-32000, 32000).to(torch.int16)
+        with wave.open(str(tmp_path / "talk.wav"), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(16000)
+            file.writeframes(loud.numpy().tobytes())
+        reader = extractor.from_pretrained(folder)
+        heard = reader((loud / 32768).numpy(), sampling_rate=16000, return_tensors="pt")["input_features"]
+        torch.testing.assert_close(transcriber.reader(loud / 32768), heard[0].T, rtol=0, atol=1e-5)
+        theirs = model.generate(heard, language=language, task=task)[0].tolist()
+        ours = transcriber.transcribe(tmp_path / "talk.wav", language=language, task=task)
+        written = [token for token in theirs if token > 2 and token not in range(3, 9)]
+        texts.add(ours)
+        assert [token for token in transcriber.tokenizer.encode(ours) if token > 2] == written
+    assert len(texts) > 1
+
+
+def test_what_a_whisper_does_not_know_is_refused(whisper, peer):
+    _, folder = whisper
+    transcriber = Transcriber(folder)
+    with pytest.raises(InvalidValue, match="language.*de, en, fr"):
+        transcriber.prompt.tokens("xx", "transcribe")
+    with pytest.raises(InvalidValue, match="task"):
+        transcriber.prompt.tokens("en", "sing")
+    with pytest.raises(Incompatible, match="hears no audio"):
+        Transcriber(peer[1])
+    engine = build_engine(transcriber.model, transcriber.tokenizer)
+    with pytest.raises(InvalidValue, match="encoder_features"):
+        engine.submit(Request(id="text", token_ids=(0,), encoder_token_ids=(1, 2)))
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])

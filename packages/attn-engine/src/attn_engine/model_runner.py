@@ -56,8 +56,10 @@ class ModelRunner:
         """Run the encoder over tokens or features for a sequence that was just admitted, if the model has one."""
         if self.has_encoder and encoder_input is not None:
             model = cast("EncoderDecoderModel", self.model)
-            features = isinstance(encoder_input, Tensor)
-            source = encoder_input.to(self.device) if features else self._tensor(list(encoder_input))
+            if isinstance(encoder_input, Tensor):
+                source = encoder_input.to(self.device)
+            else:
+                source = self._tensor(list(encoder_input))
             self.store.write_source(number, model.encode(source))
 
     def run(

@@ -88,7 +88,7 @@ class Transcriber:
         file that is not read, and for a language or task that the model does not know.
         """
         samples = read_wav(path)
-        stretches = [self.reader(stretch) for stretch in samples.split(self.reader.longest)]
+        stretches = [self.reader(stretch) for stretch in torch.split(samples, self.reader.longest)]
         if language is None and self.prompt.languages:
             language = self.language(stretches[0])
         begin = self.prompt.tokens(language, task)
@@ -125,4 +125,5 @@ class Transcriber:
         """Logits [vocabulary] of the token after these."""
         device = next(self.model.parameters()).device
         ids = torch.tensor([tokens], device=device)
-        return self.model(ids, frames[None].to(device))[0, -1].float()
+        logits: Tensor = self.model(ids, frames[None].to(device))[0, -1].float()
+        return logits

@@ -6,12 +6,20 @@ from collections.abc import Callable
 from typing import Any
 
 from attn_core import hookimpl
+from attn_core.plugins.hooks import Command
 
 
 @hookimpl
 def attn_local_clients() -> list[Callable[[Any], Any]]:
     """The client that runs models in this process."""
     return [local_client]
+
+
+@hookimpl
+def attn_commands() -> list[Command]:
+    """`attn transcribe`."""
+    summary = "Write down what is said in audio files, with a model that runs here."
+    return [Command(name="transcribe", summary=summary, target="attn_local.transcribe:transcribe_command")]
 
 
 def local_client(engine: Any) -> Any:

@@ -114,4 +114,5 @@ def read_wav(path: str | Path) -> Tensor:
     found = torch.frombuffer(bytearray(data), dtype=WIDTHS[width]).double()
     half = 2.0 ** (8 * width - 1)
     found = (found - half if width == 1 else found) / half  # eight bits are from 0 to 255
-    return found.view(-1, channels).mean(-1).float()
+    samples: Tensor = found.view(-1, channels).mean(-1).float()
+    return samples
