@@ -124,7 +124,7 @@ def test_transcriptions_are_those_of_transformers(whisper, language, task, tmp_p
 def test_what_a_whisper_does_not_know_is_refused(whisper, peer):
     _, folder = whisper
     transcriber = Transcriber(folder)
-    with pytest.raises(InvalidValue, match="language.*de, en, fr"):
+    with pytest.raises(InvalidValue, match=r"language.*de, en, fr"):
         transcriber.prompt.tokens("xx", "transcribe")
     with pytest.raises(InvalidValue, match="task"):
         transcriber.prompt.tokens("en", "sing")

@@ -20,7 +20,7 @@ def transcribe_command(
         str | None, typer.Option(help="Language that is spoken, such as en; guessed if not given.")
     ] = None,
     task: Annotated[str, typer.Option(help="transcribe, or translate into English.")] = "transcribe",
-    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,  # noqa: FBT002
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
     engine: DeviceConfig,
 ) -> None:
     """Write down what is said in WAV files, with a Whisper that runs here.
