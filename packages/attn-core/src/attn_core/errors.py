@@ -147,6 +147,12 @@ class Unauthenticated(UserError):
     reason = "UNAUTHENTICATED"
 
 
+class PermissionDenied(UserError):
+    """The caller is known, and may not do this."""
+
+    reason = "PERMISSION_DENIED"
+
+
 class CheckpointInvalid(UserError):
     """A checkpoint is truncated, hostile, of a forbidden format, or does not fit the model."""
 

@@ -15,15 +15,25 @@ def attn_local_clients() -> list[Callable[[Any], Any]]:
     return [local_client]
 
 
-@hookimpl
-def attn_commands() -> list[Command]:
-    """`attn transcribe`."""
-    summary = "Write down what is said in audio files, with a model that runs here."
-    return [Command(name="transcribe", summary=summary, target="attn_local.transcribe:transcribe_command")]
-
-
 def local_client(engine: Any) -> Any:
     """A `LocalClient` over the models of this machine, run with this `attn_schema.EngineConfig`."""
     from attn_local.client import LocalClient
 
     return LocalClient(engine=engine)
+
+
+@hookimpl
+def attn_commands() -> list[Command]:
+    """`attn run` and `attn transcribe`."""
+    return [
+        Command(
+            name="transcribe",
+            summary="Write down what is said in audio files, with a model that runs here.",
+            target="attn_local.transcribe:transcribe_command",
+        ),
+        Command(
+            name="run",
+            summary="Fetch a model if it is not here, and chat with it.",
+            target="attn_local.run:run_command",
+        ),
+    ]

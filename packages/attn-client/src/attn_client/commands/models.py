@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import typer
+from attn_core import installed
+from attn_core.errors import MissingPackage, UnknownName
 from attn_schema import ConnectionOptions, EngineConfig, ModelInfo
 from attn_schema.flags import with_flags
 from attn_schema.output import print_json, print_table
 
 from attn_client.commands.options import Json, connect
 
-app = typer.Typer(no_args_is_help=True, help="The models of a server.")
+app = typer.Typer(no_args_is_help=True, help="The models of a server, and of this machine.")
 
 
 @app.command("list")
@@ -66,6 +69,71 @@ def unload_command(
     with connect(connection) as client:
         client.models.unload(name, shutdown_timeout=shutdown_timeout)
     typer.echo(f"{name} is unloaded")
+
+
+@app.command("local")
+def local_command(*, json: Json = False) -> None:
+    """List the models of this machine: those that were pulled, converted or trained, and those half fetched."""
+    found = [
+        {
+            "name": model.name,
+            "size": f"{model.nbytes / 1e6:.1f} MB",
+            "family": model.family,
+            "from": model.origin,
+            "state": "" if model.complete else "incomplete",
+        }
+        for model in _store().models()
+    ]
+    if json:
+        for model, row in zip(_store().models(), found, strict=True):
+            print_json(row | {"size": model.nbytes, "path": str(model.path), "state": row["state"] or "complete"})
+    else:
+        print_table(found, "no model is on this machine; fetch one with: attn pull NAME")
+
+
+@app.command("rm")
+def rm_command(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names, as `attn models local` lists them.")],
+) -> None:
+    """Delete models of this machine, and what a cut off fetch left of them."""
+    store = _store()
+    known = [model.name for model in store.models()]
+    for name in names:  # all or none
+        if name not in known:
+            raise UnknownName.of("model of this machine", name, known)
+    for name in dict.fromkeys(names):
+        typer.echo(f"{name} is removed, {store.remove(name) / 1e6:.1f} MB are free again")
+
+
+class LocalStore(Protocol):
+    """The models of this machine."""
+
+    def models(self) -> Sequence[LocalModel]:
+        """All of them, by name."""
+        ...
+
+    def remove(self, name: str) -> int:
+        """Delete one; the bytes that are free again."""
+        ...
+
+
+class LocalModel(Protocol):
+    """A model on this machine; `nbytes` on the disk, `origin` in words."""
+
+    name: str
+    path: Path
+    nbytes: int
+    family: str
+    origin: str
+    complete: bool
+
+
+def _store() -> LocalStore:
+    """The store of the first plugin that offers one; raises `MissingPackage` without one."""
+    for _, open_store in installed().offers("attn_local_stores"):
+        store: LocalStore = open_store()
+        return store
+    raise MissingPackage.of("attn-models", "the models of this machine")
 
 
 def _absolute(model: str) -> str:

@@ -11,6 +11,7 @@ from attn_core.errors import CheckpointInvalid, InvalidValue
 from attn_models.encoder.clip import ClipImage, ClipImageConfig, ClipText, ClipTextConfig
 from attn_models.loading.images import ImageEncoder, ImageReader, load_image_encoder, save_clip
 from attn_models.loading.sentences import load_sentence_encoder
+from attn_models.sources import convert
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.settings import TokenizerSettings
 from attn_testing.checkpoints import require_same_parameters
@@ -76,6 +77,14 @@ def test_a_folder_gives_vectors_of_texts_and_of_images(folder, pictures):
     torch.testing.assert_close(likely, torch.softmax(5.0 * seen @ words.T, -1))
     packed = load_sentence_encoder(folder, quantization="int8").embed(TEXTS)
     assert bool(((packed * words).sum(-1) > 0.99).all())
+
+
+def test_a_converted_folder_reads_pixels_as_before(folder, pictures, tmp_path):
+    path = folder / "preprocessor_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"image_mean": [0.1, 0.2, 0.3]}))
+    (folder / "manifest.json").unlink()
+    converted = load_image_encoder(convert(folder, tmp_path / "converted", "float32"))
+    torch.testing.assert_close(converted.embed(pictures), load_image_encoder(folder).embed(pictures))
 
 
 def test_what_follows_the_end_of_a_text_changes_nothing():
