@@ -29,6 +29,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "generate": ("--model", "/nowhere/at/all", "text"),
     "map": ("--model", "/nowhere/at/all", "text"),
     "models load": ("name", *NOWHERE),
+    "run": ("/nowhere/at/all",),
     "serve": ("--host", "192.0.2.1"),
     "train": (*NOWHERE,),
     "translate": ("--model", "/nowhere/at/all", "text"),

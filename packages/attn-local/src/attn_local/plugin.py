@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from attn_core import hookimpl
+from attn_core.plugins.hooks import Command
 
 
 @hookimpl
@@ -19,3 +20,15 @@ def local_client(engine: Any) -> Any:
     from attn_local.client import LocalClient
 
     return LocalClient(engine=engine)
+
+
+@hookimpl
+def attn_commands() -> list[Command]:
+    """`attn run`."""
+    return [
+        Command(
+            name="run",
+            summary="Fetch a model if it is not here, and chat with it.",
+            target="attn_local.run:run_command",
+        )
+    ]

@@ -72,8 +72,9 @@ class ServerConfig(Checked, frozen=True, kw_only=True):
     token_file: Annotated[
         Path,
         Meta(
-            description="File with bearer tokens, one a line and tenant, optionally followed by the tenant's weight in "
-            "fair queueing; readable by its owner only.",
+            description="File with bearer tokens, one a line, each followed by settings of its tenant, such as "
+            "`tenant=ann role=user weight=2 max_running=4 requests_per_minute=60 tokens_per_minute=20000`; readable by "
+            "its owner only, and read again when it changes or at SIGHUP.",
         ),
     ] | None = None  # fmt: skip
     tls_cert: Annotated[Path, Meta(description="Certificate chain for TLS (PEM).")] | None = None

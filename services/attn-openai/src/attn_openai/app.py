@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 import structlog
-from attn_core.errors import AttnError, InternalError, InvalidValue, OutOfCapacity, Unavailable, UnknownName, UserError
+from attn_core.errors import AttnError, InternalError, InvalidValue, Unavailable, UnknownName, UserError
 from attn_gateway import ServingState
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -81,27 +81,40 @@ async def gone(receive: Receive) -> None:
 
 
 class EventStream:
-    """Sends events as they come; a caller who goes away ends their source, and an error ends the stream aloud."""
+    """Sends events as they come; a caller who goes away ends their source, and an error ends the stream aloud.
 
-    def __init__(self, first: bytes, events: AsyncGenerator[dict[str, Any], None], *, done: bool, request_id: str):
-        self._first = first
+    What is wrong with a request is known before its first event, and is still answered with a status. All events are
+    taken in one task, as what a call binds to its task must be there to its end.
+    """
+
+    def __init__(self, events: AsyncGenerator[dict[str, Any], None], request_id: str, *, done: bool) -> None:
         self._events = events
-        self._done = done
         self._request_id = request_id
+        self._done = done
 
-    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer an HTTP request."""
-        sending = asyncio.ensure_future(self._send(send))
+        sending = asyncio.ensure_future(self._answer(scope, receive, send))
         leaving = asyncio.ensure_future(gone(receive))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
         finally:
             leaving.cancel()
             sending.cancel()
             await asyncio.gather(sending, leaving, return_exceptions=True)
-            await self._events.aclose()
 
-    async def _send(self, send: Send) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with contextlib.aclosing(self._events):
+            try:
+                first = event_of(await anext(self._events))
+            except Exception as error:  # noqa: BLE001 - the last place that can answer it
+                await error_response(shown_error(error, self._request_id))(scope, receive, send)
+                return
+            await self._send(first, send)
+
+    async def _send(self, first: bytes, send: Send) -> None:
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),
@@ -109,15 +122,23 @@ class EventStream:
             (b"x-request-id", self._request_id.encode()),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": self._first, "more_body": True})
+        await send({"type": "http.response.body", "body": first, "more_body": True})
         try:
             async for event in self._events:
                 await send({"type": "http.response.body", "body": event_of(event), "more_body": True})
-        except AttnError as error:
-            failure = body_of(error)
+        except Exception as error:  # noqa: BLE001 - a stream must not end as if it were whole
+            failure = body_of(shown_error(error, self._request_id))
             shown = failure if self._done else {"type": "error", **failure["error"], "sequence_number": -1}
             await send({"type": "http.response.body", "body": event_of(shown), "more_body": True})
         await send({"type": "http.response.body", "body": DONE if self._done else b"", "more_body": False})
+
+
+def shown_error(error: Exception, request_id: str) -> AttnError:
+    """The error as a caller may see it; what is not ours is logged and told by the request id alone."""
+    if isinstance(error, AttnError):
+        return error
+    log.error("request failed", exc_info=error)
+    return InternalError(f"internal error, request id {request_id}", request_id=request_id)
 
 
 class HttpApplication:
@@ -126,7 +147,6 @@ class HttpApplication:
     def __init__(self, gateway: ServingState) -> None:
         self._gateway = gateway
         self._kv_tokens: dict[tuple[str, str], int] = {}
-        self._running = 0
         self.app = Starlette(routes=self._routes(), exception_handlers={HTTPException: _unknown_path})
 
     def _routes(self) -> list[Route]:
@@ -155,14 +175,7 @@ class HttpApplication:
             timed = caller.until(asked.timeout)
             if stream is None or not asked.stream:
                 return json_response(await unless_gone(request, answer(asked, timed)))
-            events = stream(asked, timed)
-            try:
-                # Whatever is wrong with the request is known before its first event, and can still be a status.
-                first = await unless_gone(request, anext(events))
-            except BaseException:
-                await events.aclose()
-                raise
-            return EventStream(event_of(first), events, done=done, request_id=caller.request_id)
+            return EventStream(stream(asked, timed), caller.request_id, done=done)
 
         return self._guarded(handle)
 
@@ -183,31 +196,16 @@ class HttpApplication:
             structlog.contextvars.bind_contextvars(request_id=request_id, path=request.url.path)
             try:
                 self._check_host(request)
-                with self._counted():
-                    response = await handle(request, self._caller(request, request_id))
-            except AttnError as error:
-                response = error_response(error)
+                response = await handle(request, self._caller(request, request_id))
             except CallerGoneError:
                 return Response(status_code=499)
-            except Exception:
-                log.exception("request failed", request_id=request_id, path=request.url.path)
-                response = error_response(InternalError(f"internal error, request id {request_id}"))
+            except Exception as error:  # noqa: BLE001 - the last place that can answer it
+                response = error_response(shown_error(error, request_id))
             if isinstance(response, Response):
                 response.headers["x-request-id"] = request_id
             return response
 
         return endpoint
-
-    @contextlib.contextmanager
-    def _counted(self) -> Any:
-        limit = self._gateway.settings.max_calls
-        if self._running >= limit:
-            raise OutOfCapacity(f"{limit} requests are being answered already", limit=limit)
-        self._running += 1
-        try:
-            yield
-        finally:
-            self._running -= 1
 
     def _caller(self, request: Request, request_id: str) -> Caller:
         metadata = [("x-request-id", request_id)]
@@ -218,7 +216,8 @@ class HttpApplication:
     def _check_host(self, request: Request) -> None:
         """Refuse names of other hosts where anybody on this machine is let in: pages of the web could rebind theirs."""
         settings = self._gateway.settings
-        if settings.tokens or settings.insecure or is_own_host(request.url.hostname or ""):
+        has_tokens = settings.tokens or settings.token_file
+        if has_tokens or settings.insecure or is_own_host(request.url.hostname or ""):
             return
         raise InvalidValue.of("host", request.url.hostname, "localhost or an address, on a server without tokens")
 

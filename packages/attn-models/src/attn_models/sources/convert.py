@@ -92,15 +92,12 @@ def _convert_folder(path: Path, target: Path, dtype: WeightDtype, origin: Mappin
     import torch
 
     from attn_models.adapters.registry import packages_of, require_known_family
-    from attn_models.loading.pooling import MODULES, read_pooling
 
     folder = read_folder(path)
     if "quantization_config" in folder.config:
         raise Incompatible(f"{path}: its weights are quantised; only plain weights and GGUF are converted", path=path)
     layout = require_known_family(folder.config.get("model_type"), folder.config.get("requires"))
-    if (path / MODULES).is_file() and not read_pooling(path, folder.config.get("hidden_size", 0)).is_mean:
-        rule = f"the pooling of its {MODULES} would be lost; load the folder as it is"
-        raise Incompatible(f"{path}: {rule}", path=path)
+    require_plain_pooling(path, folder.config)
     tokenizer = Tokenizer.from_folder(path) if folder.tokenizer is not None else None
     wanted = torch.float32 if dtype == "float32" else torch.bfloat16
     tensors = {name: t.to(wanted) if t.is_floating_point() else t for name, t in folder.tensors.items()}
@@ -109,3 +106,21 @@ def _convert_folder(path: Path, target: Path, dtype: WeightDtype, origin: Mappin
     config = {key: value for key, value in folder.config.items() if key != "torch_dtype"}
     needed = {} if layout is None else packages_of(layout)
     return write_folder(target, {**config, **needed, "dtype": dtype}, tensors, extra, origin)
+
+
+MODULES = "modules.json"
+
+
+def require_plain_pooling(folder: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The files of a folder that say no more than that texts are pooled to their mean, as a folder without them means.
+
+    Raises `Incompatible` for other modules of sentence-transformers: their own folders have no place in ours.
+    """
+    if not (folder / MODULES).is_file():
+        return ()
+    from attn_models.loading.pooling import read_pooling
+
+    if not read_pooling(folder, config.get("hidden_size", 0)).is_mean:
+        rule = f"the pooling of its {MODULES} would be lost; load the folder as it is"
+        raise Incompatible(f"{folder}: {rule}", path=folder)
+    return (MODULES,)
