@@ -33,7 +33,8 @@ async def call_host(host: ModelHost, method: str, *arguments: Any) -> Any:
         case "tokenize", (prompt,):
             answer = preparation.tokenize(host, prompt)
         case "cancel", (task_id,):
-            answer = preparation.cancel(host, task_id)
+            preparation.cancel(host, task_id)
+            return None
         case _:
             answer = getattr(host, method)(*arguments)
     return await asyncio.wrap_future(answer) if isinstance(answer, Future) else answer
