@@ -18,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 ELSEWHERE: dict[str, tuple[str, ...]] = {
     "attn-client": ("chat", "embed", "generate", "jobs", "map", "models", "train", "translate"),
     "attn-experiments": ("attribute", "energy", "reproduce", "roofline"),
+    "attn-local": ("run",),
     "attn-models": ("convert", "pull"),
     "attn-serve": ("serve",),
     "attn-train": ("evaluate",),
