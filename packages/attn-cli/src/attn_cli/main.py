@@ -19,7 +19,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "attn-client": ("bench", "chat", "embed", "generate", "jobs", "map", "models", "top", "train", "translate"),
     "attn-experiments": ("attribute", "energy", "reproduce", "roofline"),
     "attn-local": ("run",),
-    "attn-local": ("run",),
     "attn-models": ("convert", "pull"),
     "attn-serve": ("serve",),
     "attn-train": ("evaluate",),
