@@ -29,8 +29,10 @@ CALLS: dict[str, tuple[str, ...]] = {
     "generate": ("--model", "/nowhere/at/all", "text"),
     "map": ("--model", "/nowhere/at/all", "text"),
     "models load": ("name", *NOWHERE),
+    "run": ("/nowhere/at/all",),
     "serve": ("--host", "192.0.2.1"),
     "train": (*NOWHERE,),
+    "transcribe": ("--model", "/nowhere/at/all", "talk.wav"),
     "translate": ("--model", "/nowhere/at/all", "text"),
 }
 """What each command is given beside a device, so that it comes to no more than an error."""

@@ -21,7 +21,7 @@ def test_ctrl_c_while_a_piece_is_written_ends_the_answer_and_keeps_what_was_said
         raise KeyboardInterrupt
 
     talker = Talker()
-    conversation = Conversation(talker, "m", SamplingParams(), None)
+    conversation = Conversation(talker, "m", SamplingParams())
     conversation.answer("hello", interrupted)
     assert [turn.content for turn in conversation.messages] == ["hello", "a"]
     assert talker.closed

@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn_core.errors import InvalidValue, MissingPackage, UserError
-from attn_gateway import Gateway, GatewaySettings, TlsFiles, read_tokens, serving
+from attn_gateway import Gateway, GatewaySettings, TlsFiles, read_tenants, serving
 from attn_gateway.cluster import ClusterSettings, ModelToLoad
 from attn_gateway.serve import ServeSettings, serve
 from google.protobuf.descriptor_pool import DescriptorPool
@@ -211,11 +211,11 @@ def test_a_token_file_is_for_its_owner_alone(tmp_path: Path) -> None:
     path.write_text("s3cret\n")
     path.chmod(0o644)
     with pytest.raises(UserError, match="chmod 600"):
-        read_tokens(path)
+        read_tenants(path)
     path.chmod(0o600)
-    assert read_tokens(path) == {"s3cret": 1}
+    assert list(read_tenants(path)) == ["s3cret"]
     path.write_text(" \n")
     with pytest.raises(UserError, match="empty"):
-        read_tokens(path)
+        read_tenants(path)
     with pytest.raises(UserError, match="missing"):
-        read_tokens(tmp_path / "missing")
+        read_tenants(tmp_path / "missing")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,8 +12,7 @@ import pytest
 from attn.v1 import common_pb2
 from attn.v1 import inference_pb2 as pb
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
-from attn_core.errors import InvalidValue, UserError
-from attn_gateway import GatewaySettings, TlsFiles, read_tokens, serving
+from attn_gateway import GatewaySettings, TlsFiles, serving
 
 TOKENIZE = "/attn.v1.InferenceService/Tokenize"
 GENERATE = "/attn.v1.InferenceService/Generate"
@@ -159,17 +157,3 @@ async def test_each_of_several_tokens_opens_the_door_and_no_other(words: Any) ->
         for token in ("wrong", "", "right fine"):
             failure = await refusal(stub.Tokenize(words.tokenize(), metadata=(("authorization", f"Bearer {token}"),)))
             assert failure.code() is grpc.StatusCode.UNAUTHENTICATED
-
-
-def test_a_file_holds_a_token_a_line(tmp_path: Path) -> None:
-    file = tmp_path / "tokens"
-    file.write_text("ann\n\n bob  2.5 \nann\n")
-    file.chmod(0o600)
-    assert read_tokens(file) == {"ann": 1, "bob": 2.5}
-    for bad in ("bob two", "bob 0", "bob -1", "bob nan", "bob inf", "bob 1 2", "bob 2\nbob 3", "bob\nbob 2"):
-        file.write_text(f"ann\n{bad}\n")
-        with pytest.raises(UserError, match=r"line [23]") as said:
-            read_tokens(file)
-        assert "bob" not in str(said.value)
-    with pytest.raises(InvalidValue, match="other_tokens"):
-        GatewaySettings(other_tokens=("bob",))

@@ -30,6 +30,7 @@ from attn_serve.engine_client import EngineClient
 from attn_serve.fleet import Fleet
 from attn_serve.in_process import InProcessBackend
 from attn_serve.servicers import InferenceServicer, ModelServicer
+from attn_serve.sources import ModelSources
 
 CONTEXT = 1024
 TEMPLATE = (
@@ -85,7 +86,7 @@ class LocalInference:
     names = ("attn.v1.InferenceService", "attn.v1.ModelService")
 
     def __init__(self, home: Path) -> None:
-        self.fleet = Fleet(home, self._make)
+        self.fleet = Fleet(ModelSources(home), self._make)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         add_InferenceServiceServicer_to_server(InferenceServicer(self.fleet), server)
@@ -99,7 +100,7 @@ class LocalInference:
         await self.fleet.stop(shutdown_timeout)
 
     @staticmethod
-    def _make(name: str, folder: Path, config: EngineConfig) -> EngineClient:
+    def _make(name: str, folder: Path, config: EngineConfig, deployment: Any) -> EngineClient:
         return EngineClient(InProcessBackend(folder, config))
 
 

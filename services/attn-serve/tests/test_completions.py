@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 import grpc
@@ -107,11 +108,13 @@ async def test_a_dropped_call_frees_all_it_held(stub: InferenceServiceStub) -> N
 async def test_a_deadline_ends_the_work(stub: InferenceServiceStub) -> None:
     # So many at once that none can be whole within the deadline.
     calls = [stub.Generate(ask("x" * 20, max_new_tokens=230), timeout=0.25) for _ in range(60)]
-    async with refused(grpc.StatusCode.DEADLINE_EXCEEDED):
-        async for message in calls[-1]:
-            assert not message.finish_reason
     for call in calls:
-        call.cancel()
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            async for message in call:
+                assert not message.finish_reason
+    codes = {await call.code() for call in calls}
+    # Some run out of time; of the others it is known before they begin.
+    assert codes <= {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED}
     load = await drained(stub)
     assert (load.running, load.waiting, load.kv_tokens_used) == (0, 0, 0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,16 @@ from attn_core.models import LanguageModel
 from attn_models.loading import LoadedModel, load_draft
 from attn_models.lora.peft_config import ADAPTER_CONFIG_NAME
 from attn_schema import EngineConfig
-from attn_schema.home import models_folder
+from attn_schema.home import model_folder_name, model_names, models_folder
 
 CONFIGS = ("config.json", ADAPTER_CONFIG_NAME)
 """What a folder of a model, or of an adapter, has."""
 
 
-def find_folder(source: str, home: Path) -> Path:
+def find_folder(source: str, home: Path, hidden: Collection[str] = ()) -> Path:
     """The folder of a model, or of an adapter, for an absolute path or a name under the home's models.
+
+    Names in `hidden` are as if not there.
 
     Raises `UnknownName` with near names, or `CheckpointInvalid` for a path that is no model folder.
     """
@@ -27,11 +30,10 @@ def find_folder(source: str, home: Path) -> Path:
         if not any((given / name).is_file() for name in CONFIGS):
             raise CheckpointInvalid.of(given, "is not a model folder: it has no config.json")
         return given
-    folder = models_folder(home)
-    known = sorted({path.parent.name for name in CONFIGS for path in folder.glob(f"*/{name}")})
+    known = sorted(set(model_names(home, CONFIGS)).difference(hidden))
     if source not in known:
         raise UnknownName.of("model", source, known)
-    return folder / source
+    return models_folder(home) / model_folder_name(source)
 
 
 def quantization_of(model: Any) -> str:

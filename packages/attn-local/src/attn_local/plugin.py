@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from attn_core import hookimpl
+from attn_core.plugins.hooks import Command
 
 
 @hookimpl
@@ -19,3 +20,20 @@ def local_client(engine: Any) -> Any:
     from attn_local.client import LocalClient
 
     return LocalClient(engine=engine)
+
+
+@hookimpl
+def attn_commands() -> list[Command]:
+    """`attn run` and `attn transcribe`."""
+    return [
+        Command(
+            name="transcribe",
+            summary="Write down what is said in audio files, with a model that runs here.",
+            target="attn_local.transcribe:transcribe_command",
+        ),
+        Command(
+            name="run",
+            summary="Fetch a model if it is not here, and chat with it.",
+            target="attn_local.run:run_command",
+        ),
+    ]

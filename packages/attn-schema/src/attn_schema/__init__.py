@@ -9,8 +9,9 @@ from attn_schema.catalog import (
     Paper,
     StateKind,
 )
+from attn_schema.deployment import DeploymentConfig
 from attn_schema.device import DeviceConfig
-from attn_schema.engine import EngineConfig, EngineStats
+from attn_schema.engine import EngineConfig, EngineStats, ReplicaStats
 from attn_schema.inference import (
     AttentionMap,
     AttentionMapsRequest,
@@ -61,6 +62,7 @@ __all__ = [
     "Completion",
     "ConnectionOptions",
     "DataConfig",
+    "DeploymentConfig",
     "DeviceConfig",
     "EarlyStopping",
     "ElementType",
@@ -86,6 +88,7 @@ __all__ = [
     "PartialCompletion",
     "Prompt",
     "PromptLike",
+    "ReplicaStats",
     "Resumption",
     "SamplingParams",
     "Schema",

@@ -72,8 +72,9 @@ class ServerConfig(Checked, frozen=True, kw_only=True):
     token_file: Annotated[
         Path,
         Meta(
-            description="File with bearer tokens, one a line and tenant, optionally followed by the tenant's weight in "
-            "fair queueing; readable by its owner only.",
+            description="File with bearer tokens, one a line, each followed by settings of its tenant, such as "
+            "`tenant=ann role=user weight=2 max_running=4 requests_per_minute=60 tokens_per_minute=20000`; readable by "
+            "its owner only, and read again when it changes or at SIGHUP.",
         ),
     ] | None = None  # fmt: skip
     tls_cert: Annotated[Path, Meta(description="Certificate chain for TLS (PEM).")] | None = None
@@ -83,6 +84,13 @@ class ServerConfig(Checked, frozen=True, kw_only=True):
         Literal["debug", "info", "warning", "error"],
         Meta(description="The least serious lines of the log; info has a line for each call."),
     ] = "info"  # fmt: skip
+    otlp_traces_endpoint: Annotated[
+        str,
+        Meta(
+            min_length=1, description="URL of an OpenTelemetry collector that is sent a span of each call, over OTLP.",
+            extra={"metavar": "URL"},
+        ),
+    ] | None = None  # fmt: skip
     ready_file: Annotated[
         Path, Meta(description="While serving, this file holds JSON with the address and the process id.")
     ] | None = None  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Double, ForeignKey, Index, Integer, MetaData, Table, Text
+from sqlalchemy import BigInteger, Column, Double, ForeignKey, Integer, MetaData, Table, Text
 
 metadata = MetaData()
 """All tables."""
@@ -65,18 +65,3 @@ models = Table(
     Column("created", Double, nullable=False),
 )
 """Finished models: whose they are, and under which name in the artefact store, empty for those of one machine."""
-
-audit = Table(
-    "audit",
-    metadata,
-    Column("number", Integer, primary_key=True, autoincrement=True),
-    Column("time", Double, nullable=False),
-    Column("tenant", Text, nullable=False),
-    Column("action", Text, nullable=False),
-    Column("object", Text, nullable=False),
-    Column("result", Text, nullable=False),
-    Column("request", Text, nullable=False),
-    Index("audit_time", "time"),
-    sqlite_autoincrement=True,
-)
-"""A line for each change that a caller asked for."""

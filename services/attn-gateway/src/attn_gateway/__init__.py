@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attn_gateway.call import Call as Call
+    from attn_gateway.call import Caller as Caller
     from attn_gateway.call import call_of as call_of
     from attn_gateway.cluster import Cluster as Cluster
     from attn_gateway.cluster import ClusterSettings as ClusterSettings
@@ -23,9 +24,11 @@ if TYPE_CHECKING:
     from attn_gateway.service import ServingState as ServingState
     from attn_gateway.settings import GatewaySettings as GatewaySettings
     from attn_gateway.settings import TlsFiles as TlsFiles
-    from attn_gateway.settings import read_tokens as read_tokens
     from attn_gateway.status import code_of as code_of
     from attn_gateway.status import status_of as status_of
+    from attn_gateway.tenants import Tenant as Tenant
+    from attn_gateway.tenants import Tenants as Tenants
+    from attn_gateway.tenants import read_tenants as read_tenants
 
 # Ray forks processes beside a running gRPC server; gRPC says so in lines nobody asked for, and reads these once, when
 # it is first imported.
@@ -34,14 +37,15 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 # Listing plugins imports this package, and must not import gRPC with it.
 _HOMES = {
-    "call": ("Call", "Context", "call_of"),
+    "call": ("Call", "Caller", "Context", "call_of"),
     "cluster": ("Cluster", "ClusterSettings", "ModelToLoad"),
     "gateway": ("Gateway", "probe", "serving"),
     "local_calls": ("LocalCalls", "Metadata"),
     "paging": ("page_of",),
     "service": ("GrpcService", "HttpServer", "ServingState"),
-    "settings": ("GatewaySettings", "TlsFiles", "read_tokens"),
+    "settings": ("GatewaySettings", "TlsFiles"),
     "status": ("code_of", "status_of"),
+    "tenants": ("Tenant", "Tenants", "read_tenants"),
 }
 
 

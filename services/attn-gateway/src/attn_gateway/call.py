@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
 import grpc.aio
-from attn_core.errors import InternalError
+from attn_core.errors import Incompatible, InternalError, PermissionDenied
 
 REQUEST_ID = "x-request-id"
 """Metadata key: in the request as the client chose it, in the trailing metadata as it was used."""
@@ -18,21 +19,59 @@ REQUEST_ID = "x-request-id"
 AUTHORIZATION = "authorization"
 """Metadata key of the bearer token."""
 
+LOCAL = "local"
+"""The peer of calls from this process."""
+
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 """What gRPC tells a handler; generic only for type checkers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caller:
+    """Who calls, as its token says. `owner` is the tenant that what it makes belongs to, empty for everybody's."""
+
+    tenant: str
+    owner: str
+    is_admin: bool
+
+    @property
+    def sees(self) -> str | None:
+        """The tenant whose things it sees, beside everybody's; None for an admin, who sees all."""
+        return None if self.is_admin else self.tenant
+
+
+CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
+"""Who makes the call of this task; None where no token is asked for, and everybody is an admin."""
+
+
+def spend_nothing(tokens: int) -> None:
+    """Count tokens of a tenant without a limit."""
+    del tokens
+
+
+SPEND: ContextVar[Callable[[int], None]] = ContextVar("spend", default=spend_nothing)
+"""Counts tokens of the call of this task."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
     """One call: its request id, and its deadline on the clock of `time.monotonic()` in seconds, or None.
 
-    `tenant` stands for the bearer token that the caller gave, without telling it; empty without one. Where the door
-    asks for no token it is what the caller says.
+    `tenant` is the tenant of the bearer token that the caller gave; empty without one. Where the server asks for no
+    token it is what the caller says, and nothing belongs to anybody.
     """
 
     request_id: str
     deadline: float | None
     tenant: str = ""
+    caller: Caller = Caller(tenant="", owner="", is_admin=True)
+    spend: Callable[[int], None] = spend_nothing
+    """Counts tokens of prompts and completions against the limit of the tenant."""
+
+    def require_admin(self, what: str) -> None:
+        """Raise `PermissionDenied` unless an admin calls."""
+        if not self.caller.is_admin:
+            raise PermissionDenied(f"{what} is for admins; this token has the role user", role="user")
 
     def remaining(self) -> float | None:
         """Seconds until the deadline, negative when it is over; None without one. Use it across processes."""
@@ -43,7 +82,11 @@ def call_of(context: Context) -> Call:
     """The call that `context` belongs to."""
     remaining: float | None = context.time_remaining()  # the stubs forget that there may be none
     deadline = None if remaining is None else time.monotonic() + remaining
-    return Call(request_id=request_id_of(context), deadline=deadline, tenant=tenant_of(context))
+    said = tenant_of(context)
+    caller = CALLER.get() or Caller(tenant=said, owner="", is_admin=True)
+    return Call(
+        request_id=request_id_of(context), deadline=deadline, tenant=caller.tenant, caller=caller, spend=SPEND.get()
+    )
 
 
 def tenant_of(context: Context) -> str:
@@ -53,7 +96,7 @@ def tenant_of(context: Context) -> str:
 
 
 def tenant_named(token: str) -> str:
-    """The tenant of those who give this bearer token."""
+    """The tenant of those who give this bearer token, where the file of tokens gives it no other name."""
     return _name(f"Bearer {token}")
 
 
@@ -116,13 +159,18 @@ class LocalContext:
 
     def peer(self) -> str:
         """Where the call comes from."""
-        return "local"
+        return LOCAL
 
     def auth_context(self) -> dict[str, Any]:
         """What TLS says of the caller: nothing, as there is none in between."""
         return {}
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
-        """End the call; raises `InternalError` with the details, for a handler that did not raise an error of ours."""
+        """End the call, for a handler that did not raise an error of ours.
+
+        Raises `Incompatible` with the details for what the server does not have, else `InternalError`.
+        """
         del trailing_metadata
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            raise Incompatible(details, code=code.name)
         raise InternalError(details or code.name, code=code.name)

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from attn_schema import EngineConfig, ServerConfig
+from attn_schema import DeploymentConfig, EngineConfig, ServerConfig
 from attn_schema.flags import with_flags
 from attn_schema.home import home_folder
 
-from attn_gateway.call import tenant_named
 from attn_gateway.cluster import ClusterSettings, ModelToLoad
 from attn_gateway.gateway import Gateway
 from attn_gateway.logs import configure_logs
 from attn_gateway.serve import ServeSettings, serve
-from attn_gateway.settings import GatewaySettings, TlsFiles, read_tokens
+from attn_gateway.settings import GatewaySettings, TlsFiles
+from attn_gateway.tenants import Tenants
 
 
 @with_flags
@@ -37,6 +37,7 @@ def serve_command(
     ] = None,
     server: ServerConfig,
     engine: EngineConfig,
+    deployment: DeploymentConfig,
 ) -> None:
     """Serve mechanisms, models and training jobs over gRPC.
 
@@ -46,18 +47,17 @@ def serve_command(
 
     Example: `attn serve --model smollm2-135m-instruct --model mine=./runs/shakespeare`
     """
-    tenants = read_tokens(server.token_file) if server.token_file else {}
-    tokens = tuple(tenants)
+    tenants = Tenants.of_file(server.token_file).all() if server.token_file else []
     tls = TlsFiles(certificate=server.tls_cert, key=server.tls_key) if server.tls_cert and server.tls_key else None
     settings = ServeSettings(
         gateway=GatewaySettings(
             host=server.host,
             port=server.port,
             http_port=server.http_port,
-            token=tokens[0] if tokens else None,
-            other_tokens=tokens[1:],
+            token_file=server.token_file,
             tls=tls,
             insecure=server.insecure,
+            otlp_traces_endpoint=server.otlp_traces_endpoint,
         ),
         cluster=ClusterSettings(
             address=os.environ.get("RAY_ADDRESS") or None,
@@ -67,8 +67,9 @@ def serve_command(
             adapters=tuple(ModelToLoad.parse(text) for text in lora_modules or ()),
             engine=engine.replace(
                 draft_model=_absolute(engine.draft_model),
-                tenant_weights={tenant_named(token): weight for token, weight in tenants.items()},
+                tenant_weights={tenant.name: tenant.weight for tenant in tenants},
             ),
+            deployment=deployment,
         ),
         ready_file=server.ready_file,
         shutdown_timeout=server.shutdown_timeout,

@@ -15,10 +15,12 @@ import structlog
 from attn_core.errors import InvalidValue, Unauthenticated, Unavailable, UserError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH
-from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
+from attn_gateway.health import Health
+from attn_gateway.interceptors.audit import Audit
 from attn_gateway.interceptors.errors import Errors
+from attn_gateway.interceptors.limits import Limits
 from attn_gateway.interceptors.measure import Measured
 from attn_gateway.interceptors.readiness import Readiness
 from attn_gateway.interceptors.request_id import RequestIds
@@ -28,8 +30,14 @@ from attn_gateway.local_calls import LocalCalls, Metadata, RecordingServer
 from attn_gateway.metrics import Metrics
 from attn_gateway.service import GrpcService, HttpServer
 from attn_gateway.settings import GatewaySettings
+from attn_gateway.traces import Traces
 
 log = structlog.get_logger()
+
+TOKEN_FILE_SECONDS = 1.0
+"""How soon a change of the file of tokens is noticed."""
+MOST_STREAMS = 2**16
+"""Streams of a connection that gRPC itself lets in."""
 
 
 class Gateway:
@@ -46,14 +54,18 @@ class Gateway:
                 raise UserError(
                     f"two plugins offer the service {name}; name the ones to use in ATTN_PLUGINS", name=name
                 )
-        self._health = health_aio.HealthServicer()
+        self._health = Health(self.services)
         self._readiness = Readiness()
         self._server: grpc.aio.Server | None = None
         self._port = 0
         self._local_calls: LocalCalls | None = None
+        self.tenants = settings.tenants()
+        self._watching: asyncio.Task[None] | None = None
         self._own_calls: LocalCalls | None = None
         self._metrics = Metrics()
-        self._bearer_token = BearerToken(settings.tokens) if settings.tokens else None
+        endpoint = settings.otlp_traces_endpoint
+        self._traces = None if endpoint is None else Traces(endpoint)
+        self._bearer_token = BearerToken(self.tenants) if self.tenants else None
         self._serving = False
 
     @property
@@ -95,6 +107,7 @@ class Gateway:
         for name in ("", *self.names):
             await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
         await server.start()
+        self._watching = asyncio.create_task(self._watch_tokens())
         if self.http is not None:
             await self.http.start(self)
         await _all(self._open(service) for service in self.services)
@@ -104,6 +117,8 @@ class Gateway:
     async def stop(self, shutdown_timeout: float) -> None:
         """Refuse new calls, let running ones end for `shutdown_timeout` seconds, then cut them; stop the services."""
         self._serving = False
+        if self._watching is not None:
+            self._watching.cancel()
         await self._health.enter_graceful_shutdown()
         self._readiness.close()
         stops = [service.stop(shutdown_timeout) for service in self.services]
@@ -112,6 +127,14 @@ class Gateway:
         for error in results:
             if isinstance(error, Exception):
                 log.error("stop failed", exc_info=error)
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.stop)
+
+    async def _watch_tokens(self) -> None:
+        """Take the tokens of a file that was written meanwhile."""
+        while True:
+            await asyncio.sleep(TOKEN_FILE_SECONDS)
+            self.tenants.reload_if_changed()
 
     async def _drain(self, shutdown_timeout: float) -> None:
         if self._server is None:
@@ -128,15 +151,13 @@ class Gateway:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     def _build(self) -> grpc.aio.Server:
+        settings, tenants = self.settings, self.tenants
+        limits = Limits(tenants, settings.max_calls, settings.max_streams_per_connection)
         # The first is the outermost: whatever an inner one raises becomes a status with a request id.
-        measured = Measured(self._metrics, tenants=self._bearer_token is not None)
+        measured = Measured(self._metrics, tenants, self._traces)
         guards = [self._bearer_token] if self._bearer_token else []
-        interceptors = [RequestIds(), Errors(), measured, *guards, self._readiness]
-        server = grpc.aio.server(
-            interceptors=[*interceptors, Wire()],
-            options=server_options(self.settings),
-            maximum_concurrent_rpcs=self.settings.max_calls,
-        )
+        interceptors = [RequestIds(), Errors(), measured, *guards, limits, self._readiness, Audit()]
+        server = grpc.aio.server(interceptors=[*interceptors, Wire()], options=server_options(settings))
         recording = RecordingServer(server)
         for service in self.services:
             service.add_to(cast("grpc.aio.Server", recording))
@@ -169,7 +190,8 @@ def server_options(settings: GatewaySettings) -> list[tuple[str, int]]:
     """The channel arguments of the server."""
     return [
         ("grpc.max_receive_message_length", settings.max_request_bytes),
-        ("grpc.max_concurrent_streams", settings.max_streams_per_connection),
+        # gRPC would refuse what is above without a word, by resetting the stream; see `interceptors.limits`.
+        ("grpc.max_concurrent_streams", MOST_STREAMS),
         ("grpc.keepalive_time_ms", int(settings.keepalive_seconds * 1000)),
         ("grpc.keepalive_timeout_ms", int(settings.keepalive_timeout_seconds * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),

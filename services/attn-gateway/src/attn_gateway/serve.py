@@ -59,6 +59,7 @@ async def serve(
     if settings.cluster.models and not any(MODEL_SERVICE in service.names for service in services):
         raise MissingPackage.of("attn-serve", "serving a model")
     gateway = Gateway(settings.gateway, services, offered_http_server(settings.gateway))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, gateway.tenants.reload)
     try:
         await signals.unless_stopped(gateway.start())
         if not signals.stopped.is_set():

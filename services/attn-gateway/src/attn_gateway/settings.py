@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from attn_core.errors import InvalidValue, UserError
+from attn_core.errors import InvalidValue
+
+from attn_gateway.tenants import Tenants
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +28,11 @@ class GatewaySettings:
     """Where the gateway listens and whom it lets in; raises `InvalidValue` for one that anybody can reach.
 
     Sizes are in bytes, times in seconds. `port` 0 picks a free one, and so does `http_port`; without that there is no
-    HTTP. `token` is the bearer token callers must give,
-    or one of `other_tokens`: callers of another token are another tenant, with a weight in fair queueing and a
-    prefix cache of their own.
-    `insecure` allows other hosts than loopback without token and TLS.
+    HTTP. `token` is the bearer token callers must give, or one of `other_tokens`, each of another tenant; or
+    `token_file` names them (see `attn_gateway.tenants`), and is read again when it changes.
+    `insecure` allows other hosts than loopback without token and TLS. Of a connection `max_streams_per_connection`
+    calls run at a time, some more wait, and others are refused. Spans of calls are sent to the collector at
+    `otlp_traces_endpoint`, a URL, over OTLP.
     """
 
     host: str = "127.0.0.1"
@@ -38,6 +40,7 @@ class GatewaySettings:
     http_port: int | None = None
     token: str | None = None
     other_tokens: tuple[str, ...] = ()
+    token_file: Path | None = None
     tls: TlsFiles | None = None
     insecure: bool = False
     max_request_bytes: int = 4 * 2**20
@@ -45,6 +48,7 @@ class GatewaySettings:
     max_streams_per_connection: int = 256
     keepalive_seconds: float = 20.0
     keepalive_timeout_seconds: float = 10.0
+    otlp_traces_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         for field, port in (("port", self.port), ("http_port", self.http_port or 0)):
@@ -55,10 +59,12 @@ class GatewaySettings:
                 raise InvalidValue("token: must be printable ASCII and not empty", field="token")
         if self.other_tokens and self.token is None:
             raise InvalidValue("other_tokens: given without a token", field="other_tokens")
+        if self.token_file is not None and self.token is not None:
+            raise InvalidValue("token_file: given together with a token", field="token_file")
         for field in ("max_request_bytes", "max_calls", "max_streams_per_connection", "keepalive_seconds"):
             if getattr(self, field) <= 0:
                 raise InvalidValue.of(field, getattr(self, field), "more than 0")
-        if not (is_loopback(self.host) or self.insecure or (self.token and self.tls)):
+        if not (is_loopback(self.host) or self.insecure or ((self.token or self.token_file) and self.tls)):
             raise InvalidValue(
                 f"host: {self.host!r} can be reached from other machines; give a token and TLS, or --insecure",
                 field="host",
@@ -67,8 +73,12 @@ class GatewaySettings:
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """All tokens that are accepted; none if no token is needed."""
+        """The tokens given here; none if they are in a file, or no token is needed."""
         return () if self.token is None else (self.token, *self.other_tokens)
+
+    def tenants(self) -> Tenants:
+        """Who may call; nobody is named where no token is needed. Raises `UserError` for a file that is no such."""
+        return Tenants.of_tokens(self.tokens) if self.token_file is None else Tenants.of_file(self.token_file)
 
 
 def is_loopback(host: str) -> bool:
@@ -77,40 +87,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def read_tokens(path: Path) -> dict[str, float]:
-    """The tokens in a file that only its owner can read, a line each, and their weights: the number after one, or 1.
-
-    Raises `UserError` for another file, and for a weight that is not above 0 or is given twice.
-    """
-    lines = _read(path, "token_file").decode("utf-8", errors="replace").splitlines()
-    found: dict[str, float] = {}
-    for number, line in enumerate(lines, start=1):
-        token, *rest = line.split()[:3] or [""]
-        weight = _weight(rest, f"token_file: line {number}")
-        if token and found.setdefault(token, weight) != weight:
-            raise UserError(
-                f"token_file: line {number} gives a token of another line another weight", field="token_file"
-            )
-    if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise UserError(f"token_file: {path} can be read by others; run: chmod 600 {path}", field="token_file")
-    if not found:
-        raise UserError(f"token_file: {path} is empty", field="token_file")
-    return found
-
-
-def _weight(words: list[str], place: str) -> float:
-    """The weight that follows a token; errors do not quote the token."""
-    if not words:
-        return 1.0
-    try:
-        weight = float(words[0]) if len(words) == 1 else 0.0
-    except ValueError:
-        weight = 0.0
-    if not 0 < weight < float("inf"):
-        raise UserError(f"{place} is neither a token nor a token and a weight above 0", field="token_file")
-    return weight
 
 
 def _read(path: Path, field: str) -> bytes:

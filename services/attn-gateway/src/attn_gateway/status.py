@@ -18,12 +18,18 @@ DETAILS_KEY = "grpc-status-details-bin"
 RETRY_SECONDS = 1.0
 """When to try again, where the error does not say."""
 
+MESSAGE_BYTES = 800
+FACT_BYTES = 200
+MOST_FACTS = 12
+"""Bounds of what an error quotes, in bytes and in number: clients take 8 kB of metadata, in which it travels twice."""
+
 CODES: tuple[tuple[type[errors.AttnError], grpc.StatusCode], ...] = (
     (errors.UnknownName, grpc.StatusCode.NOT_FOUND),
     (errors.AlreadyExists, grpc.StatusCode.ALREADY_EXISTS),
     (errors.WrongState, grpc.StatusCode.FAILED_PRECONDITION),
     (errors.MissingPackage, grpc.StatusCode.FAILED_PRECONDITION),
     (errors.Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
+    (errors.PermissionDenied, grpc.StatusCode.PERMISSION_DENIED),
     (errors.UserError, grpc.StatusCode.INVALID_ARGUMENT),
     (errors.OutOfCapacity, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.Unavailable, grpc.StatusCode.UNAVAILABLE),
@@ -40,7 +46,7 @@ def code_of(error: errors.AttnError) -> grpc.StatusCode:
 
 def status_of(error: errors.AttnError) -> Status:
     """The error as a message, with all its details."""
-    status = Status(code=code_of(error).value[0], message=error.message)
+    status = Status(code=code_of(error).value[0], message=shortened(error.message, MESSAGE_BYTES))
     for detail in _details(error):
         status.details.add().Pack(detail)
     return status
@@ -63,17 +69,25 @@ def _is_dead_actor(error: Exception) -> bool:
     return ray is not None and isinstance(error, ray.RayActorError)
 
 
+def shortened(text: str, limit: int) -> str:
+    """A text of at most `limit` bytes of UTF-8: one that is longer loses its middle."""
+    data = text.encode("utf-8", errors="replace")
+    if len(data) <= limit:
+        return data.decode()
+    half = (limit - len("…".encode())) // 2
+    return data[:half].decode(errors="ignore") + "…" + data[-half:].decode(errors="ignore")
+
+
 def _details(error: errors.AttnError) -> list[Message]:
-    facts = error.metadata
+    facts = {key: shortened(value, FACT_BYTES) for key, value in list(error.metadata.items())[:MOST_FACTS]}
+    said = shortened(error.message, MESSAGE_BYTES)
     found: list[Message] = [ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=facts)]
     if isinstance(error, errors.UnknownName):
         found.append(
-            ResourceInfo(
-                resource_type=facts.get("kind", ""), resource_name=facts.get("name", ""), description=error.message
-            )
+            ResourceInfo(resource_type=facts.get("kind", ""), resource_name=facts.get("name", ""), description=said)
         )
     elif isinstance(error, errors.UserError) and "field" in facts:
-        violation = BadRequest.FieldViolation(field=facts["field"], description=error.message)
+        violation = BadRequest.FieldViolation(field=facts["field"], description=said)
         found.append(BadRequest(field_violations=[violation]))
     elif isinstance(error, errors.OutOfCapacity | errors.Unavailable):
         found.append(RetryInfo(retry_delay=_delay(facts)))

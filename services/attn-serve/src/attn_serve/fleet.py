@@ -5,32 +5,46 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from attn_core.errors import AlreadyExists, AttnError, InvalidValue, Unavailable, UnknownName
-from attn_host import find_folder
+from attn_core.errors import AlreadyExists, AttnError, InvalidValue, PermissionDenied, Unavailable, UnknownName
 from attn_models.lora.files import base_of, is_adapter
-from attn_schema import EngineConfig, ModelInfo, ModelState
+from attn_schema import DeploymentConfig, EngineConfig, ModelInfo, ModelState
 
 from attn_serve.engine_client import EngineClient
+from attn_serve.sources import ModelSources
 
 log = logging.getLogger(__name__)
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
-EngineMaker = Callable[[str, Path, EngineConfig], EngineClient]
-"""Makes an engine, not yet started, for the model of this name in this folder."""
+EngineMaker = Callable[[str, Path, EngineConfig, DeploymentConfig], EngineClient]
+"""Makes what serves the model of this name in this folder, not yet started."""
+HANDOVER_SECONDS = 60.0
+"""How long requests may take to finish in an engine that gives way to a deployment."""
+
+
+def engine_name(owner: str, name: str) -> str:
+    """A name for the engine that no model or adapter of another owner has."""
+    return f"{owner}.{name}" if owner else name
 
 
 @dataclass(eq=False)
 class ServedModel:
-    """One model and its engine; `info` says what it is and where it is in its life."""
+    """One model and its engine; `info` says what it is and where it is in its life.
+
+    `owner` is the tenant that it belongs to, empty for everybody's; an adapter has a `base`, and the base's `config`.
+    """
 
     info: ModelInfo
     engine: EngineClient
+    folder: Path
+    config: EngineConfig
+    owner: str = ""
+    base: ServedModel | None = None
     ready: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -38,98 +52,182 @@ class ServedModel:
         """The name that requests use."""
         return self.info.name
 
+    def now(self) -> ModelInfo:
+        """What it is, with the number of engines that answer now."""
+        serving = self.info.state is ModelState.SERVING
+        return self.info.replace(replicas=self.engine.replicas if serving else 0)
+
 
 class Fleet:
-    """Loads, finds and unloads models. Used from one event loop."""
+    """Loads, finds and unloads models. Used from one event loop.
 
-    def __init__(self, home: Path, make: EngineMaker) -> None:
-        self._home = home
+    A `tenant` finds its own models and everybody's, and to it there are no others; None finds all.
+    """
+
+    def __init__(self, sources: ModelSources, make: EngineMaker) -> None:
+        self._sources = sources
         self._make = make
-        self._models: dict[str, ServedModel] = {}
+        self._models: dict[tuple[str, str], ServedModel] = {}
+        self._loading = asyncio.Lock()
 
-    def models(self) -> list[ServedModel]:
+    def models(self, tenant: str | None = None) -> list[ServedModel]:
         """All models by name."""
-        return [self._models[name] for name in sorted(self._models)]
+        found = [model for model in self._models.values() if tenant is None or model.owner in {"", tenant}]
+        return sorted(found, key=lambda model: (model.name, model.owner))
 
-    def find(self, name: str) -> ServedModel:
-        """The model of this name; raises `UnknownName` with near names."""
-        if name not in self._models:
-            raise UnknownName.of("model", name, self._models)
-        return self._models[name]
+    def find(self, name: str, tenant: str | None = None) -> ServedModel:
+        """The model of this name, the tenant's own before everybody's; raises `UnknownName` with near names."""
+        seen = self.models(tenant)
+        found = [model for model in seen if model.name == name]
+        if not found:
+            raise UnknownName.of("model", name, {model.name for model in seen})
+        return next((model for model in found if model.owner == (tenant or "")), found[0])
 
-    def engine(self, name: str) -> EngineClient:
+    def engine(self, name: str, tenant: str | None = None) -> EngineClient:
         """The engine of a model that serves; raises `UnknownName`, or `Unavailable` where it does not serve now."""
-        model = self.find(name)
+        model = self.find(name, tenant)
         if model.info.state is not ModelState.SERVING:
             detail = f": {model.info.state_detail}" if model.info.state_detail else ""
             raise Unavailable(f"model {name!r} is {model.info.state}{detail}", model=name)
         return model.engine
 
-    async def load(self, name: str, source: str, config: EngineConfig, base_model: str = "") -> ServedModel:
+    async def load(
+        self,
+        name: str,
+        source: str,
+        config: EngineConfig,
+        base_model: str = "",
+        *,
+        deployment: DeploymentConfig | None = None,
+        tenant: str | None = None,
+    ) -> ServedModel:
         """Load a model and wait until it serves; the same name and source twice is one model.
 
-        A source that is an adapter is loaded on `base_model`, a model that serves; if not given, the one that the
-        adapter names, or the only one.
+        It belongs to `tenant`, or to everybody without one. A source that is an adapter is loaded on `base_model`, a
+        model that serves; if not given, the one that the adapter names, or the only one.
         """
         if not NAME.fullmatch(name):
             allowed = "letters, digits, '-', '_' and '.', beginning with a letter or digit, at most 128 characters"
             raise InvalidValue.of("name", name, allowed)
-        known = self._models.get(name)
-        if known and known.info.state is not ModelState.FAILED:
+        owner = tenant or ""
+        async with self._loading:
+            known = self._models.get((owner, name)) or self._models.get(("", name))
+            if known is None or known.info.state is ModelState.FAILED:
+                making = (deployment or DeploymentConfig(), base_model, tenant)
+                model, known = await self._made(name, source or name, config, *making), None
+            else:
+                model = known
+        if known is None:
+            await self._start(model)
+            return model
+        if known.info.source != (source or name):
             served = known.info.source
-            if served != (source or name):
-                raise AlreadyExists(f"model {name!r} is served from {served}", name=name, source=served)
-            await known.ready.wait()
-            return self.find(name)
-        folder = find_folder(source or name, self._home)
-        if is_adapter(folder):
-            return await self._load_adapter(name, source or name, folder, base_model)
-        if base_model:
-            raise InvalidValue.of("base_model", base_model, "none, as the source is no adapter")
-        if config.draft_model is not None:
-            config = config.replace(draft_model=str(find_folder(config.draft_model, self._home)))
-        info = ModelInfo(name=name, source=source or name, state=ModelState.LOADING, load_time=datetime.now(UTC))
-        model = ServedModel(info=info, engine=self._make(name, folder, config))
-        self._models[name] = model
-        await self._start(model)
+            raise AlreadyExists(f"model {name!r} is served from {served}", name=name, source=served)
+        await known.ready.wait()
+        return self.find(name, known.owner or None)
+
+    async def scale(self, name: str, deployment: DeploymentConfig, tenant: str | None = None) -> ServedModel:
+        """Change how many engines serve a model; returns when they do. Requests that run go on without a break.
+
+        Raises `PermissionDenied` where a tenant asks for everybody's.
+        """
+        self.engine(name, tenant)
+        model = self._changeable(name, tenant, "scaling")
+        if not deployment.deployed:
+            raise InvalidValue.of("replicas", None, "a number, or max_replicas")
+        if model.base is not None:
+            raise InvalidValue.of("name", name, f"{model.base.name!r}, the model that the adapter is loaded on")
+        if not await model.engine.scale(deployment):
+            # One engine in an actor of its own gives way to a deployment.
+            engine = self._make(engine_name(model.owner, name), model.folder, model.config, deployment)
+            try:
+                await engine.start()
+                for adapter in self._adapters_of(model):
+                    named = engine_name(adapter.owner, adapter.name)
+                    adapter.engine = await engine.load_adapter(named, adapter.folder)
+            except BaseException:
+                await asyncio.shield(engine.stop(0))
+                raise
+            former, model.engine = model.engine, engine
+            await former.stop(HANDOVER_SECONDS)
         return model
 
-    async def unload(self, name: str, shutdown_timeout: float) -> None:
-        """Take a model out of service; running requests have `shutdown_timeout` seconds to finish."""
-        model = self.find(name)
-        for adapter in [other for other in self._models.values() if other.info.base_model == name]:
-            del self._models[adapter.name]
+    async def unload(self, name: str, shutdown_timeout: float, tenant: str | None = None) -> None:
+        """Take a model out of service; running requests have `shutdown_timeout` seconds to finish.
+
+        Raises `PermissionDenied` where a tenant asks to unload everybody's.
+        """
+        model = self._changeable(name, tenant, "unloading")
+        for adapter in self._adapters_of(model):
+            del self._models[adapter.owner, adapter.name]
+        await self._end(model, model.engine.stop(shutdown_timeout))
+
+    def _changeable(self, name: str, tenant: str | None, what: str) -> ServedModel:
+        """The model of this name, if the tenant may change it."""
+        model = self.find(name, tenant)
+        if tenant is not None and model.owner != tenant:
+            raise PermissionDenied(f"model {name!r} is everybody's; {what} it is for admins", name=name)
+        return model
+
+    def _adapters_of(self, model: ServedModel) -> list[ServedModel]:
+        return [other for other in self._models.values() if other.base is model]
+
+    async def _end(self, model: ServedModel, ending: Awaitable[None]) -> None:
         model.info = model.info.replace(state=ModelState.DRAINING)
-        await model.engine.stop(shutdown_timeout)
-        if self._models.get(name) is model:
-            del self._models[name]
+        await ending
+        if self._models.get((model.owner, model.name)) is model:
+            del self._models[model.owner, model.name]
 
     async def stop(self, shutdown_timeout: float) -> None:
-        """Unload everything."""
-        names = [model.name for model in self.models()]
-        await asyncio.gather(*(self.unload(name, shutdown_timeout) for name in names), return_exceptions=True)
+        """Unload everything, but what other gateways use."""
+        models = [model for model in self.models() if model.base is None]
+        ends = [self._end(model, model.engine.release(shutdown_timeout)) for model in models]
+        await asyncio.gather(*ends, return_exceptions=True)
 
-    async def _load_adapter(self, name: str, source: str, folder: Path, base_model: str) -> ServedModel:
-        base = self._base_of(folder, base_model)
-        client = self.engine(base.name)
-        info = base.info.replace(
-            name=name, source=source, base_model=base.name, state=ModelState.LOADING, load_time=datetime.now(UTC)
-        )
-        model = ServedModel(info=info, engine=client)
-        self._models[name] = model
+    async def _made(
+        self,
+        name: str,
+        source: str,
+        config: EngineConfig,
+        deployment: DeploymentConfig,
+        base_model: str,
+        tenant: str | None,
+    ) -> ServedModel:
+        """A model that is about to be loaded."""
+        folder = await asyncio.to_thread(self._sources.folder, source, tenant)
+        owner, now = tenant or "", datetime.now(UTC)
+        if is_adapter(folder):
+            base = self._base_of(folder, base_model, tenant)
+            info = base.info.replace(
+                name=name, source=source, base_model=base.name, state=ModelState.LOADING, load_time=now
+            )
+            self.engine(base.name, tenant)  # raises where the base does not serve
+            model = ServedModel(info, base.engine, folder, base.config, owner=owner, base=base)
+        else:
+            if base_model:
+                raise InvalidValue.of("base_model", base_model, "none, as the source is no adapter")
+            if config.draft_model is not None:
+                draft = await asyncio.to_thread(self._sources.folder, config.draft_model, tenant)
+                config = config.replace(draft_model=str(draft))
+            info = ModelInfo(name=name, source=source, state=ModelState.LOADING, load_time=now)
+            engine = self._make(engine_name(owner, name), folder, config, deployment)
+            model = ServedModel(info, engine, folder, config, owner=owner)
+        self._models[owner, name] = model
+        return model
+
+    async def _start_adapter(self, model: ServedModel, base: ServedModel, folder: Path) -> None:
         try:
-            model.engine = await client.load_adapter(name, folder)
-            model.info = info.replace(state=ModelState.SERVING)
+            model.engine = await base.engine.load_adapter(engine_name(model.owner, model.name), folder)
+            model.info = model.info.replace(state=ModelState.SERVING)
         except BaseException:
-            del self._models[name]
+            del self._models[model.owner, model.name]
             raise
         finally:
             model.ready.set()
-        return model
 
-    def _base_of(self, folder: Path, given: str) -> ServedModel:
+    def _base_of(self, folder: Path, given: str, tenant: str | None) -> ServedModel:
         """The loaded model that an adapter is for; raises `InvalidValue` where that is not clear."""
-        models = {model.name: model for model in self.models() if not model.info.base_model}
+        models = {model.name: model for model in self.models(tenant) if model.base is None}
         if given:
             if given not in models:
                 raise UnknownName.of("model", given, models)
@@ -143,6 +241,9 @@ class Fleet:
         return found[0]
 
     async def _start(self, model: ServedModel) -> None:
+        if model.base is not None:
+            await self._start_adapter(model, model.base, model.folder)
+            return
         try:
             known = {name: getattr(model.info, name) for name in ("name", "source", "load_time")}
             model.info = (await model.engine.start()).replace(state=ModelState.SERVING, **known)
@@ -151,7 +252,7 @@ class Fleet:
         except BaseException as error:
             detail = error.message if isinstance(error, AttnError) else type(error).__name__
             model.info = model.info.replace(state=ModelState.FAILED, state_detail=detail)
-            del self._models[model.name]
+            del self._models[model.owner, model.name]
             await asyncio.shield(model.engine.stop(0))
             raise
         finally:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
@@ -12,6 +13,7 @@ from attn_gateway import Context, call_of, page_of
 from attn_host import EmbedTask, TextTask
 from attn_schema import (
     AttentionMapsRequest,
+    DeploymentConfig,
     EmbedRequest,
     EngineConfig,
     GenerateRequest,
@@ -25,6 +27,7 @@ from attn_schema import (
 )
 from attn_schema.codec import from_message, to_message
 
+from attn_serve.engine_client import EngineClient
 from attn_serve.fleet import Fleet
 
 DEFAULT_SHUTDOWN_TIMEOUT = 30.0
@@ -52,25 +55,28 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """Stream completions."""
-        engine = self._fleet.engine(request.model)
+        engine = self._engine(request.model, context)
         asked = from_message(GenerateRequest, request)
         task = text_task(asked.prompt, asked.sampling, context, asked.resume)
+        spend = call_of(context).spend
         async with aclosing(engine.generate(task)) as deltas:
             async for delta in deltas:
+                spend(len(delta.tokens) + (delta.usage.prompt_tokens if delta.usage else 0))
                 yield to_message(delta)
 
     async def Score(self, request: inference_pb2.ScoreRequest, context: Context) -> inference_pb2.ScoreResponse:
         """Score given sequences."""
-        engine = self._fleet.engine(request.model)
+        engine = self._engine(request.model, context)
         asked = from_message(ScoreRequest, request)
         params = ScoringParams(top_logprobs=asked.top_logprobs)
         scores = await engine.score([text_task(prompt, params, context) for prompt in asked.prompts])
         usage = Usage(prompt_tokens=sum(len(score.tokens) for score in scores))
+        call_of(context).spend(usage.prompt_tokens)
         return inference_pb2.ScoreResponse(scores=map(to_message, scores), usage=to_message(usage))
 
     async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> inference_pb2.EmbedResponse:
         """Embed texts."""
-        engine = self._fleet.engine(request.model)
+        engine = self._engine(request.model, context)
         asked = from_message(EmbedRequest, request)
         task = EmbedTask(texts=asked.texts, timeout=call_of(context).remaining())
         response: inference_pb2.EmbedResponse = to_message(await engine.embed(task))
@@ -79,33 +85,36 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Tokenize(
         self,
         request: inference_pb2.TokenizeRequest,
-        context: Context,  # noqa: ARG002
+        context: Context,
     ) -> inference_pb2.TokenizeResponse:
         """Tokenise a prompt."""
-        engine = self._fleet.engine(request.model)
-        response: inference_pb2.TokenizeResponse = to_message(
-            await engine.tokenize(from_message(TokenizeRequest, request).prompt)
-        )
+        engine = self._engine(request.model, context)
+        found = await engine.tokenize(from_message(TokenizeRequest, request).prompt)
+        # A long text has so many tokens that writing them down would keep other calls waiting.
+        response: inference_pb2.TokenizeResponse = await asyncio.to_thread(to_message, found)
         return response
 
     async def AttentionMaps(
         self,
         request: inference_pb2.AttentionMapsRequest,
-        context: Context,  # noqa: ARG002
+        context: Context,
     ) -> AsyncIterator[inference_pb2.AttentionMapsResponse]:
         """Stream attention weights, one layer a message."""
-        engine = self._fleet.engine(request.model)
+        engine = self._engine(request.model, context)
         for found in await engine.attention_maps(from_message(AttentionMapsRequest, request)):
             yield to_message(found)
 
     async def GetEngineStats(
         self,
         request: inference_pb2.GetEngineStatsRequest,
-        context: Context,  # noqa: ARG002
+        context: Context,
     ) -> inference_pb2.GetEngineStatsResponse:
         """Say how busy a model is."""
-        response: inference_pb2.GetEngineStatsResponse = to_message(await self._fleet.engine(request.model).stats())
+        response: inference_pb2.GetEngineStatsResponse = to_message(await self._engine(request.model, context).stats())
         return response
+
+    def _engine(self, model: str, context: Context) -> EngineClient:
+        return self._fleet.engine(model, call_of(context).caller.sees)
 
 
 class ModelServicer(model_pb2_grpc.ModelServiceServicer):
@@ -117,40 +126,55 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
     async def ListModels(
         self,
         request: model_pb2.ListModelsRequest,
-        context: Context,  # noqa: ARG002
+        context: Context,
     ) -> model_pb2.ListModelsResponse:
         """List models by name."""
-        page, following = page_of(self._fleet.models(), request)
+        page, following = page_of(self._fleet.models(call_of(context).caller.sees), request)
         return model_pb2.ListModelsResponse(
-            models=[to_message(model.info) for model in page], next_page_token=following
+            models=[to_message(model.now()) for model in page], next_page_token=following
         )
 
     async def GetModel(
         self,
         request: model_pb2.GetModelRequest,
-        context: Context,  # noqa: ARG002
+        context: Context,
     ) -> model_pb2.GetModelResponse:
         """Return one model."""
-        return model_pb2.GetModelResponse(model=to_message(self._fleet.find(request.name).info))
+        model = self._fleet.find(request.name, call_of(context).caller.sees)
+        return model_pb2.GetModelResponse(model=to_message(model.now()))
 
     async def LoadModel(
         self,
         request: model_pb2.LoadModelRequest,
-        context: Context,  # noqa: ARG002
+        context: Context,
     ) -> model_pb2.LoadModelResponse:
-        """Load a model and return when it answers."""
+        """Load a model and return when it answers: everybody's for an admin, else the tenant's own."""
         config = from_message(EngineConfig, request.engine)
-        model = await self._fleet.load(request.name, request.source, config, request.base_model)
-        return model_pb2.LoadModelResponse(model=to_message(model.info))
+        sees = call_of(context).caller.sees
+        deployment = from_message(DeploymentConfig, request.deployment)
+        model = await self._fleet.load(
+            request.name, request.source, config, request.base_model, deployment=deployment, tenant=sees
+        )
+        return model_pb2.LoadModelResponse(model=to_message(model.now()))
+
+    async def ScaleModel(
+        self,
+        request: model_pb2.ScaleModelRequest,
+        context: Context,
+    ) -> model_pb2.ScaleModelResponse:
+        """Change how many engines serve a model."""
+        deployment, sees = from_message(DeploymentConfig, request.deployment), call_of(context).caller.sees
+        model = await self._fleet.scale(request.name, deployment, sees)
+        return model_pb2.ScaleModelResponse(model=to_message(model.now()))
 
     async def UnloadModel(
         self,
         request: model_pb2.UnloadModelRequest,
-        context: Context,  # noqa: ARG002
+        context: Context,
     ) -> model_pb2.UnloadModelResponse:
         """Take a model out of service."""
         timeout = request.shutdown_timeout if request.HasField("shutdown_timeout") else DEFAULT_SHUTDOWN_TIMEOUT
         if not 0 <= timeout <= MAX_SHUTDOWN_TIMEOUT:
             raise InvalidValue.of("shutdown_timeout", timeout, f"0 to {MAX_SHUTDOWN_TIMEOUT:g}")
-        await self._fleet.unload(request.name, timeout)
+        await self._fleet.unload(request.name, timeout, call_of(context).caller.sees)
         return model_pb2.UnloadModelResponse()

@@ -6,14 +6,16 @@ import os
 from pathlib import Path
 
 from attn_core.errors import InvalidValue, UnknownName
+from attn_models.tokenizers import Tokenizer
 from attn_schema.training import DataConfig
 
+from attn_train.data.conversations import CHOSEN, MESSAGES, PROMPT, REJECTED, read_lines, require_template
 from attn_train.data.images import known_images, picture_files
 from attn_train.data.load import default_tokenizer, require_known_text, tokenizer_folder
 from attn_train.data.pairs import known_pair_sets, pair_paths
 from attn_train.data.synthetic import TASKS
 from attn_train.data.treebank import treebank_files
-from attn_train.settings import Layout, TrainSettings
+from attn_train.settings import DATA_ROOTS, Layout, TrainSettings
 from attn_train.tasks.language_modeling import CHARACTER
 from attn_train.tasks.seq2seq import WORD, is_byte_pairs, is_learned_tokenizer
 
@@ -21,11 +23,8 @@ MAX_BYTES = 4 << 30
 """A text is held in memory."""
 
 
-def check_text(data: DataConfig, *, home: Path, settings: TrainSettings, local: bool) -> None:
-    """Raises the error of the first thing that would keep the text from being read; it is not read yet.
-
-    `local` says whether the caller is on this machine.
-    """
+def check_text(data: DataConfig, *, home: Path, settings: TrainSettings) -> None:
+    """Raises the error of the first thing that would keep the text from being read; it is not read yet."""
     if data.name is not None:
         require_known_text(data.name)
         if data.name in TASKS:
@@ -33,23 +32,33 @@ def check_text(data: DataConfig, *, home: Path, settings: TrainSettings, local: 
                 raise InvalidValue.of("config.data.tokenizer", data.tokenizer, "none, or 'word': a rule makes words")
             return
     else:
-        check_path(Path(data.path or ""), roots=allowed_roots(home, settings, local=local))
+        check_path(Path(data.path or ""), roots=allowed_roots(home, settings))
     if is_byte_pairs(data.tokenizer):
         check_learned(data.tokenizer)
     elif data.tokenizer != CHARACTER:
         folder = Path(tokenizer_folder(data.tokenizer, home))
-        roots = allowed_roots(home, settings, local=local)
-        require_inside(folder, "config.data.tokenizer", None if roots is None else (*roots, home / "models"))
+        roots = allowed_roots(home, settings)
+        require_inside(folder, "config.data.tokenizer", (*roots, home / "models"))
         if not (folder / "tokenizer.json").is_file():
             allowed = "'character', 'byte_pairs:N', a model on this server, or a folder with a tokenizer.json"
             raise InvalidValue.of("config.data.tokenizer", data.tokenizer, allowed)
 
 
-def check_masked(data: DataConfig, *, home: Path, settings: TrainSettings, local: bool) -> None:
+def check_conversations(data: DataConfig, home: Path) -> None:
+    """Raises InvalidValue for the first line that is no conversation, and UserError without a chat template."""
+    if data.path is None:
+        raise InvalidValue.of(FIELD, data.dataset, f"the path of a .jsonl file, as its format is {data.format}")
+    require_template(Tokenizer.from_folder(tokenizer_folder(data.tokenizer, home)))
+    columns = (MESSAGES,) if data.format == "chat" else (PROMPT, CHOSEN, REJECTED)
+    for _ in read_lines(Path(data.path), columns):
+        pass
+
+
+def check_masked(data: DataConfig, *, home: Path, settings: TrainSettings) -> None:
     """As `check_text`; synthetic tasks are no text in which words depend on their neighbours."""
     if data.name in TASKS:
         raise InvalidValue.of("config.data.dataset", data.name, "a text, not what a rule makes")
-    check_text(data, home=home, settings=settings, local=local)
+    check_text(data, home=home, settings=settings)
 
 
 def check_learned(tokenizer: str) -> None:
@@ -59,14 +68,12 @@ def check_learned(tokenizer: str) -> None:
         raise InvalidValue.of("config.data.tokenizer", tokenizer, "'word', 'byte_pairs' or 'byte_pairs:N'")
 
 
-def allowed_roots(home: Path, settings: TrainSettings, *, local: bool) -> tuple[Path, ...] | None:
-    """The folders below which files may be named by path; None allows all."""
-    if settings.data_roots is not None:
-        return settings.data_roots
-    return None if local else (Layout(home).data,)
+def allowed_roots(home: Path, settings: TrainSettings) -> tuple[Path, ...]:
+    """The folders below which files may be named by path, whoever calls: a proxy makes all callers local."""
+    return (Layout(home).data,) if settings.data_roots is None else settings.data_roots
 
 
-def check_path(path: Path, roots: tuple[Path, ...] | None) -> None:
+def check_path(path: Path, roots: tuple[Path, ...]) -> None:
     """Raises InvalidValue for a path that is not below the roots or cannot be read."""
     field = "config.data.dataset"
     if not path.is_absolute():
@@ -81,22 +88,20 @@ def check_path(path: Path, roots: tuple[Path, ...] | None) -> None:
         raise InvalidValue.of(field, f"{path} with {size} bytes", f"text of 1 to {MAX_BYTES} bytes")
 
 
-def require_inside(path: Path, field: str, roots: tuple[Path, ...] | None) -> None:
-    """Raises InvalidValue for a path that is below none of the roots; None allows all."""
-    if roots is None:
-        return
+def require_inside(path: Path, field: str, roots: tuple[Path, ...]) -> None:
+    """Raises InvalidValue for a path that is below none of the roots, wherever links lead."""
     if not any(path.resolve().is_relative_to(root.resolve()) for root in roots):
-        allowed = f"a path below {' or '.join(str(root) for root in roots) or 'no folder: paths are switched off'}"
-        raise InvalidValue.of(field, str(path), allowed)
+        below = " or ".join(str(root) for root in roots) or "no folder: paths are switched off"
+        raise InvalidValue.of(field, str(path), f"a path below {below}; the server's {DATA_ROOTS} names other folders")
 
 
-def check_pairs(data: DataConfig, *, home: Path, settings: TrainSettings, local: bool) -> None:
+def check_pairs(data: DataConfig, *, home: Path, settings: TrainSettings) -> None:
     """Raises the error of the first thing that would keep the pairs from being read; they are not read yet."""
     if data.name is not None:
         if data.name not in known_pair_sets():
             raise UnknownName.of("set of pairs", data.name, known_pair_sets())
     else:
-        roots = allowed_roots(home, settings, local=local)
+        roots = allowed_roots(home, settings)
         check_path(Path(data.path or ""), roots=roots)
         for file in pair_paths(Path(data.path or ""), data.languages):
             check_path(file, roots=roots)
@@ -113,11 +118,11 @@ def check_tokenizer(data: DataConfig, home: Path) -> None:
         raise InvalidValue.of("config.data.tokenizer", tokenizer, allowed)
 
 
-def check_tags(data: DataConfig, *, home: Path, settings: TrainSettings, local: bool) -> None:
+def check_tags(data: DataConfig, *, home: Path, settings: TrainSettings) -> None:
     """Raises the error of the first thing that would keep the sentences from being read; they are not read yet."""
     if data.name is not None:
         raise InvalidValue.of("config.data.dataset", data.name, "the path of .conllu files, for a tagger")
-    roots = allowed_roots(home, settings, local=local)
+    roots = allowed_roots(home, settings)
     path = Path(data.path or "")
     check_path(path, roots=roots)
     for files in treebank_files(path):
@@ -129,7 +134,7 @@ def check_tags(data: DataConfig, *, home: Path, settings: TrainSettings, local: 
 FIELD = "config.data.dataset"
 
 
-def check_images(data: DataConfig, *, home: Path, settings: TrainSettings, local: bool) -> None:
+def check_images(data: DataConfig, *, home: Path, settings: TrainSettings) -> None:
     """Raises the error of the first thing that would keep the images from being found."""
     if data.tokenizer != CHARACTER:
         raise InvalidValue.of("config.data.tokenizer", data.tokenizer, "none, as images have no text")
@@ -137,7 +142,7 @@ def check_images(data: DataConfig, *, home: Path, settings: TrainSettings, local
         if data.name not in known_images():
             raise UnknownName.of("set of images", data.name, known_images())
         return
-    path, roots = Path(data.path or ""), allowed_roots(home, settings, local=local)
+    path, roots = Path(data.path or ""), allowed_roots(home, settings)
     if not path.is_absolute():
         raise InvalidValue.of(FIELD, str(path), "an absolute path on the server")
     require_inside(path, FIELD, roots)

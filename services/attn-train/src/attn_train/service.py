@@ -1,10 +1,11 @@
-# ruff: noqa: ARG002, N802 - names and arguments of calls are the interface's
+# ruff: noqa: N802 - names and arguments of calls are the interface's
 """TrainingService over gRPC."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from attn.v1 import training_pb2 as pb
 from attn.v1.training_pb2_grpc import TrainingServiceServicer, add_TrainingServiceServicer_to_server
 from attn_core.errors import InvalidValue, Unavailable, UnknownName
 from attn_gateway import Cluster
-from attn_gateway.call import Context
+from attn_gateway.call import Context, call_of
 from attn_schema.codec import from_message, to_message
 from attn_schema.training import TrainingConfig, TrainingJob, field_path
-from attn_storage import Database, database_url
+from attn_storage import Database, ModelRecord, ModelRecords, database_url
+from attn_storage.artifacts import ARTIFACTS
 
 from attn_train.admission import check_config, check_job_id, check_model_name_is_free, new_job_id
 from attn_train.base_model import completed
@@ -85,7 +87,6 @@ DEFAULT_PAGE = 100
 LARGEST_PAGE = 1000
 EVENTS_AT_ONCE = 200
 HEARTBEAT_SECONDS = 10.0
-LOCAL_PEERS = ("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "unix:")
 
 
 class TrainingServicer(TrainingServiceServicer):
@@ -95,6 +96,7 @@ class TrainingServicer(TrainingServiceServicer):
         self._home = home
         self._settings = settings
         self._store = store
+        self._models = ModelRecords(store.database)
         self._dispatcher = dispatcher
         self.changes = ChangeNotifier(store.database)
 
@@ -102,27 +104,28 @@ class TrainingServicer(TrainingServiceServicer):
         self, request: pb.SubmitTrainingJobRequest, context: Context
     ) -> pb.SubmitTrainingJobResponse:
         """Check, record, start."""
-        local = context.peer().startswith(LOCAL_PEERS)
-        config = await asyncio.to_thread(
-            completed, config_of(request.config), home=self._home, settings=self._settings, local=local
-        )
+        caller = call_of(context).caller
+        config = config_of(request.config)
+        await asyncio.to_thread(self._require_visible, config, caller.sees)
+        config = await asyncio.to_thread(completed, config, home=self._home, settings=self._settings)
         if request.job_id:
             check_job_id(request.job_id)
         if request.validate_only:
-            await self._check(config, local=local)
+            await self._check(config)
             return pb.SubmitTrainingJobResponse(job=to_message(TrainingJob(config=config)))
-        job = await self._repeated(request.job_id, config)
+        job = await self._repeated(request.job_id, config, caller.owner)
         if job is None:
-            await self._check(config, local=local)
+            await self._check(config)
             job_id = request.job_id or new_job_id(config.model.label)
             check_model_name_is_free(job_id, self._home)
-            job = await asyncio.to_thread(self._store.submit, job_id, config)
+            await asyncio.to_thread(self._models.record, ModelRecord(job_id, caller.owner))
+            job = await asyncio.to_thread(self._store.submit, job_id, config, caller.owner)
             self._dispatcher.wake()
         return pb.SubmitTrainingJobResponse(job=_message(job))
 
     async def GetTrainingJob(self, request: pb.GetTrainingJobRequest, context: Context) -> pb.GetTrainingJobResponse:
         """One job."""
-        return pb.GetTrainingJobResponse(job=_message(await self._job(request.id)))
+        return pb.GetTrainingJobResponse(job=_message(await self._job(request.id, context)))
 
     async def ListTrainingJobs(
         self, request: pb.ListTrainingJobsRequest, context: Context
@@ -134,7 +137,8 @@ class TrainingServicer(TrainingServiceServicer):
         if token and not (token.isascii() and token.isdecimal() and len(token) <= 15):
             raise InvalidValue.of("page_token", token, "next_page_token of an earlier page")
         count = request.page_size or DEFAULT_PAGE
-        jobs = await asyncio.to_thread(self._store.page, int(token) if token else None, count + 1)
+        sees = call_of(context).caller.sees
+        jobs = await asyncio.to_thread(self._store.page, int(token) if token else None, count + 1, sees)
         following = str(jobs[count - 1].number) if len(jobs) > count else ""
         return pb.ListTrainingJobsResponse(jobs=[_message(job) for job in jobs[:count]], next_page_token=following)
 
@@ -142,7 +146,7 @@ class TrainingServicer(TrainingServiceServicer):
         self, request: pb.WatchTrainingJobRequest, context: Context
     ) -> AsyncIterator[pb.WatchTrainingJobResponse]:
         """The job, its events from the one asked for, and what comes."""
-        job = await self._job(request.id)
+        job = await self._job(request.id, context)
         after = request.after_event_id
         if not 0 <= after <= job.last_event_id:
             raise InvalidValue.of("after_event_id", after, f"0 to {job.last_event_id}, the id of the newest event")
@@ -156,7 +160,7 @@ class TrainingServicer(TrainingServiceServicer):
                 after = event.id
             if events:
                 continue
-            job = await self._job(request.id)
+            job = await self._job(request.id, context)
             if job.state.final and job.last_event_id == after:
                 return
             if self.changes.closed:
@@ -169,7 +173,7 @@ class TrainingServicer(TrainingServiceServicer):
     ) -> pb.CancelTrainingJobResponse:
         """Record the request, and pass it to the supervisor."""
         stop = Stop.DISCARD if request.discard else Stop.SAVE
-        job = await asyncio.to_thread(self._store.request_stop, request.id, stop)
+        job = await asyncio.to_thread(self._store.request_stop, request.id, stop, call_of(context).caller.sees)
         await self._dispatcher.check_now(request.id)
         return pb.CancelTrainingJobResponse(job=_message(job))
 
@@ -177,25 +181,36 @@ class TrainingServicer(TrainingServiceServicer):
         self, request: pb.ResumeTrainingJobRequest, context: Context
     ) -> pb.ResumeTrainingJobResponse:
         """Queue it again."""
-        job = await asyncio.to_thread(self._store.requeue, request.id)
+        job = await asyncio.to_thread(self._store.requeue, request.id, call_of(context).caller.sees)
         self._dispatcher.wake()
         return pb.ResumeTrainingJobResponse(job=_message(job))
 
-    async def _job(self, job_id: str) -> JobRecord:
-        return await asyncio.to_thread(self._store.get, job_id)
+    async def _job(self, job_id: str, context: Context) -> JobRecord:
+        return await asyncio.to_thread(self._store.get, job_id, call_of(context).caller.sees)
 
-    async def _check(self, config: TrainingConfig, *, local: bool) -> None:
-        await asyncio.to_thread(check_config, config, home=self._home, settings=self._settings, local=local)
+    def _require_visible(self, config: TrainingConfig, tenant: str | None) -> None:
+        """Raise `UnknownName` for models of other tenants that the configuration names."""
+        if tenant is None:
+            return
+        records = self._models.all()
+        hidden = {record.name for record in records if not record.belongs_to(tenant)}
+        for name in (config.model.base_model, config.data.tokenizer, config.objective.teacher):
+            if name in hidden:
+                mine = [record.name for record in records if record.name not in hidden]
+                raise UnknownName.of("model", name, mine)
 
-    async def _repeated(self, job_id: str, config: TrainingConfig) -> JobRecord | None:
+    async def _check(self, config: TrainingConfig) -> None:
+        await asyncio.to_thread(check_config, config, home=self._home, settings=self._settings)
+
+    async def _repeated(self, job_id: str, config: TrainingConfig, owner: str) -> JobRecord | None:
         """The job that an earlier call of the same content made; raises AlreadyExists for one of other content."""
         if not job_id:
             return None
         try:
-            await self._job(job_id)
+            await asyncio.to_thread(self._store.get, job_id)
         except UnknownName:
             return None
-        return await asyncio.to_thread(self._store.submit, job_id, config)
+        return await asyncio.to_thread(self._store.submit, job_id, config, owner)
 
 
 def _message(job: JobRecord) -> pb.TrainingJob:
@@ -250,6 +265,7 @@ class TrainingGrpc:
         return SupervisorSettings(
             home=self._cluster.home,
             database=self._database,
+            artifacts=os.environ.get(ARTIFACTS),
             threads=self._settings.threads,
             stall_timeout=self._settings.stall_timeout,
             gpus=self._settings.gpus,

@@ -23,7 +23,7 @@ class TrainSettings:
     CUDA device, the share `gpus` of a GPU in Ray's books.
 
     A worker that makes no update for `stall_timeout` seconds is replaced. Data paths must be below one of `data_roots`;
-    None allows any file to callers on this machine, and to others only files in the folder `data` of the home.
+    None allows the folder `data` of the home.
     """
 
     max_concurrent_jobs: int = 1

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from attn_core.errors import Unavailable, WrongState
+from attn_core.errors import AttnError, Unavailable, WrongState
 from attn_schema.training import JobError, JobState, LogLine
-from attn_storage import Database, Leases, database_url
+from attn_storage import ArtifactStore, Database, Leases, ModelRecord, ModelRecords, database_url
 
 from attn_train.attempt import (
     Assignment,
@@ -36,10 +36,12 @@ class SupervisorSettings:
 
     A worker that sends nothing for `stall_timeout` seconds is killed and replaced. On a CUDA device it takes `gpus` of
     Ray's GPUs, such as 1 or 0.5. `database` is the URL of the records; None leaves it to the environment and the home.
+    With `artifacts`, a URL, finished models are published there for servers on other machines.
     """
 
     home: Path
     database: str | None = None
+    artifacts: str | None = None
     threads: int | None = None
     poll: float = 0.5
     shutdown_timeout: float = 60.0
@@ -172,6 +174,7 @@ class Supervisor:
     def _conclude(self, attempt: int, outcome: Outcome) -> bool:
         store, job = self._store, self._store.get(self.job_id)
         if isinstance(outcome, Finished):
+            self._publish(job, attempt, outcome.model_path)
             store.change(job.id, attempt, JobState.SUCCEEDED, model_path=outcome.model_path)
         elif isinstance(outcome, Failed):
             store.change(job.id, attempt, JobState.FAILED, error=outcome.error)
@@ -183,6 +186,18 @@ class Supervisor:
         else:
             return self._recover(job, attempt, outcome)
         return False
+
+    def _publish(self, job: JobRecord, attempt: int, path: str) -> None:
+        """Put the model where other machines find it; what fails is said, and the model stays on this machine."""
+        if self._settings.artifacts is None:
+            return
+        try:
+            artifacts = ArtifactStore(self._settings.artifacts, self._settings.home / "artifacts")
+            artifacts.publish(job.id, Path(path), job.owner)
+            ModelRecords(self._store.database).record(ModelRecord(job.id, job.owner, artifact=job.id))
+        except AttnError as error:
+            text = f"the model is on this machine alone, in {path}: {error.message}"
+            self._store.append(job.id, attempt, [LogLine(text=text)])
 
     def _recover(self, job: JobRecord, attempt: int, outcome: Lost) -> bool:
         if job.failures >= job.config.max_failures:

@@ -57,7 +57,7 @@ def small(name, files):
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_recipe_builds_its_model_learns_and_leaves_a_folder(name, files, record):
     config = small(name, files)
-    check_config(config, home=files / "home", settings=TrainSettings(), local=True)
+    check_config(config, home=files / "home", settings=TrainSettings(data_roots=(files,)))
     assert config_of(to_message(config)) == config
     dataset = load_dataset(config, files / "home", lambda _: None)
     model = build_model(config, dataset)

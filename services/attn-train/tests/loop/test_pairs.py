@@ -80,10 +80,10 @@ def test_a_last_measurement_that_fails_is_logged_and_the_model_is_kept(tmp_path,
 
 def test_a_recipe_that_measures_bleu_is_refused_at_submission_without_the_package(tmp_path, monkeypatch):
     settings = TrainSettings()
-    check_config(specification(), home=tmp_path, settings=settings, local=True)
+    check_config(specification(), home=tmp_path, settings=settings)
     monkeypatch.setattr("attn_train.tasks.seq2seq.find_spec", lambda name: None)
     with pytest.raises(MissingPackage, match=r"bleu_sentences.* needs attn-train\[bleu\]"):
-        check_config(specification(), home=tmp_path, settings=settings, local=True)
+        check_config(specification(), home=tmp_path, settings=settings)
 
 
 def test_batches_hold_pairs_of_about_one_length_padded_at_the_end(pairs):

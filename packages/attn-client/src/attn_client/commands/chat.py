@@ -3,21 +3,63 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Annotated, cast
 
 import typer
 from attn_core.errors import InvalidValue
-from attn_schema import ConnectionOptions, EngineConfig, SamplingParams
+from attn_schema import ChatMessage, ConnectionOptions, EngineConfig, SamplingParams
 from attn_schema.flags import with_flags
+from attn_schema.output import print_table
+from attn_schema.schema import Checked
+from msgspec import Meta
 
 from attn_client.commands.conversation import Conversation
 from attn_client.commands.options import LocalWriter, ModelHere, writer_for
+from attn_client.conversations import FORMAT, ConversationStore, KeptConversation
+from attn_client.writer import Writer
 
 MAX_NEW_TOKENS = 512
 """Of an answer, if not given."""
 FORGET = "/new"
 LEAVE = "/bye"
+
+
+class KeptOptions(Checked, frozen=True, kw_only=True):
+    """What `attn chat` does with conversations that are kept."""
+
+    resume: Annotated[str | None, Meta(description="Go on with a kept conversation: its id, or `last`.")] = None
+    list: Annotated[bool, Meta(description="List the conversations that are kept, and where they lie.")] = False
+    no_save: Annotated[bool, Meta(description="Do not keep this conversation.")] = False
+
+
+class Keeper:
+    """Keeps the conversation with a model after every answer, under its id or a new one."""
+
+    def __init__(self, store: ConversationStore, model: str, name: str | None, *, served: bool) -> None:
+        self._store, self._model, self._served = store, model, served
+        self._name = name
+        self._started = store.read(name).started if name else ""
+
+    def keep(self, messages: list[ChatMessage]) -> None:
+        """Write the file; a disk that fails is said and ends no conversation."""
+        if self._name is None:
+            self._name = self._store.new_id()
+            self._started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        kept = KeptConversation(
+            format=FORMAT, model=self._model, served=self._served, started=self._started, messages=turns
+        )
+        try:
+            self._store.write(self._name, kept)
+        except OSError as error:
+            typer.echo(f"attn: the conversation is not kept: {error.strerror} ({self._store.folder})", err=True)
+
+    def begin_anew(self) -> None:
+        """What follows is another conversation."""
+        self._name = None
 
 
 @with_flags
@@ -26,6 +68,7 @@ def chat_command(
     served: Annotated[str | None, typer.Argument(metavar="[SERVED]", help="Name of a server's model.")] = None,
     model: ModelHere = None,
     system: Annotated[str | None, typer.Option(help="System message before the conversation.")] = None,
+    kept: KeptOptions,
     sampling: SamplingParams,
     engine: EngineConfig,
     connection: ConnectionOptions,
@@ -33,21 +76,53 @@ def chat_command(
     """Talk with a model, here without a server or, if one is named first, with a server's.
 
     A line is a message. Ctrl-C ends an answer, at the prompt the conversation, as Ctrl-D does; `/new` starts another.
+    Conversations are kept under $ATTN_HOME/conversations, where you alone can read them, and go on with `--resume`.
     The options of engines are for a model that runs here. An answer has at most 512 tokens, if not given.
 
-    Examples: `attn pull smollm2-135m-instruct`, then `attn chat`; `attn chat smollm2-135m-instruct --address HOST:PORT`
+    Examples: `attn pull smollm2-135m-instruct`, then `attn chat`; `attn chat MODEL --address HOST:PORT`;
+    `attn chat --list`, then `attn chat --resume last`
     """
+    store = ConversationStore()
+    if kept.list:
+        _print_list(store)
+        return
     if served is not None and model is not None:
         raise InvalidValue.of("--model", model, f"either --model or a server's model ({served}), not both")
-    if sampling.max_new_tokens is None:
-        sampling = sampling.replace(max_new_tokens=MAX_NEW_TOKENS)
+    before: list[ChatMessage] = []
+    name = None
+    if kept.resume is not None:
+        name = store.find(kept.resume)
+        earlier = store.read(name)
+        before = store.messages(earlier)
+        if system is not None:
+            raise InvalidValue.of("--system", system, "nothing with --resume: the conversation has its own")
+        if served is None and model is None:
+            served, model = (earlier.model, None) if earlier.served else (None, earlier.model)
+    elif system:
+        before = [ChatMessage(role="system", content=system)]
     with ExitStack() as stack:
         writer = writer_for(stack, local=served is None, connection=connection, engine=engine)
-        name = served or model or cast("LocalWriter", writer).only_chat_model()
-        _talk(Conversation(writer, name, sampling, system), name)
+        chosen = served or model or cast("LocalWriter", writer).only_chat_model()
+        keeper = None if kept.no_save else Keeper(store, chosen, name, served=served is not None)
+        talk(writer, chosen, sampling, before, keeper)
 
 
-def _talk(conversation: Conversation, name: str) -> None:
+def _print_list(store: ConversationStore) -> None:
+    rows = [
+        {"id": found.id, "model": found.model, "answers": str(found.answers), "begins": found.begins}
+        for found in store.listed()
+    ]
+    print_table(rows, "no conversation is kept yet")
+    typer.echo(f"in {store.folder}", err=True)
+
+
+def talk(
+    writer: Writer, name: str, sampling: SamplingParams, before: Sequence[ChatMessage], keeper: Keeper | None
+) -> None:
+    """Read lines and write answers until there are no more lines; `keeper` None keeps nothing."""
+    if sampling.max_new_tokens is None:
+        sampling = sampling.replace(max_new_tokens=MAX_NEW_TOKENS)
+    conversation = Conversation(writer, name, sampling, before, keeper.keep if keeper else None)
     person = sys.stdin.isatty()
     if person:
         import readline  # noqa: F401  (importing it gives input() editing and history)
@@ -56,6 +131,8 @@ def _talk(conversation: Conversation, name: str) -> None:
     while (line := _read(person)) is not None and line.strip() != LEAVE:
         if line.strip() == FORGET:
             conversation.forget()
+            if keeper is not None:
+                keeper.begin_anew()
         elif line.strip():
             conversation.answer(line, _write)
             typer.echo()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 
 import typer
@@ -13,14 +13,27 @@ from attn_client.writer import Writer
 
 
 class Conversation:
-    """The turns with one model. What the context no longer holds is dropped, the oldest turn first."""
+    """The turns with one model. What the context no longer holds is not shown to it, the oldest turn first.
 
-    def __init__(self, writer: Writer, model: str, sampling: SamplingParams, system: str | None) -> None:
+    `before` are messages of an earlier conversation that goes on, a system message first if it has one. `keep` is given
+    all messages after every answer.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        model: str,
+        sampling: SamplingParams,
+        before: Sequence[ChatMessage] = (),
+        keep: Callable[[list[ChatMessage]], None] | None = None,
+    ) -> None:
         self._writer = writer
         self._model = model
         self._sampling = sampling
-        self._system = [ChatMessage(role="system", content=system)] if system else []
-        self._turns: list[ChatMessage] = []
+        self._system = [message for message in before if message.role == "system"]
+        self._turns = [message for message in before if message.role != "system"]
+        self._all = list(self._turns)
+        self._keep = keep
 
     @property
     def messages(self) -> list[ChatMessage]:
@@ -30,6 +43,7 @@ class Conversation:
     def forget(self) -> None:
         """Begin anew; the system message stays."""
         self._turns.clear()
+        self._all.clear()
 
     def answer(self, text: str, write: Callable[[str], None]) -> None:
         """Give the model's answer to a turn to `write`, piece by piece.
@@ -50,6 +64,9 @@ class Conversation:
             self._turns.pop()
             raise
         self._turns.append(ChatMessage(role="assistant", content="".join(said)))
+        self._all += self._turns[-2:]
+        if self._keep is not None:
+            self._keep([*self._system, *self._all])
 
     def _pieces(self) -> Generator[str, None, None]:
         while True:

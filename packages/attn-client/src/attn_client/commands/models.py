@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol
 
+import msgspec
 import typer
-from attn_schema import ConnectionOptions, EngineConfig, ModelInfo
+from attn_core import installed
+from attn_core.errors import InvalidValue, MissingPackage, UnknownName
+from attn_schema import ConnectionOptions, DeploymentConfig, EngineConfig, ModelInfo
 from attn_schema.flags import with_flags
 from attn_schema.output import print_json, print_table
 
 from attn_client.commands.options import Json, connect
 
-app = typer.Typer(no_args_is_help=True, help="The models of a server.")
+app = typer.Typer(no_args_is_help=True, help="The models of a server, and of this machine.")
 
 
 @app.command("list")
@@ -38,6 +42,7 @@ def load_command(
         str, typer.Option(help="For a LoRA adapter: the loaded model that it is for, if the adapter does not say.")
     ] = "",
     engine: EngineConfig,
+    deployment: DeploymentConfig,
     connection: ConnectionOptions,
 ) -> None:
     """Load a model, or a LoRA adapter on one; returns when it answers requests."""
@@ -46,10 +51,39 @@ def load_command(
         str(Path(text).resolve()) if text and Path(text).is_dir() else text for text in (source, engine.draft_model)
     )
     with connect(connection) as client:
-        model = client.models.load(name, folder or "", engine=engine.replace(draft_model=draft), base_model=base_model)
+        model = client.models.load(
+            name,
+            folder or "",
+            engine=engine.replace(draft_model=draft),
+            base_model=base_model,
+            deployment=deployment,
+        )
     typer.echo(f"{model.name} is {model.state}: {model.num_parameters:,} parameters, max_seq_len {model.max_seq_len}")
     if model.note:
         typer.echo(f"attn: {model.note}", err=True)
+
+
+@app.command("scale")
+@with_flags
+def scale_command(
+    *,
+    name: Annotated[str, typer.Argument(help="Name of the model.")],
+    number: Annotated[int | None, typer.Argument(help="Engines that shall serve it.", metavar="N")] = None,
+    deployment: DeploymentConfig,
+    connection: ConnectionOptions,
+) -> None:
+    """Change how many engines serve a model; requests that run go on.
+
+    Example: `attn models scale chat 3`, or `attn models scale chat --min-replicas 0 --max-replicas 4`
+    """
+    if number is not None:
+        if deployment.replicas not in (None, number):
+            raise InvalidValue.of("replicas", deployment.replicas, f"left out with N, which is {number}")
+        # Made anew, as `replace` checks nothing.
+        deployment = DeploymentConfig(**msgspec.structs.asdict(deployment) | {"replicas": number})
+    with connect(connection) as client:
+        model = client.models.scale(name, deployment)
+    typer.echo(f"{model.name} is {model.state}: {model.replicas} engines")
 
 
 @app.command("unload")
@@ -68,6 +102,71 @@ def unload_command(
     typer.echo(f"{name} is unloaded")
 
 
+@app.command("local")
+def local_command(*, json: Json = False) -> None:
+    """List the models of this machine: those that were pulled, converted or trained, and those half fetched."""
+    found = [
+        {
+            "name": model.name,
+            "size": f"{model.nbytes / 1e6:.1f} MB",
+            "family": model.family,
+            "from": model.origin,
+            "state": "" if model.complete else "incomplete",
+        }
+        for model in _store().models()
+    ]
+    if json:
+        for model, row in zip(_store().models(), found, strict=True):
+            print_json(row | {"size": model.nbytes, "path": str(model.path), "state": row["state"] or "complete"})
+    else:
+        print_table(found, "no model is on this machine; fetch one with: attn pull NAME")
+
+
+@app.command("rm")
+def rm_command(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names, as `attn models local` lists them.")],
+) -> None:
+    """Delete models of this machine, and what a cut off fetch left of them."""
+    store = _store()
+    known = [model.name for model in store.models()]
+    for name in names:  # all or none
+        if name not in known:
+            raise UnknownName.of("model of this machine", name, known)
+    for name in dict.fromkeys(names):
+        typer.echo(f"{name} is removed, {store.remove(name) / 1e6:.1f} MB are free again")
+
+
+class LocalStore(Protocol):
+    """The models of this machine."""
+
+    def models(self) -> Sequence[LocalModel]:
+        """All of them, by name."""
+        ...
+
+    def remove(self, name: str) -> int:
+        """Delete one; the bytes that are free again."""
+        ...
+
+
+class LocalModel(Protocol):
+    """A model on this machine; `nbytes` on the disk, `origin` in words."""
+
+    name: str
+    path: Path
+    nbytes: int
+    family: str
+    origin: str
+    complete: bool
+
+
+def _store() -> LocalStore:
+    """The store of the first plugin that offers one; raises `MissingPackage` without one."""
+    for _, open_store in installed().offers("attn_local_stores"):
+        store: LocalStore = open_store()
+        return store
+    raise MissingPackage.of("attn-models", "the models of this machine")
+
+
 def _absolute(model: str) -> str:
     """A folder as an absolute path; a name as it is."""
     return str(Path(model).resolve()) if model and Path(model).is_dir() else model
@@ -77,6 +176,7 @@ def _row(model: ModelInfo) -> dict[str, str]:
     return {
         "name": model.name,
         "state": f"{model.state}: {model.state_detail}" if model.state_detail else model.state,
+        "engines": str(model.replicas),
         "parameters": f"{model.num_parameters:,}",
         "quantization": model.quantization,
         "max_seq_len": str(model.max_seq_len),

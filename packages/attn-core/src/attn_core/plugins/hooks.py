@@ -102,6 +102,11 @@ def attn_local_clients() -> list[Callable[[Any], Any]]:  # type: ignore[empty-bo
 
 
 @hookspec
+def attn_local_stores() -> list[Callable[[], Any]]:  # type: ignore[empty-body]
+    """Functions that open the store of the models of this machine; see `attn_client.commands.models`."""
+
+
+@hookspec
 def attn_services(cluster: Any) -> list[Any]:  # type: ignore[empty-body]
     """gRPC services for the server; `cluster` is attn-gateway's, what is returned are its `GrpcService`s."""
 

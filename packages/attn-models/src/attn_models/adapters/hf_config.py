@@ -204,24 +204,22 @@ def long_rope(values: Mapping[str, Any]) -> Rope:
 
 
 def ropes_of_kinds(values: Mapping[str, Any], kinds: Sequence[str], base: float) -> dict[str, Rope]:
-    """The rotary positions of each of two kinds of layers, the first of which alone a `rope_scaling` stretches."""
-    given = values.get("rope_parameters")
-    said = values.get("rope_theta")
-    if isinstance(given, Mapping) and any(kind in given for kind in kinds):
-        require_allowed(values, {"rope_scaling": (None, {})})
-        unsaid = {"rope_theta": base if said is None else said}
-        found = {kind: {**unsaid, **(given.get(kind) or {})} for kind in kinds}
-    else:
-        require_allowed(values, {"rope_parameters": (None, {})})
-        stretched = values.get("rope_scaling") or {}
-        if not isinstance(stretched, Mapping):
-            raise InvalidValue.of("rope_scaling", stretched, "an object")
-        found = {kind: {"rope_theta": base if said is None else said} for kind in kinds}
-        found[kinds[0]] |= stretched
-    context = values.get("max_position_embeddings")
+    """The rotary positions of each of two kinds of layers, the first of which alone a `rope_scaling` stretches.
+
+    A `rope_theta` beside them is refused unless it is `base`: transformers takes it for the first kind alone.
+    """
+    given, context = values.get("rope_parameters"), values.get("max_position_embeddings")
+    nested = isinstance(given, Mapping) and any(kind in given for kind in kinds)
+    require_allowed(values, {"rope_scaling": (None, {})} if nested else {"rope_parameters": (None, {})})
+    alone = {"rope_theta": (None, base), "partial_rotary_factor": (1, None)}
+    require_allowed(values, alone | {"original_max_position_embeddings": (None, context)})
+    stretched = values.get("rope_scaling") or {}
+    if not isinstance(stretched, Mapping):
+        raise InvalidValue.of("rope_scaling", stretched, "an object")
+    said = given if nested else {kinds[0]: {"rope_type": "default", **stretched}}
+    found = {kind: {"rope_theta": base, **((said or {}).get(kind) or {})} for kind in kinds}
     for rope in found.values():
         require_allowed(rope, {"partial_rotary_factor": (1, None)})
-    require_allowed(values, {"original_max_position_embeddings": (None, context), "partial_rotary_factor": (1, None)})
     return {kind: rope_of({"original_max_position_embeddings": context, **rope}) for kind, rope in found.items()}
 
 

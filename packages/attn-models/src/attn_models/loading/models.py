@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from attn_core import installed
-from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
+from attn_core import ModelFamily, installed
+from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
 from attn_core.kernels.linear import QUANTIZATIONS
 from attn_core.models import LanguageModel, NamedMechanisms
 from attn_core.states import dtype_name
@@ -20,7 +20,13 @@ from torch import nn
 from attn_models.adapters.base import StateDictAdapter, needed
 from attn_models.adapters.hf_config import check_unread_keys
 from attn_models.adapters.native import LANGUAGE, LAYOUTS, SOURCE, NativeAdapter, require_installed
-from attn_models.adapters.registry import decoder_adapter, installed_adapters, packages_of
+from attn_models.adapters.registry import (
+    decoder_adapter,
+    installed_adapters,
+    missing_packages,
+    packages_of,
+    unknown_family,
+)
 from attn_models.adapters.state_dict import (
     check_config_fits,
     fill_buffers,
@@ -59,7 +65,7 @@ def build_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
         for place in PLACES:
             if isinstance(values.get(place), str):
                 require_installed(values[place], checkpoint.config.get("requires"))
-        family = installed().models.get(name)
+        family = _family_named(name, checkpoint.config.get("requires"))
         config = family.configure(values)
     except InvalidValue as error:
         raise CheckpointInvalid.of(path, error.message) from error
@@ -74,14 +80,38 @@ def build_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
 
 def config_of(folder: Path) -> Any:
     """The config of the model in a folder, whose weights are not read; raises as `load_model` does of these."""
+    return _config_and_build(folder)[0]
+
+
+def fresh_model(folder: Path) -> Any:
+    """A model like the one in a folder, with weights of its own; raises as `config_of`."""
+    config, build = _config_and_build(folder)
+    return build(config)
+
+
+def _config_and_build(folder: Path) -> tuple[Any, Callable[[Any], Any]]:
     checkpoint = read_folder(folder, verify="sizes")
-    if checkpoint.config.get("model_type") not in LAYOUTS:
-        return _configured(checkpoint, decoder_adapter(checkpoint.config.get("model_type")))
+    kind = checkpoint.config.get("model_type")
+    if kind not in LAYOUTS:
+        adapter = decoder_adapter(kind, checkpoint.config.get("requires"))
+        return _configured(checkpoint, adapter), adapter.build
     try:
         values, name = needed(checkpoint.config, "model"), needed(checkpoint.config, "family")
-        return installed().models.get(name).configure(values)
+        family = installed().models.get(name)
+        return family.configure(values), family.build
     except InvalidValue as error:
         raise CheckpointInvalid.of(folder / "config.json", error.message) from error
+
+
+def _family_named(name: str, requires: object) -> ModelFamily:
+    """The installed family; raises `UnknownName` with the package to install where `requires` names it."""
+    try:
+        found: ModelFamily = installed().models.get(name)
+    except UnknownName as error:
+        if missing_packages(requires):
+            raise unknown_family("family", name, installed().models.names(), requires) from error
+        raise
+    return found
 
 
 def hf_config_of(model: Any) -> dict[str, Any]:
@@ -90,12 +120,13 @@ def hf_config_of(model: Any) -> dict[str, Any]:
     for place in PLACES:
         if place in values:
             values[place] = registry.full_name(values[place])
-    owners = {registry.owner(values[place]) for place in PLACES if place in values}
+    family = family_of(model.config) or ""
+    owners = {registry.owner(values[place]) for place in PLACES if place in values} | {family.rpartition("/")[0]}
     layout = SOURCE if hasattr(model, "max_encoder_len") else LANGUAGE
     return {
         "architectures": [LAYOUTS[layout]],
         "model_type": layout,
-        "family": family_of(model.config),
+        "family": family,
         "model": values,
         "requires": {name: version(name) for name in sorted(owners | {"attn-core", "attn-models"})},
     }

@@ -9,9 +9,12 @@ from attn_models.sources.convert import convert
 from attn_models.sources.known import Archive, Source, known_sources, source_named
 from attn_models.sources.progress import Report, Step, shown_progress, silent
 from attn_models.sources.store import (
+    LocalModel,
+    ModelStore,
     is_complete,
     model_folder,
     pull,
+    pull_repository,
     pull_shakespeare,
     pull_source,
     text_file,
@@ -19,6 +22,8 @@ from attn_models.sources.store import (
 
 __all__ = [
     "Archive",
+    "LocalModel",
+    "ModelStore",
     "Report",
     "Source",
     "Step",
@@ -27,6 +32,7 @@ __all__ = [
     "known_sources",
     "model_folder",
     "pull",
+    "pull_repository",
     "pull_shakespeare",
     "pull_source",
     "shown_progress",

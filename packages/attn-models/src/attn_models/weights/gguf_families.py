@@ -83,10 +83,10 @@ class GgufFamily:
 
     def placements(self, header: GgufHeader, config: Keys) -> list[Placement]:
         """Where every tensor of a model of this config goes."""
-        from attn_models.adapters.registry import ADAPTERS
+        from attn_models.adapters.registry import decoder_adapter
         from attn_models.adapters.state_dict import init_empty_weights, stored_shapes
 
-        adapter = ADAPTERS[self.model_type]
+        adapter = decoder_adapter(self.model_type)
         decoder = adapter.from_hf_config(config)
         with init_empty_weights():
             model = adapter.build(decoder)
@@ -106,11 +106,13 @@ class GgufFamily:
         return found
 
     def _fields(self) -> Mapping[str, str]:
-        from attn_models.adapters.families import FAMILIES
-        from attn_models.adapters.family import GROUPED
+        from attn_models.adapters.family import GROUPED, FamilyAdapter
+        from attn_models.adapters.registry import decoder_adapter
 
-        found = next((adapter.fields for adapter in FAMILIES if adapter.model_type == self.model_type), None)
-        return GROUPED | {"norm_eps": "rms_norm_eps", "head_dim": "head_dim"} if found is None else found
+        adapter = decoder_adapter(self.model_type)
+        if isinstance(adapter, FamilyAdapter):
+            return adapter.fields
+        return GROUPED | {"norm_eps": "rms_norm_eps", "head_dim": "head_dim"}
 
     def _heads(self, header: GgufHeader) -> tuple[int, int]:
         """The number of heads and the size of one, which keys and values share."""

@@ -1,4 +1,4 @@
-"""The first version: jobs and their events, leases, models, audit."""
+"""The first version: jobs and their events, leases, models."""
 
 from __future__ import annotations
 
@@ -28,18 +28,6 @@ def upgrade() -> None:
         sa.Column("artifact", sa.Text, nullable=False, server_default=""),
         sa.Column("created", sa.Double, nullable=False),
     )
-    op.create_table(
-        "audit",
-        sa.Column("number", sa.Integer, primary_key=True, autoincrement=True),
-        sa.Column("time", sa.Double, nullable=False),
-        sa.Column("tenant", sa.Text, nullable=False),
-        sa.Column("action", sa.Text, nullable=False),
-        sa.Column("object", sa.Text, nullable=False),
-        sa.Column("result", sa.Text, nullable=False),
-        sa.Column("request", sa.Text, nullable=False),
-        sqlite_autoincrement=True,
-    )
-    op.create_index("audit_time", "audit", ["time"])
 
 
 def _make_jobs() -> None:
@@ -77,5 +65,5 @@ def _make_jobs() -> None:
 
 def downgrade() -> None:
     """Drop all tables."""
-    for name in ("audit", "models", "leases", "events", "jobs"):
+    for name in ("models", "leases", "events", "jobs"):
         op.drop_table(name)

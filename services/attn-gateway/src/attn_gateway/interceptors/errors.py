@@ -11,7 +11,7 @@ import structlog
 
 from attn_gateway.call import REQUEST_ID, Context, LocalContext, request_id_of
 from attn_gateway.interceptors.handlers import Continuation, Handler, around
-from attn_gateway.status import DETAILS_KEY, code_of, public_error, status_of
+from attn_gateway.status import DETAILS_KEY, MESSAGE_BYTES, code_of, public_error, shortened, status_of
 
 log = structlog.get_logger()
 
@@ -51,4 +51,4 @@ async def _abort(context: Context, error: Exception) -> None:
         # No wire lies between: the caller gets the error itself.
         raise shown
     metadata = ((REQUEST_ID, request_id), (DETAILS_KEY, status_of(shown).SerializeToString()))
-    await context.abort(code, shown.message, trailing_metadata=metadata)
+    await context.abort(code, shortened(shown.message, MESSAGE_BYTES), trailing_metadata=metadata)

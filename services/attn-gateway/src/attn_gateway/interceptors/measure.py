@@ -15,10 +15,12 @@ import structlog
 from attn.v1 import inference_pb2
 from attn_core.errors import Unauthenticated, UnknownName
 
-from attn_gateway.call import Context, tenant_of
+from attn_gateway.call import AUTHORIZATION, Context, request_id_of
 from attn_gateway.interceptors.handlers import Continuation, Handler, behaviour_of, is_own, rebuild
 from attn_gateway.metrics import INFERENCE, Metrics
 from attn_gateway.status import code_of, public_error
+from attn_gateway.tenants import Tenants
+from attn_gateway.traces import TracedCall, Traces
 
 log = structlog.get_logger()
 
@@ -50,16 +52,31 @@ class CallRecord:
         """Model and tenant."""
         return self.model, self.tenant
 
+    def traced(self, code: grpc.StatusCode, request_id: str) -> TracedCall:
+        """The call as it ended now."""
+        return TracedCall(
+            method=self.method,
+            request_id=request_id,
+            model=self.model,
+            tenant=self.tenant,
+            code=code.name,
+            seconds=time.perf_counter() - self.start,
+            first_token=self.first_token,
+            last_token=max(self.newest_tokens.values(), default=None),
+            usage=self.usage,
+        )
+
 
 class Measured(grpc.aio.ServerInterceptor):
-    """Measures all calls but those of health and reflection. `tenants` says whether callers are told apart by tokens.
+    """Measures all calls but those of health and reflection, by the tenant of their token.
 
     Without tokens a tenant is what a caller says, and could be anything: such callers have no label.
     """
 
-    def __init__(self, metrics: Metrics, *, tenants: bool) -> None:
+    def __init__(self, metrics: Metrics, tenants: Tenants, traces: Traces | None = None) -> None:
         self._metrics = metrics
         self._tenants = tenants
+        self._traces = traces
 
     async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler | None:
         """Put the measuring around the handler."""
@@ -85,7 +102,9 @@ class Measured(grpc.aio.ServerInterceptor):
     @contextmanager
     def _call(self, method: str, request: Any, context: Context) -> Any:
         model = getattr(request, "model", "")
-        tenant = tenant_of(context) if self._tenants else ""
+        given = (str(value) for key, value in context.invocation_metadata() or () if key == AUTHORIZATION)
+        known_tenant = self._tenants.of(given)
+        tenant = known_tenant.name if known_tenant else ""
         record = CallRecord(method, model if isinstance(model, str) else "", tenant)
         code = grpc.StatusCode.OK
         try:
@@ -103,6 +122,8 @@ class Measured(grpc.aio.ServerInterceptor):
             raise
         finally:
             self._ended(record, code)
+            if self._traces is not None:
+                self._traces.record(record.traced(code, request_id_of(context)), context.invocation_metadata() or ())
 
     def _ended(self, record: CallRecord, code: grpc.StatusCode) -> None:
         seconds = time.perf_counter() - record.start
@@ -123,8 +144,9 @@ class Measured(grpc.aio.ServerInterceptor):
             told |= {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
         if record.first_token is not None:
             told["first_token_seconds"] = round(record.first_token, 6)
-        told = {name: value for name, value in told.items() if value != ""}
-        log.info("call", method=record.method, code=code.name, seconds=round(seconds, 6), **told)
+        if structlog.is_configured():  # a gateway within another program, such as a notebook, does not print
+            told = {name: value for name, value in told.items() if value != ""}
+            log.info("call", method=record.method, code=code.name, seconds=round(seconds, 6), **told)
 
     def _measure(self, record: CallRecord, response: Any) -> None:
         """Note the tokens of one message of a completion."""

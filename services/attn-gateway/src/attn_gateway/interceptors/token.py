@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 import grpc.aio
 from attn_core.errors import Unauthenticated
 
-from attn_gateway.call import AUTHORIZATION, Context
-from attn_gateway.interceptors.handlers import Continuation, Handler
+from attn_gateway.call import AUTHORIZATION, CALLER, Caller, Context
+from attn_gateway.interceptors.handlers import Continuation, Handler, around
+from attn_gateway.tenants import Tenants
 
 HEALTH = "/grpc.health.v1.Health/"
 REFUSAL = "this server wants the metadata 'authorization: Bearer TOKEN' with its token"
@@ -20,21 +21,34 @@ REFUSAL = "this server wants the metadata 'authorization: Bearer TOKEN' with its
 class BearerToken(grpc.aio.ServerInterceptor):
     """Asks every call for `authorization: Bearer TOKEN` with one of the tokens; health is open, as probes have none."""
 
-    def __init__(self, tokens: Sequence[str]) -> None:
-        self._expected = [f"Bearer {token}".encode() for token in tokens]
+    def __init__(self, tenants: Tenants) -> None:
+        self._tenants = tenants
 
     async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler | None:
-        """Let the call in, or answer it with a refusal."""
-        if details.method.startswith(HEALTH) or self.admits(details.invocation_metadata):
+        """Let the call in, as one of its tenant, or answer it with a refusal."""
+        if details.method.startswith(HEALTH):
             return await continuation(details)
-        # The kinds of calls look the same on the wire, and this one reads no request before it refuses.
-        return grpc.stream_stream_rpc_method_handler(_refuse)
+        metadata: Any = details.invocation_metadata or ()
+        tenant = self._tenants.of(str(value) for key, value in metadata if key == AUTHORIZATION)
+        if tenant is None:
+            # The kinds of calls look the same on the wire, and this one reads no request before it refuses.
+            return grpc.stream_stream_rpc_method_handler(_refuse)
+        handler = await continuation(details)
+        if handler is None:
+            return None
+        caller = Caller(tenant=tenant.name, owner=tenant.name, is_admin=tenant.is_admin)
+
+        @asynccontextmanager
+        async def guard(_: Context) -> AsyncIterator[None]:
+            # Every call runs in a task of its own, so this is not undone: a stream can be closed in another task.
+            CALLER.set(caller)
+            yield
+
+        return around(handler, guard)
 
     def admits(self, metadata: Any) -> bool:
         """Whether this metadata gives one of the tokens."""
-        given = [str(value).encode() for key, value in metadata or () if key == AUTHORIZATION]
-        # All are compared, so that the time says nothing about which was near.
-        return len(given) == 1 and sum(hmac.compare_digest(given[0], expected) for expected in self._expected) > 0
+        return self._tenants.of(str(value) for key, value in metadata or () if key == AUTHORIZATION) is not None
 
 
 async def _refuse(_requests: Any, _context: Context) -> AsyncIterator[bytes]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from attn_models.adapters.base import required_count
 from attn_models.adapters.family import FULL, GROUPED, LLAMA_NAMES, SLIDING, FamilyAdapter, kind_keys, listed_kinds
+from attn_models.adapters.hf_config import Rope
 from attn_models.decoder.config import DecoderConfig
 
 YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
@@ -32,7 +33,6 @@ class GptOssAdapter(FamilyAdapter):
         "num_local_experts": 128,
         "num_experts_per_tok": 4,
         "sliding_window": 128,
-        "rope_parameters": YARN | {"original_max_position_embeddings": 4096},
     }
     activations = {}
     allowed = {"hidden_act": ("silu",), "swiglu_alpha": (1.702,), "swiglu_limit": (7.0,)}
@@ -47,6 +47,12 @@ class GptOssAdapter(FamilyAdapter):
         layers = range(required_count(values, "num_hidden_layers"))
         kind = listed_kinds(values, [SLIDING if (each + 1) % 2 else FULL for each in layers])[layer]
         return {} if kind == FULL else {"window": required_count(values, "sliding_window")}
+
+    def rope(self, values: Mapping[str, Any]) -> Rope:
+        """Stretched by YaRN, where nothing is said."""
+        unsaid = values.get("rope_parameters") is None and not values.get("rope_scaling")
+        usual = {"rope_parameters": YARN | {"original_max_position_embeddings": 4096}} if unsaid else {}
+        return super().rope({**values, **usual})
 
     def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
         """The layers with a window."""

@@ -1,0 +1,43 @@
+"""`attn run`: a model of a hub, or a known one, fetched if it is not here, and a conversation with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from attn_client.commands.chat import Keeper, talk
+from attn_client.commands.options import here
+from attn_client.conversations import ConversationStore
+from attn_models.sources import ModelStore, pull, pull_repository, shown_progress
+from attn_models.sources.hub import DEFAULT_REVISION
+from attn_schema import ChatMessage, EngineConfig, SamplingParams
+from attn_schema.flags import with_flags
+
+
+@with_flags
+def run_command(
+    *,
+    model: Annotated[
+        str, typer.Argument(metavar="NAME|OWNER/REPO|FOLDER", help="A model of this machine, an index or a hub.")
+    ],
+    revision: Annotated[str, typer.Option(help="Branch, tag or commit of a repository.")] = DEFAULT_REVISION,
+    file: Annotated[str | None, typer.Option(help="The GGUF file of a repository that has several.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message before the conversation.")] = None,
+    sampling: SamplingParams,
+    engine: EngineConfig,
+) -> None:
+    """Fetch a model if it is not here, as `attn pull`, and chat with it, as `attn chat`.
+
+    Examples: `attn run smollm2-135m-instruct`, `attn run HuggingFaceTB/SmolLM2-135M-Instruct`
+    """
+    asked = revision != DEFAULT_REVISION or file is not None
+    if asked or (model not in ModelStore().names() and not Path(model).expanduser().is_dir()):
+        with shown_progress() as report:
+            if "/" in model or asked:
+                pull_repository(model, revision, file=file, report=report)
+            else:
+                pull(model, report=report)
+    before = [ChatMessage(role="system", content=system)] if system else []
+    with here(engine) as writer:
+        talk(writer, model, sampling, before, Keeper(ConversationStore(), model, None, served=False))

@@ -1,0 +1,60 @@
+"""Finished models: whose they are, and where their files are for servers on other machines."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from attn_core.errors import AlreadyExists
+from sqlalchemy import insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from attn_storage.database import Database
+from attn_storage.tables import models
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """A model of a training job. `owner` is a tenant, empty for everybody's; `artifact` is its name in the store."""
+
+    name: str
+    owner: str
+    artifact: str = ""
+
+    def belongs_to(self, tenant: str | None) -> bool:
+        """Whether this tenant may use it; None is an admin."""
+        return tenant is None or self.owner in {"", tenant}
+
+
+class ModelRecords:
+    """The models that were recorded. A folder of a model without a record belongs to everybody."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def record(self, model: ModelRecord) -> None:
+        """Record a model, or what changed of it; raises `AlreadyExists` if the name is another owner's."""
+        values = {"owner": model.owner, "artifact": model.artifact}
+        try:
+            with self._database.writing() as connection:
+                found = connection.execute(select(models.c.owner).where(models.c.name == model.name)).scalar()
+                if found is None:
+                    connection.execute(insert(models).values(values | {"name": model.name, "created": time.time()}))
+                elif found == model.owner:
+                    connection.execute(update(models).where(models.c.name == model.name).values(values))
+                else:
+                    raise AlreadyExists(f"the name {model.name!r} cannot be used; choose another", name=model.name)
+        except IntegrityError:
+            raise AlreadyExists(f"the name {model.name!r} was taken just now", name=model.name) from None
+
+    def find(self, name: str) -> ModelRecord | None:
+        """The record of a model; None for one without."""
+        with self._database.reading() as connection:
+            row = connection.execute(select(models).where(models.c.name == name)).mappings().first()
+        return None if row is None else ModelRecord(row["name"], row["owner"], row["artifact"])
+
+    def all(self) -> list[ModelRecord]:
+        """All records, by name."""
+        with self._database.reading() as connection:
+            rows = connection.execute(select(models).order_by(models.c.name)).mappings()
+            return [ModelRecord(row["name"], row["owner"], row["artifact"]) for row in rows]

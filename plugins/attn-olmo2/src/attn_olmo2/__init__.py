@@ -1,0 +1,26 @@
+"""OLMo 2 (OLMo Team 2025, arXiv 2501.00656) for attn: its checkpoints of Hugging Face and its GGUF files.
+
+Hooks import what they return: this module is loaded whenever `attn` starts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attn_core import hookimpl
+
+
+@hookimpl
+def attn_adapters() -> list[Any]:
+    """The layout of `model_type` olmo2."""
+    from attn_olmo2.olmo2 import Olmo2Adapter
+
+    return [Olmo2Adapter()]
+
+
+@hookimpl
+def attn_gguf_architectures() -> list[Any]:
+    """The GGUF architecture olmo2, whose tensors the gguf library names."""
+    from attn_models.weights.gguf_families import TURNED, GgufFamily
+
+    return [GgufFamily("olmo2", "olmo2", read=TURNED).architecture()]

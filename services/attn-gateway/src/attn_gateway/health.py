@@ -1,0 +1,77 @@
+"""Health of the server, of each service, and of each model: `attn.v1.InferenceService/NAME`.
+
+Probes have no token, so only models that belong to everybody are told of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import grpc
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health import aio as health_aio
+
+from attn_gateway.call import Context
+
+POLL_SECONDS = 0.5
+
+Status = health_pb2.HealthCheckResponse
+
+
+@runtime_checkable
+class HasModels(Protocol):
+    """A service whose models have a health of their own."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Full names of its gRPC services."""
+        ...
+
+    def model_serves(self, name: str) -> bool | None:
+        """Whether the model of this name, everybody's, answers; None for an unknown one."""
+        ...
+
+
+class Health(health_aio.HealthServicer):
+    """The health service of gRPC, which also knows models."""
+
+    def __init__(self, services: Sequence[Any]) -> None:
+        super().__init__()
+        self._owners = {
+            name: service for service in services if isinstance(service, HasModels) for name in service.names
+        }
+
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:  # noqa: N802
+        """Whether a service or model answers; NOT_FOUND for an unknown one."""
+        if not self._is_model(request.service):
+            return await super().Check(request, context)
+        status = self._status(request.service)
+        if status == Status.SERVICE_UNKNOWN:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such model")
+        return Status(status=status)
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:  # noqa: N802
+        """The status now, and whenever it changes."""
+        if not self._is_model(request.service):
+            await super().Watch(request, context)
+            return
+        told = None
+        while True:
+            status = self._status(request.service)
+            if status != told:
+                told = status
+                await context.write(Status(status=status))
+            await asyncio.sleep(POLL_SECONDS)
+
+    def _is_model(self, name: str) -> bool:
+        service, slash, _ = name.partition("/")
+        return bool(slash) and service in self._owners
+
+    def _status(self, name: str) -> Any:
+        service, _, model = name.partition("/")
+        serves = self._owners[service].model_serves(model)
+        if serves is None:
+            return Status.SERVICE_UNKNOWN
+        return Status.SERVING if serves else Status.NOT_SERVING

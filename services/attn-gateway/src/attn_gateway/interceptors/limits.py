@@ -1,0 +1,188 @@
+"""How much a connection and a tenant may ask for; whoever asks for more is refused in words, with a time to retry."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import grpc
+import grpc.aio
+from attn_core.errors import OutOfCapacity
+
+from attn_gateway.call import CALLER, LOCAL, SPEND, Context
+from attn_gateway.interceptors.handlers import Continuation, Handler, around, is_own
+from attn_gateway.tenants import Tenant, Tenants
+
+WAITING_PER_STREAM = 4
+"""Calls of a connection that wait, for each that may run."""
+BURST_SECONDS = 10.0
+"""A tenant that was quiet may use so many seconds of its rate at once."""
+MINUTE = 60.0
+
+
+class Bucket:
+    """A rate: fills by `per_minute`, up to `BURST_SECONDS` of it. What is taken beyond must be waited for."""
+
+    def __init__(self, per_minute: float, least: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_second = per_minute / MINUTE
+        self._most = max(self._per_second * BURST_SECONDS, least)
+        self._level = self._most
+        self._clock = clock
+        self._at = clock()
+
+    def wait(self, least: float) -> float:
+        """Seconds until it holds `least`; 0 if it does."""
+        now = self._clock()
+        self._level = min(self._level + (now - self._at) * self._per_second, self._most)
+        self._at = now
+        return max(0.0, (least - self._level) / self._per_second)
+
+    def take(self, amount: float) -> None:
+        """Take out, below zero too."""
+        self._level -= amount
+
+
+class TenantUse:
+    """What a tenant uses of its limits."""
+
+    def __init__(self, tenant: Tenant, clock: Callable[[], float] = time.monotonic) -> None:
+        self.tenant = tenant
+        self.running = 0
+        self._requests = tenant.requests_per_minute and Bucket(tenant.requests_per_minute, 1.0, clock)
+        self._tokens = tenant.tokens_per_minute and Bucket(tenant.tokens_per_minute, 1.0, clock)
+
+    def begin(self) -> None:
+        """Count a call that begins; raises `OutOfCapacity` naming the limit that is reached."""
+        tenant = self.tenant
+        if tenant.max_running is not None and self.running >= tenant.max_running:
+            raise _reached("max_running", tenant.max_running, 1.0)
+        if self._tokens and (wait := self._tokens.wait(1.0)) > 0:
+            raise _reached("tokens_per_minute", tenant.tokens_per_minute, wait)
+        if self._requests:
+            if (wait := self._requests.wait(1.0)) > 0:
+                raise _reached("requests_per_minute", tenant.requests_per_minute, wait)
+            self._requests.take(1.0)
+        self.running += 1
+
+    def end(self) -> None:
+        """Count a call that has ended."""
+        self.running -= 1
+
+    def spend(self, tokens: int) -> None:
+        """Count tokens; a call that began goes on, and later ones wait until they are paid off."""
+        if self._tokens:
+            self._tokens.wait(0.0)
+            self._tokens.take(tokens)
+
+
+class Connections:
+    """Calls by connection: `most` run at a time, `WAITING_PER_STREAM` times as many wait their turn."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._running: Counter[str] = Counter()
+        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+
+    @asynccontextmanager
+    async def turn(self, peer: str) -> AsyncIterator[None]:
+        """Inside the block a call of this connection runs; calls of this process itself have none."""
+        if peer == LOCAL:
+            yield
+            return
+        await self.enter(peer)
+        try:
+            yield
+        finally:
+            self.leave(peer)
+
+    async def enter(self, peer: str) -> None:
+        """Begin a call, when it is its turn; raises `OutOfCapacity` if too many wait already."""
+        if self._running[peer] < self._most:
+            self._running[peer] += 1
+            return
+        queue = self._waiting.setdefault(peer, [])
+        if len(queue) >= WAITING_PER_STREAM * self._most:
+            text = f"{self._most} calls of this connection run and {len(queue)} wait; open another, or send fewer"
+            raise OutOfCapacity(text, limit=self._most, retry_seconds=1.0)
+        turn = asyncio.get_running_loop().create_future()
+        queue.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.leave(peer)
+            elif turn in queue:
+                queue.remove(turn)
+            raise
+
+    def leave(self, peer: str) -> None:
+        """End a call; the next that waits begins."""
+        queue = self._waiting.get(peer, [])
+        while queue:
+            turn = queue.pop(0)
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._waiting.pop(peer, None)
+        self._running[peer] -= 1
+        if not self._running[peer]:
+            del self._running[peer]
+
+
+class Limits(grpc.aio.ServerInterceptor):
+    """Holds calls to the limits of the server, of their connection and of their tenant."""
+
+    def __init__(self, tenants: Tenants, max_calls: int, max_streams: int) -> None:
+        self._tenants = tenants
+        self._max_calls = max_calls
+        self._inside = 0
+        self._connections = Connections(max_streams)
+        self._uses: dict[str, TenantUse] = {}
+
+    def use_of(self, tenant: str) -> TenantUse | None:
+        """What a tenant uses, by its present limits; None for one without limits."""
+        known = next((found for found in self._tenants.all() if found.name == tenant), None)
+        if known is None:
+            return None
+        use = self._uses.get(tenant)
+        if use is None or use.tenant != known:
+            running = use.running if use else 0
+            use = self._uses[tenant] = TenantUse(known)
+            use.running = running
+        return use
+
+    async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler | None:
+        """Put the limits around the handler."""
+        handler = await continuation(details)
+        if handler is None or is_own(details.method):
+            return handler
+
+        @asynccontextmanager
+        async def guard(context: Context) -> AsyncIterator[None]:
+            peer = str(context.peer())
+            async with self._connections.turn(peer):
+                if self._inside >= self._max_calls:
+                    text = f"this server runs {self._max_calls} calls already"
+                    raise OutOfCapacity(text, limit=self._max_calls, retry_seconds=1.0)
+                caller = CALLER.get()
+                use = self.use_of(caller.tenant) if caller else None
+                if use:
+                    use.begin()
+                    SPEND.set(use.spend)
+                self._inside += 1
+                try:
+                    yield
+                finally:
+                    self._inside -= 1
+                    if use:
+                        self._uses[use.tenant.name].end()
+
+        return around(handler, guard)
+
+
+def _reached(limit: str, value: float | None, wait: float) -> OutOfCapacity:
+    text = f"the limit {limit}={value:g} of this tenant is reached"
+    return OutOfCapacity(text, limit=limit, allowed=f"{value:g}", retry_seconds=f"{wait:.3f}")

@@ -1,0 +1,187 @@
+"""Who may call: tenants, their tokens, roles and limits, from a file that may change while the server runs."""
+
+from __future__ import annotations
+
+import hmac
+import math
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+import structlog
+from attn_core.errors import AttnError, InvalidValue, UserError
+
+from attn_gateway.call import tenant_named
+
+log = structlog.get_logger()
+
+Role: TypeAlias = Literal["admin", "user"]
+"""An admin sees and changes everything; a user what belongs to its tenant, and uses what belongs to all."""
+FIELD = "token_file"
+NAME_LENGTH = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tenant:
+    """Callers who own the same things. None is no limit; `weight` counts in fair queueing.
+
+    `tokens_per_minute` are those of prompts and completions, `max_running` the calls that run at a time.
+    """
+
+    name: str
+    role: Role = "user"
+    weight: float = 1.0
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+    max_running: float | None = None
+
+    @property
+    def is_admin(self) -> bool:
+        """Whether it sees and changes what belongs to others."""
+        return self.role == "admin"
+
+
+LIMITS = ("requests_per_minute", "tokens_per_minute", "max_running")
+
+
+class Tenants:
+    """Tenants by their tokens. Used from one event loop; `reload` takes a file's new content, if it is well formed."""
+
+    def __init__(self, by_token: Mapping[str, Tenant], path: Path | None = None) -> None:
+        self._path = path
+        self._seen = _stamp(path)
+        self._set(by_token)
+
+    @classmethod
+    def of_tokens(cls, tokens: Sequence[str]) -> Tenants:
+        """A tenant a token; the first is the admin's."""
+        return cls({token: Tenant(name=tenant_named(token), role=_role(place)) for place, token in enumerate(tokens)})
+
+    @classmethod
+    def of_file(cls, path: Path) -> Tenants:
+        """Those of a file; raises `UserError`."""
+        return cls(read_tenants(path), path)
+
+    def __bool__(self) -> bool:
+        """Whether a token is needed at all."""
+        return bool(self._expected)
+
+    def all(self) -> list[Tenant]:
+        """All tenants, each once."""
+        return list({tenant.name: tenant for _, tenant in self._expected}.values())
+
+    def of(self, authorization: Iterable[str]) -> Tenant | None:
+        """The tenant of a call with these values of `authorization`; None for a wrong token, none, or several."""
+        given = [value.encode() for value in authorization]
+        found = None
+        for expected, tenant in self._expected:
+            # All are compared, so that the time says nothing about which was near.
+            if hmac.compare_digest(given[0] if given else b"", expected):
+                found = tenant
+        return found if len(given) == 1 else None
+
+    def reload(self) -> bool:
+        """Read the file again; whether it was taken. What is wrong with it is logged, and the old tokens stay."""
+        if self._path is None:
+            return False
+        self._seen = _stamp(self._path)
+        try:
+            self._set(read_tenants(self._path))
+        except AttnError as error:
+            log.error("tokens not read again; the old ones stay", reason=error.message)
+            return False
+        log.info("tokens read again", tenants=len(self.all()))
+        return True
+
+    def reload_if_changed(self) -> bool:
+        """As `reload`, if the file is not the one that was read last."""
+        return _stamp(self._path) != self._seen and self.reload()
+
+    def _set(self, by_token: Mapping[str, Tenant]) -> None:
+        self._expected = [(f"Bearer {token}".encode(), tenant) for token, tenant in by_token.items()]
+
+
+def read_tenants(path: Path) -> dict[str, Tenant]:
+    """The tenants of a file that only its owner can read, by token.
+
+    A line is a token, then its tenant's weight or settings: `TOKEN tenant=ann role=user weight=2 max_running=4
+    requests_per_minute=60 tokens_per_minute=20000`. Tokens of one tenant stand in lines of their own, its settings in
+    the first; a tenant without a name is known by its token. The tenant of the first line is the admin unless its line
+    says otherwise. Raises `UserError` for another file; errors do not quote tokens.
+    """
+    try:
+        mode = path.stat().st_mode
+        lines = path.read_text("utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise InvalidValue(f"{FIELD}: {path}: {error.strerror or error}", field=FIELD, given=path) from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise UserError(f"{FIELD}: {path} can be read by others; run: chmod 600 {path}", field=FIELD)
+    found: dict[str, Tenant] = {}
+    for number, line in enumerate(lines, start=1):
+        words = line.split()
+        if words:
+            _add(found, words[0], words[1:], f"{FIELD}: line {number}")
+    if not found:
+        raise UserError(f"{FIELD}: {path} is empty", field=FIELD)
+    return found
+
+
+def _add(found: dict[str, Tenant], token: str, words: list[str], place: str) -> None:
+    if not token.isascii() or not token.isprintable():
+        raise UserError(f"{place}: a token must be printable ASCII", field=FIELD)
+    settings = _settings(words, place)
+    name = settings.pop("tenant", None) or (found[token].name if token in found else tenant_named(token))
+    known = next((tenant for tenant in found.values() if tenant.name == name), None)
+    if token in found and found[token].name != name:
+        raise UserError(f"{place} gives the token of another line another tenant", field=FIELD)
+    tenant = known or Tenant(name=name, role=_role(len(found)))
+    values: dict[str, Any] = {key: _number(key, text, place) for key, text in settings.items() if key != "role"}
+    if "role" in settings:
+        values["role"] = settings["role"]
+    changed = replace(tenant, **values)
+    if known is not None and changed != known:
+        raise UserError(f"{place} gives the tenant of another line other settings", field=FIELD)
+    found[token] = changed
+
+
+def _settings(words: list[str], place: str) -> dict[str, str]:
+    allowed = ("tenant", "role", "weight", *LIMITS)
+    settings: dict[str, str] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals and len(words) == 1:
+            key, text = "weight", word
+        if key not in allowed or key in settings or not text:
+            raise UserError(f"{place}: after the token stand a weight or {', '.join(allowed)}, each as KEY=VALUE")
+        settings[key] = text
+    if settings.get("role", "user") not in get_args(Role):
+        raise UserError(f"{place}: role is one of {', '.join(get_args(Role))}", field=FIELD)
+    name = settings.get("tenant", "x")
+    if not (name.isascii() and name.replace("-", "").replace("_", "").isalnum() and len(name) <= NAME_LENGTH):
+        raise UserError(f"{place}: tenant has letters, digits, '-' and '_', at most {NAME_LENGTH}", field=FIELD)
+    return settings
+
+
+def _number(key: str, text: str, place: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf or (key == "max_running" and number != int(number)):
+        raise UserError(f"{place}: {key} is a number above 0", field=FIELD)
+    return number
+
+
+def _role(place: int) -> Role:
+    return "user" if place else "admin"
+
+
+def _stamp(path: Path | None) -> tuple[int, int, int] | None:
+    """Changes when the file is written or replaced."""
+    try:
+        found = path.stat() if path else None
+    except OSError:
+        return None
+    return (found.st_mtime_ns, found.st_size, found.st_ino) if found else None

@@ -1,0 +1,39 @@
+"""Where the folder of a model is, for whoever asks: on this machine, or in the artefact store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from attn_core.errors import InvalidValue, UnknownName
+from attn_host import find_folder
+from attn_storage import ArtifactStore, ModelRecords
+
+
+class ModelSources:
+    """Folders of models by path or name. Calls may block, for downloads too, and may be made from any thread.
+
+    Without `records` every model is everybody's.
+    """
+
+    def __init__(self, home: Path, records: ModelRecords | None = None, artifacts: ArtifactStore | None = None) -> None:
+        self._home = home
+        self._records = records
+        self._artifacts = artifacts
+
+    def folder(self, source: str, tenant: str | None = None) -> Path:
+        """The folder for a name that this tenant may use, or for an absolute path; None is an admin.
+
+        Raises `UnknownName` with near names of those that it may use, `InvalidValue` for a path from who is no admin,
+        and what fetching from the artefact store raises.
+        """
+        if tenant is not None and Path(source).expanduser().is_absolute():
+            raise InvalidValue.of("source", source, "the name of a model; paths are for admins")
+        records = {record.name: record for record in self._records.all()} if self._records else {}
+        hidden = {name for name, record in records.items() if not record.belongs_to(tenant)}
+        try:
+            return find_folder(source, self._home, hidden)
+        except UnknownName:
+            record = records.get(source)
+            if record is None or source in hidden or not record.artifact or self._artifacts is None:
+                raise
+        return self._artifacts.fetch(record.artifact)

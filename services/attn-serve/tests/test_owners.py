@@ -1,0 +1,125 @@
+"""Models belong to a tenant or to all; to other tenants they do not exist."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from asking_inference import ask, refused
+from attn.v1 import inference_pb2, model_pb2
+from attn.v1.inference_pb2_grpc import InferenceServiceStub
+from attn.v1.model_pb2_grpc import ModelServiceStub
+from attn_core.errors import InvalidValue, UnknownName
+from attn_gateway import Gateway, GatewaySettings, read_tenants, serving
+from attn_serve.sources import ModelSources
+from attn_storage import ArtifactStore, Database, ModelRecord, ModelRecords
+
+TOKENS = "op\none tenant=ann\ntwo tenant=bob\nspare tenant=ann\nfew tenant=eve tokens_per_minute=60\n"
+
+
+@pytest.fixture
+async def gateway(inference: Any, tmp_path: Path) -> AsyncIterator[Gateway]:
+    file = tmp_path / "tokens"
+    file.write_text(TOKENS)
+    file.chmod(0o600)
+    assert read_tenants(file)["op"].is_admin
+    async with serving([inference], GatewaySettings(port=0, token_file=file)) as running:
+        yield running
+
+
+def by(token: str) -> dict[str, Any]:
+    return {"metadata": (("authorization", f"Bearer {token}"),)}
+
+
+async def names(models: ModelServiceStub, token: str) -> list[str]:
+    answer = await models.ListModels(model_pb2.ListModelsRequest(), **by(token))
+    return [model.name for model in answer.models]
+
+
+def load(name: str, source: str = "tiny") -> model_pb2.LoadModelRequest:
+    return model_pb2.LoadModelRequest(name=name, source=source)
+
+
+async def test_a_model_of_one_tenant_does_not_exist_for_another(
+    models: ModelServiceStub, stub: InferenceServiceStub
+) -> None:
+    await models.LoadModel(load("mine"), **by("one"))
+    assert await names(models, "one") == await names(models, "spare") == await names(models, "op") == ["mine", "tiny"]
+    assert await names(models, "two") == ["tiny"]
+    request = ask(model="mine", max_new_tokens=3)
+    assert [message async for message in stub.Generate(request, **by("spare"))]
+    told = set()
+    for name in ("mine", "fine"):
+        for call in (
+            lambda name=name: models.GetModel(model_pb2.GetModelRequest(name=name), **by("two")),
+            lambda name=name: models.UnloadModel(model_pb2.UnloadModelRequest(name=name), **by("two")),
+            lambda name=name: stub.Tokenize(
+                inference_pb2.TokenizeRequest(model=name, prompt=request.prompt), **by("two")
+            ),
+            lambda name=name: stub.GetEngineStats(inference_pb2.GetEngineStatsRequest(model=name), **by("two")),
+            lambda name=name: stub.Generate(ask(model=name), **by("two")).read(),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call()
+            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+            told.add(caught.value.details().replace(name, "NAME"))
+    assert len(told) == 1
+
+
+async def test_the_same_name_may_be_two_tenants_own_model(models: ModelServiceStub, stub: InferenceServiceStub) -> None:
+    await models.LoadModel(load("mine", "tiny"), **by("one"))
+    await models.LoadModel(load("mine", "tiny-linear"), **by("two"))
+    for token, mechanism in (("one", "mha"), ("two", "linear")):
+        found = (await models.GetModel(model_pb2.GetModelRequest(name="mine"), **by(token))).model
+        assert found.mechanisms == [f"attn-variants/{mechanism}"]
+    await models.UnloadModel(model_pb2.UnloadModelRequest(name="mine"), **by("two"))
+    assert (await names(models, "two"), await names(models, "one")) == (["tiny"], ["mine", "tiny"])
+
+
+async def test_everybodys_models_are_used_by_all_and_unloaded_by_admins(models: ModelServiceStub) -> None:
+    async with refused(grpc.StatusCode.PERMISSION_DENIED, "admins"):
+        await models.UnloadModel(model_pb2.UnloadModelRequest(name="tiny"), **by("one"))
+    await models.LoadModel(load("common"), **by("op"))
+    assert "common" in await names(models, "two")
+    await models.UnloadModel(model_pb2.UnloadModelRequest(name="common"), **by("op"))
+    assert await names(models, "two") == ["tiny"]
+
+
+async def test_paths_on_the_server_are_for_admins(models: ModelServiceStub, home: Path) -> None:
+    folder = str(home / "models" / "tiny")
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "admins"):
+        await models.LoadModel(load("there", folder), **by("one"))
+    await models.LoadModel(load("there", folder), **by("op"))
+
+
+async def test_tokens_of_prompts_and_completions_count_against_the_limit_of_a_tenant(
+    stub: InferenceServiceStub,
+) -> None:
+    assert [m async for m in stub.Generate(ask("x" * 40, max_new_tokens=20), **by("few"))]
+    async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "tokens_per_minute=60"):
+        await stub.Generate(ask(max_new_tokens=1), **by("few")).read()
+    assert [m async for m in stub.Generate(ask(max_new_tokens=1), **by("one"))]
+
+
+def test_trained_models_are_found_by_their_owner_on_any_machine(home: Path, tmp_path: Path) -> None:
+    """Two homes stand for two machines that share records and artefacts."""
+    with Database(f"sqlite:///{tmp_path}/records.sqlite3") as database:
+        records = ModelRecords(database)
+        url = f"file://{tmp_path}/store"
+        ArtifactStore(url, tmp_path / "first").publish("tiny", home / "models" / "tiny", "ann")
+        records.record(ModelRecord("tiny", "ann", artifact="tiny"))
+        other = ModelSources(tmp_path / "other-home", records, ArtifactStore(url, tmp_path / "second"))
+        for tenant in ("ann", None):
+            assert (other.folder("tiny", tenant) / "config.json").read_bytes() == (
+                home / "models" / "tiny" / "config.json"
+            ).read_bytes()
+        for sources in (other, ModelSources(home, records)):
+            with pytest.raises(UnknownName) as caught:
+                sources.folder("tiny", "bob")
+            assert "did you mean 'tiny'" not in caught.value.message
+        with pytest.raises(InvalidValue):
+            other.folder("~/models", "bob")
