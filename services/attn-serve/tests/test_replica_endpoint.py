@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -139,6 +140,26 @@ async def test_a_replica_that_falls_silent_is_lost(server: ReplicaServer, monkey
         monkeypatch.setattr(messages, "HEARTBEAT_SECONDS", 60.0)
         await until(lambda: gateway.lost)
         assert gateway.lost == [gateway.client]
+
+
+async def test_a_call_in_flight_when_the_connection_is_closed_goes_on_elsewhere(
+    server: ReplicaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not cancelled: only its caller may do that."""
+    submit, held = server.host.submit, threading.Event()
+    monkeypatch.setattr(server.host, "submit", lambda task: (held.wait(10), submit(task)))
+    gateway = Gateway(server)
+    await gateway.client.connect()
+    lost, cancelled = (asyncio.create_task(gateway.tokens(task())) for _ in range(2))
+    await until(lambda: len(gateway.client.tasks) == 2)
+    await asyncio.sleep(0.05)
+    cancelled.cancel()
+    await gateway.client.close()
+    with pytest.raises(EngineLost):
+        await lost
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    held.set()
 
 
 async def test_a_replica_that_drains_says_so_and_waits_for_its_tasks(server: ReplicaServer) -> None:

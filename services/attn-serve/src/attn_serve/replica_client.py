@@ -80,6 +80,12 @@ class ReplicaClient:
             data = await self._ask(messages.encode_call(method, *arguments), metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise EngineLost(f"the connection to replica {self.id} broke: {error.code().name}") from error
+        except asyncio.CancelledError:
+            # gRPC cancels the calls of a channel that is closed: only the caller's own wish is to be obeyed.
+            task = asyncio.current_task()
+            if not self.gone or (task is not None and task.cancelling()):
+                raise
+            raise EngineLost(f"the connection to replica {self.id} was closed") from None
         except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:
             raise EngineLost(f"the connection to replica {self.id} is closed") from error
         return messages.decode_answer(method, cast("bytes", data))
