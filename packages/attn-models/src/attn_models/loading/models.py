@@ -50,6 +50,7 @@ from attn_models.quantization.quantize import (
 )
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import CheckpointFolder, Verify, read_folder, write_folder
+from attn_models.weights.quantized_tensors import with_plain_weights
 
 PLACES = ("mechanism", "encoder", "decoder", "cross")
 """Fields of a config that name mechanisms."""
@@ -206,7 +207,7 @@ def load_model(
         raise InvalidValue.of("dtype", dtype, ", ".join(FLOATS))
     if quantization not in (None, *QUANTIZATIONS):
         raise InvalidValue.of("quantization", quantization, ", ".join(QUANTIZATIONS))
-    checkpoint = read_folder(folder, verify=verify, device=place)
+    checkpoint = with_plain_weights(read_folder(folder, verify=verify, device=place))
     joined = quantization == "auto" and place.type == "cuda"
     if quantization == "none" or (quantization == "auto" and (name != "float32" or place.type != "cpu")):
         quantization = None
