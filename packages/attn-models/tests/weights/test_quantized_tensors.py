@@ -304,7 +304,7 @@ def test_tensors_that_are_not_those_of_the_format_are_refused_by_name(plain, for
 def test_a_folder_that_says_it_is_quantised_and_is_not_is_refused(plain, tmp_path):
     config, tensors = plain
     write_folder(tmp_path / "model", config | {"quantization_config": BLOCKED}, tensors)
-    with pytest.raises(CheckpointInvalid, match="quantization_config says Fp8, but no tensor is stored so"):
+    with pytest.raises(CheckpointInvalid, match="quantization_config: says Fp8, but no tensor is stored so"):
         load_model(tmp_path / "model")
 
 

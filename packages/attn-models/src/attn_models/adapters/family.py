@@ -152,7 +152,8 @@ class FamilyAdapter(StateDictAdapter):
         choices = [self._choice(values, fields, layer) for layer in range(required_count(fields, "num_layers"))]
         first = choices[0]
         pattern = () if all(choice == first for choice in choices) else tuple(choices)
-        return self.Config(**fields, mechanism=first.mechanism, options=first.options, pattern=pattern)
+        config: DecoderConfig = self.Config(**fields, mechanism=first.mechanism, options=first.options, pattern=pattern)
+        return config
 
     def _choice(self, values: Mapping[str, Any], fields: Mapping[str, Any], layer: int) -> AttentionChoice:
         options = self.layer_options(values, layer)
