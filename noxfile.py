@@ -19,7 +19,8 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "tools"))
 
-import changelog_settings  # noqa: E402 -- these three lie in the folder that the line above adds
+import changelog_settings  # noqa: E402 -- these four lie in the folder that the line above adds
+import release as release_of  # noqa: E402
 import releases  # noqa: E402
 import workspace  # noqa: E402
 
@@ -141,6 +142,12 @@ def types(session: nox.Session) -> None:
 def imports(session: nox.Session) -> None:
     """Who may import whom (.importlinter)."""
     run_in("dev", session, "lint-imports", *session.posargs)
+
+
+@nox.session(venv_backend="none", requires=["dev"], default=False)
+def cluster(session: nox.Session) -> None:
+    """Replicas killed for five minutes under mixed streams, and what else needs several replicas and minutes."""
+    run_in("dev", session, "python", "-m", "pytest", "-m", "cluster", "-s", "--timeout", "900", *session.posargs)
 
 
 @nox.session(python=PYTHON)
@@ -316,7 +323,52 @@ def oldest_core(session: nox.Session, plugin: workspace.Package) -> str:
 def changelog(session: nox.Session) -> None:
     """The next changelog entry of the packages after --, as a draft: nox -s changelog -- attn-core."""
     install(session, *group("changelog"))
-    for name in session.posargs or [name for name in PACKAGES if (ROOT / "changelog.d" / name).is_dir()]:
+    write_changelogs(session, session.posargs, "--draft")
+
+
+def write_changelogs(session: nox.Session, names: list[str], *options: str) -> None:
+    """Run towncrier for these packages, or for all that have pieces."""
+    for name in names or [name for name in PACKAGES if (ROOT / "changelog.d" / name).is_dir()]:
         settings = Path(session.create_tmp()) / "towncrier.toml"
         settings.write_text(changelog_settings.of(PACKAGES[name]), encoding="utf-8")
-        session.run("towncrier", "build", "--draft", "--config", str(settings), "--dir", str(ROOT))
+        session.run("towncrier", "build", *options, "--config", str(settings), "--dir", str(ROOT))
+
+
+@nox.session(python=PYTHON, requires=["wheels"], default=False)
+def release(session: nox.Session) -> None:
+    """Everything of a release in dist/: wheels, source archives, a bill of materials, hashes; and it installs.
+
+    With `-- --changelogs` the pieces of changelog.d become a CHANGELOG.md beside each package's manifest, to be
+    committed. Uploading is left to the index's own action, which attests where the files come from.
+    """
+    install(session, *group("build", "changelog", "release"))
+    if "--changelogs" in session.posargs:
+        write_changelogs(session, [], "--yes")
+    for package in PACKAGES.values():
+        with session.chdir(package.folder):
+            session.run("hatchling", "build", "-t", "sdist", "-d", str(WHEELS), silent=True)
+    fresh = Path(session.create_tmp()) / "fresh"
+    session.run("python", "-m", "virtualenv", "--clear", "--quiet", str(fresh))
+    python = str(fresh / "bin" / "python")
+    pip = [python, "-m", "pip", "install", "-qq", "-c", str(CONSTRAINTS)]
+    session.run(*pip, *group("torch"), external=True)
+    session.run(
+        *pip, "--find-links", str(WHEELS), *(f"{name}=={one.version}" for name, one in PACKAGES.items()), external=True
+    )
+    session.run(python, "-m", "pip", "check", external=True)
+    session.run(str(fresh / "bin" / "attn"), "doctor", external=True)
+    session.run("cyclonedx-py", "environment", python, "-o", str(WHEELS / "attn.cdx.json"))
+    session.log(f"hashes: {release_of.write_sums(WHEELS)}")
+
+
+@nox.session(python=PYTHON, requires=["wheels"], default=False)
+@nox.parametrize("line", [nox.param(found, id=found.label) for found in release_of.install_sets()])
+def installs(session: nox.Session, line: release_of.InstallSet) -> None:
+    """A line of README's section Install, from wheels alone: it brings the commands that it promises, and no CUDA."""
+    if workspace.needs_torch(workspace.closure(set(line.packages), PACKAGES), PACKAGES):
+        install_torch(session)
+    install(session, "--find-links", str(WHEELS), *line.packages)
+    refuse_cuda(session)
+    session.run("python", "-m", "pip", "check")
+    for command in line.commands:
+        session.run("attn", command, "--help", silent=True)

@@ -32,6 +32,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "run": ("/nowhere/at/all",),
     "serve": ("--host", "192.0.2.1"),
     "train": (*NOWHERE,),
+    "transcribe": ("--model", "/nowhere/at/all", "talk.wav"),
     "translate": ("--model", "/nowhere/at/all", "text"),
 }
 """What each command is given beside a device, so that it comes to no more than an error."""

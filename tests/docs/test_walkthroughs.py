@@ -124,9 +124,8 @@ def test_the_translation_of_the_readme_knows_its_words(reader: Reader) -> None:
     assert len(lines) == 2
     trained = f"{lines[0].partition(' #')[0].rstrip()} --steps {STEPS} --bleu-sentences 0"
     (sentence,) = re.findall(r'attn translate swapped "([^"]+)"', lines[1])
-    served = reader.script(
-        f"attn serve --ready-file ready.json &\nuntil [ -e ready.json ]; do sleep 1; done\n{trained}"
-    )
+    waited = "until [ -e ready.json ]; do sleep 1; done"
+    served = reader.script(f"attn serve --log-level warning --ready-file ready.json &\n{waited}\n{trained}")
     out = reader.types(f"set -e\n{served}\n{lines[1]}")
     said = out.partition("swapped is serving")[2].partition("\n")[2].replace("+ set +x", "").split()
     assert all(re.fullmatch(r"t\d+", word) for word in said), out  # after so few steps it may say nothing

@@ -81,3 +81,8 @@ def test_explain_says_who_computes_an_operation_on_rows_and_refuses_forms_that_i
     answer = attn("explain", "gate", "--form", "relu")
     assert answer.returncode != 0
     assert "silu, gelu, gelu_tanh" in answer.stderr
+
+
+def test_a_price_without_known_models_says_which_package_has_them() -> None:
+    answer = attn("cost", "gpt2", plugins="attn-cli")
+    assert answer.stderr.splitlines() == ["attn: the price of a known model needs attn-models: pip install attn-models"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -70,6 +71,12 @@ def test_every_command_explains_itself(shell: Shell, command: Any) -> None:
     code, out, _ = shell.run(command.name, "--help")
     assert code == 0
     assert "Usage" in out
+
+
+def test_generate_says_on_stderr_how_fast_it_was_if_asked(shell: Shell) -> None:
+    code, out, err = shell.run("generate", "words", "a b", "--max-new-tokens", "3", "--verbose")
+    assert (code, out) == (0, "a b a \n")
+    assert re.fullmatch(r"attn: 2 prompt tokens, 3 generated: the first after [\d.]+ s, then [\d.]+ tokens/s\n", err)
 
 
 def test_generate_prints_the_text(shell: Shell) -> None:

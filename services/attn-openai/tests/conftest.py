@@ -100,7 +100,7 @@ class LocalInference:
         await self.fleet.stop(shutdown_timeout)
 
     @staticmethod
-    def _make(name: str, folder: Path, config: EngineConfig) -> EngineClient:
+    def _make(name: str, folder: Path, config: EngineConfig, deployment: Any) -> EngineClient:
         return EngineClient(InProcessBackend(folder, config))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -98,6 +100,27 @@ async def test_tokens_are_those_of_grpc(http: httpx2.AsyncClient, settings: Gate
     assert refused.json()["error"]["type"] == "authentication_error"
     assert refused.headers["www-authenticate"] == "Bearer"
     assert (await http.get("/health")).status_code == 200
+    stream = CHAT | {"stream": True}
+    assert (await post(http, stream)).status_code == 401
+    answer = await http.post("/v1/chat/completions", json=stream, headers={"authorization": "Bearer two"})
+    assert answer.text.endswith("data: [DONE]\n\n")
+    assert '"error"' not in answer.text
+
+
+async def test_tokens_may_be_in_a_file_and_other_names_of_the_host_are_let_in_then(
+    inference: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("secret\n")
+    file.chmod(0o600)
+    server = UvicornServer()
+    async with (
+        serving([inference], GatewaySettings(port=0, http_port=0, token_file=file), http=server),
+        httpx2.AsyncClient(base_url=f"http://{server.address}") as http,
+    ):
+        headers = {"host": "models.example", "authorization": "Bearer secret"}
+        assert (await http.get("/v1/models", headers=headers)).status_code == 200
+        assert (await http.get("/v1/models", headers={"host": "models.example"})).status_code == 401
 
 
 async def test_a_deadline_ends_the_request_with_504(http: httpx2.AsyncClient) -> None:
@@ -180,3 +203,12 @@ async def test_every_path_of_the_table_is_answered_and_no_other(http: httpx2.Asy
     assert unknown.status_code == 404
     assert "/v1/chat/completions" in unknown.json()["error"]["message"]
     assert (await http.get("/v1/chat/completions")).status_code == 405
+
+
+async def test_small_answers_do_not_wait_for_acknowledgements(http: httpx2.AsyncClient) -> None:
+    spent = []
+    for _ in range(20):
+        start = time.perf_counter()
+        await http.get("/version")
+        spent.append(time.perf_counter() - start)
+    assert sorted(spent)[2] < 0.03  # with Nagle's algorithm each takes 40 ms

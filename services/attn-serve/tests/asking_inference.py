@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -52,3 +52,12 @@ async def refused(code: grpc.StatusCode, *words: str) -> AsyncIterator[None]:
     assert caught.value.code() is code, caught.value.details()
     for word in words:
         assert word in (caught.value.details() or "")
+
+
+async def until(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Wait until something is so; raises `TimeoutError`."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError
+        await asyncio.sleep(0.005)

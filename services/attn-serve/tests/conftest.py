@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -108,7 +109,7 @@ class LocalInference:
         await self.fleet.stop(shutdown_timeout)
 
     @staticmethod
-    def _make(name: str, folder: Path, config: EngineConfig) -> EngineClient:
+    def _make(name: str, folder: Path, config: EngineConfig, deployment: Any) -> EngineClient:
         return EngineClient(InProcessBackend(folder, config))
 
 

@@ -8,7 +8,6 @@ import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -16,11 +15,12 @@ from attn_core.errors import DeadlineExceeded, InvalidValue, Unavailable
 from attn_gateway import Cluster, ClusterSettings
 from attn_gateway.ray_gpus import known_gpus
 from attn_host import EmbedTask, TextTask
-from attn_schema import AttentionMapsRequest, EngineConfig, Prompt, SamplingParams, ScoringParams, StructuredOutput
+from attn_schema import AttentionMapsRequest, EngineConfig, Prompt, SamplingParams, ScoringParams
 from attn_serve.engine_client import EngineClient
 from attn_serve.in_process import InProcessBackend
 from attn_serve.ray_backend import RayBackend
 from low_rank import make_adapter
+from mixed_requests import mixed_tasks, outcome
 
 ONE_THREAD = EngineConfig(num_threads=1)
 
@@ -43,35 +43,6 @@ def far_engine(folder: Path) -> EngineClient:
 
 def generation(tokens: int = 24) -> TextTask:
     return TextTask(prompt=Prompt(text="To be"), params=SamplingParams(max_new_tokens=tokens))
-
-
-def mixed_tasks() -> dict[str, TextTask]:
-    """Requests of every kind, long enough to be caught in the middle."""
-    long, prompt = SamplingParams(max_new_tokens=200, ignore_eos=True), Prompt(text="To be or not to be")
-    sampled = long.replace(temperature=1.0, seed=5)
-    kinds: dict[str, SamplingParams | ScoringParams] = {
-        "greedy": long,
-        "sampled": sampled,
-        "unseeded greedy with penalties": long.replace(repetition_penalty=1.3, frequency_penalty=0.5),
-        "several with log probabilities": sampled.replace(n=3, top_logprobs=2),
-        "structured": sampled.replace(ignore_eos=False, structured_output=StructuredOutput(regex="[a-z ]{190}[.]")),
-        "stop": sampled.replace(seed=9, stop=("qz", "zq")),
-        "beams": SamplingParams(max_new_tokens=60, num_beams=3, n=2),
-        "scores": ScoringParams(top_logprobs=1),
-    }
-    return {name: TextTask(prompt=prompt, params=params) for name, params in kinds.items()}
-
-
-async def outcome(engine: EngineClient, task: TextTask, begun: asyncio.Semaphore | None = None) -> tuple[Any, Any, int]:
-    """Texts and tokens by completion, and how often the request moved; `begun` counts first tokens."""
-    texts: dict[int, str] = {}
-    ids: dict[int, list[int]] = {}
-    async for delta in engine.generate(task):
-        if begun is not None and not ids:
-            begun.release()
-        texts[delta.index] = texts.get(delta.index, "") + delta.text
-        ids.setdefault(delta.index, []).extend(token.id for token in delta.tokens)
-    return texts, ids, delta.resumptions
 
 
 async def text_of(engine: EngineClient, wanted: TextTask) -> str:
@@ -197,7 +168,7 @@ class TestRayEngine:
         near, engine = near_engine(folder), far_engine(folder)
         await near.start()
         await engine.start()
-        wanted = {name: await outcome(near, task) for name, task in mixed_tasks().items()}
+        wanted = {name: (await outcome(near, task)).said for name, task in mixed_tasks().items()}
         await near.stop(0)
         begun = asyncio.Semaphore(0)
         running = [asyncio.create_task(outcome(engine, task, begun)) for task in mixed_tasks().values()]
@@ -205,8 +176,8 @@ class TestRayEngine:
             await begun.acquire()
         os.kill(await engine.backend.pid(), signal.SIGKILL)
         found = dict(zip(wanted, await asyncio.wait_for(asyncio.gather(*running), timeout=120), strict=True))
-        assert [name for name in wanted if found[name][:2] != wanted[name][:2]] == []
-        assert max(moves for _, _, moves in found.values()) == 1
+        assert [name for name in wanted if found[name].said != wanted[name]] == []
+        assert max(one.resumptions for one in found.values()) == 1
         os.kill(await engine.backend.pid(), signal.SIGKILL)
         with pytest.raises(DeadlineExceeded):
             await text_of(engine, replace(generation(250), timeout=0.4))

@@ -13,6 +13,7 @@ from attn_schema import (
     AttentionMap,
     ChatMessage,
     Completion,
+    DeploymentConfig,
     EngineConfig,
     EngineStats,
     Mechanism,
@@ -151,13 +152,18 @@ class AsyncModels:
         *,
         engine: EngineConfig | None = None,
         base_model: str = "",
+        deployment: DeploymentConfig | None = None,
         timeout: float | None = None,
     ) -> ModelInfo:
         """Load a model from a folder on the server, a registered name or a finished job; returns when it serves.
 
         A LoRA adapter is loaded on `base_model`, by default the loaded model that it is for.
         """
-        return await self._connection.unary(models.load_model(name, source, engine, base_model), timeout)
+        return await self._connection.unary(models.load_model(name, source, engine, base_model, deployment), timeout)
+
+    async def scale(self, name: str, deployment: DeploymentConfig, *, timeout: float | None = None) -> ModelInfo:
+        """Change how many engines serve a model, which go on meanwhile; returns when there are as many."""
+        return await self._connection.unary(models.scale_model(name, deployment), timeout)
 
     async def unload(self, name: str, *, shutdown_timeout: float | None = None, timeout: float | None = None) -> None:
         """Take a model out of service, once its running requests have ended or `shutdown_timeout` are over."""

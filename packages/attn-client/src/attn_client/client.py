@@ -10,6 +10,7 @@ from types import TracebackType
 from attn_core.errors import AttnError, Unavailable
 from attn_schema import (
     AttentionMap,
+    DeploymentConfig,
     EngineConfig,
     EngineStats,
     Mechanism,
@@ -125,13 +126,18 @@ class Models:
         *,
         engine: EngineConfig | None = None,
         base_model: str = "",
+        deployment: DeploymentConfig | None = None,
         timeout: float | None = None,
     ) -> ModelInfo:
         """Load a model from a folder on the server, a registered name or a finished job; returns when it serves.
 
         A LoRA adapter is loaded on `base_model`, by default the loaded model that it is for.
         """
-        return self._connection.unary(models.load_model(name, source, engine, base_model), timeout)
+        return self._connection.unary(models.load_model(name, source, engine, base_model, deployment), timeout)
+
+    def scale(self, name: str, deployment: DeploymentConfig, *, timeout: float | None = None) -> ModelInfo:
+        """Change how many engines serve a model, which go on meanwhile; returns when there are as many."""
+        return self._connection.unary(models.scale_model(name, deployment), timeout)
 
     def unload(self, name: str, *, shutdown_timeout: float | None = None, timeout: float | None = None) -> None:
         """Take a model out of service, once its running requests have ended or `shutdown_timeout` are over."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -66,20 +65,7 @@ def from_status(status: Status) -> errors.AttnError:
     if any(detail.Unpack(info) for detail in status.details):
         reason, facts = info.reason, dict(info.metadata)
     code = next((code for code in grpc.StatusCode if code.value[0] == status.code), grpc.StatusCode.UNKNOWN)
-    kind = _by_reason().get(reason) or BY_CODE.get(code, errors.InternalError)
-    error = kind.__new__(kind)
-    errors.AttnError.__init__(error, status.message, **facts)
-    return error
-
-
-def _by_reason() -> dict[str, type[errors.AttnError]]:
-    return {kind.reason: kind for kind in _below(errors.AttnError)}
-
-
-def _below(kind: type[errors.AttnError]) -> Iterator[type[errors.AttnError]]:
-    for below in kind.__subclasses__():
-        yield below
-        yield from _below(below)
+    return errors.error_of_reasons([reason, BY_CODE.get(code, errors.InternalError).reason], status.message, facts)
 
 
 def _status_in(metadata: Any) -> Status | None:

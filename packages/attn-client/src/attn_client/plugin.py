@@ -12,6 +12,8 @@ COMMANDS = {
     "train": ("Train a model on the server and watch it.", "train:train_command"),
     "jobs": ("List, show, watch, cancel and resume training jobs.", "jobs:app"),
     "models": ("List, load and unload the models of a server; list and remove those of this machine.", "models:app"),
+    "bench": ("Measure the throughput and latency of a server.", "bench:app"),
+    "top": ("Watch the models, requests and jobs of a server.", "top:top_command"),
     "map": ("Draw the attention weights of a sentence.", "map:map_command"),
 }
 

@@ -238,3 +238,16 @@ class LayerFailed(InternalError):
         """The error for the part of the model called `layer`, the mechanism it attends with, and what came of it."""
         named = layer if mechanism is None else f"{layer} (mechanism {mechanism!r})"
         return cls(f"layer {named} failed: {what}", layer=layer, mechanism=mechanism or "", what=what)
+
+
+def error_of_reasons(reasons: Iterable[str], message: str, metadata: dict[str, str]) -> AttnError:
+    """The error that another process raised: of the first of these reasons that is known here, else `InternalError`."""
+    known: dict[str, type[AttnError]] = {}
+    for kind in _below(AttnError):
+        known.setdefault(kind.reason, kind)  # that of the class above, where one has no reason of its own
+    found = next((known[reason] for reason in reasons if reason in known), InternalError)
+    return _rebuild(found, message, metadata)
+
+
+def _below(kind: type[AttnError]) -> list[type[AttnError]]:
+    return [kind, *(found for below in kind.__subclasses__() for found in _below(below))]

@@ -121,7 +121,10 @@ class Engine:
         self._isolator = FaultIsolator(self._runner, self._scheduler)
         self._diagnosis = FaultDiagnosis(self._runner, self._scheduler.prefixes, config.batch_sizes[1])
         self._limits = ModelLimits(
-            vocab_size=model.vocab_size, max_seq_len=model.max_seq_len, max_encoder_len=self._runner.max_encoder_len
+            vocab_size=model.vocab_size,
+            max_seq_len=model.max_seq_len,
+            max_encoder_len=self._runner.max_encoder_len,
+            encoder_features=getattr(model, "encoder_features", None),
         )
         self._groups: dict[str, SequenceGroup] = {}
         self._outputs: list[RequestOutput] = []
@@ -329,7 +332,7 @@ class Engine:
             sequence = chunk.sequence
             try:
                 if not sequence.encoder_written:
-                    self._runner.encode(sequence.number, sequence.request.encoder_token_ids)
+                    self._runner.encode(sequence.number, sequence.request.encoder_input)
                     sequence.encoder_written = True
             except Exception as error:
                 log.exception("request %s: the encoder failed", sequence.id)

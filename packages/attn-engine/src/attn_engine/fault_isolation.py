@@ -143,7 +143,7 @@ class FaultDiagnosis:
             return None
         with NanTracer(self._runner.model) as tracer:
             try:
-                self._runner.encode(number, sequence.request.encoder_token_ids)
+                self._runner.encode(number, sequence.request.encoder_input)
                 while sequence.pending and tracer.failure is None:
                     length = self._prefixes.chunk(sequence, min(sequence.pending, self._max_batched))
                     chunk = ScheduledChunk(sequence, length)

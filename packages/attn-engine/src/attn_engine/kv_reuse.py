@@ -100,12 +100,12 @@ class KVOffload:
         self._store.release(sequence.number)
         sequence.computed = self._exporter.restore(sequence.number, offloaded.exported)
         self._store.reserve(sequence.number, room)
-        sequence.encoder_written = sequence.request.encoder_token_ids is not None
+        sequence.encoder_written = sequence.request.encoder_input is not None
         self.reloaded_tokens += sequence.computed
 
 
 def _can_resume(sequence: Sequence) -> bool:
     """Whether the next step needs only the KV cache: scoring needs every token computed, and a beam with nothing left
     to compute has logits that are in no cache."""
-    written = sequence.encoder_written or sequence.request.encoder_token_ids is None
+    written = sequence.encoder_written or sequence.request.encoder_input is None
     return written and sequence.scoring is None and sequence.computed > 0 and sequence.pending > 0

@@ -87,6 +87,11 @@ class EngineLoop:
         self.submit(request, outputs.put)
         return self._stream(request.id, outputs)
 
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
     def stats(self) -> EngineStats:
         """How busy the engine was after the last step."""
         return self._stats

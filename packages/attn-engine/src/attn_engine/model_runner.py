@@ -52,11 +52,15 @@ class ModelRunner:
         self.has_encoder = any(isinstance(spec, Source) for spec in states)
         self.max_encoder_len = cast("EncoderDecoderModel", model).max_encoder_len if self.has_encoder else None
 
-    def encode(self, number: int, encoder_token_ids: Sequence[int] | None) -> None:
-        """Run the encoder for a sequence that was just admitted, if the model has one."""
-        if self.has_encoder and encoder_token_ids is not None:
+    def encode(self, number: int, encoder_input: Sequence[int] | Tensor | None) -> None:
+        """Run the encoder over tokens or features for a sequence that was just admitted, if the model has one."""
+        if self.has_encoder and encoder_input is not None:
             model = cast("EncoderDecoderModel", self.model)
-            self.store.write_source(number, model.encode(self._tensor(list(encoder_token_ids))))
+            if isinstance(encoder_input, Tensor):
+                source = encoder_input.to(self.device)
+            else:
+                source = self._tensor(list(encoder_input))
+            self.store.write_source(number, model.encode(source))
 
     def run(
         self, chunks: Sequence[ScheduledChunk], tracer: NanTracer | None = None

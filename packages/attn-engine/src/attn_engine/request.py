@@ -11,6 +11,7 @@ from attn_core.errors import AttnError, ContextLengthExceeded, InvalidValue
 from attn_core.models import RequestAdapter
 from attn_schema import OutputDelta, Resumption, SamplingParams, ScoringParams
 from attn_schema.sampling import DEFAULT_MAX_NEW_TOKENS
+from torch import Tensor
 
 GREEDY = SamplingParams()
 
@@ -19,8 +20,9 @@ GREEDY = SamplingParams()
 class Request:
     """A prompt to complete (`params` are `SamplingParams`) or to score (`params` are `ScoringParams`).
 
-    `token_ids` is the prompt; `encoder_token_ids` what the encoder of an encoder-decoder model reads. `deadline` is a
-    time of `time.monotonic()`, in seconds. Requests are scheduled by `priority`, highest first, then by `tenant` (fair
+    `token_ids` is the prompt; `encoder_token_ids` what the encoder of an encoder-decoder model reads, or
+    `encoder_features` [frames, size], floating point, where it hears audio. `deadline` is a time of
+    `time.monotonic()`, in seconds. Requests are scheduled by `priority`, highest first, then by `tenant` (fair
     queueing, see `EngineConfig.tenant_weights`), then by deadline and arrival. The KV cache of equal prefixes is shared
     between requests of one `scope`, such as a tenant's, and one `adapter`, with which the model computes; None shares
     nothing.
@@ -34,6 +36,7 @@ class Request:
     token_ids: tuple[int, ...]
     params: SamplingParams | ScoringParams = GREEDY
     encoder_token_ids: tuple[int, ...] | None = None
+    encoder_features: Tensor | None = None
     deadline: float | None = None
     priority: int = 0
     scope: str | None = ""
@@ -45,6 +48,11 @@ class Request:
         object.__setattr__(self, "token_ids", tuple(self.token_ids))
         if self.encoder_token_ids is not None:
             object.__setattr__(self, "encoder_token_ids", tuple(self.encoder_token_ids))
+
+    @property
+    def encoder_input(self) -> tuple[int, ...] | Tensor | None:
+        """What the encoder reads: features, or tokens; None for a model without one."""
+        return self.encoder_token_ids if self.encoder_features is None else self.encoder_features
 
     @property
     def n(self) -> int:
@@ -89,11 +97,13 @@ class RequestOutput(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelLimits:
-    """What a request must fit; `max_encoder_len` is None for a model without an encoder. All in tokens."""
+    """What a request must fit, in tokens; `max_encoder_len` is None for a model without an encoder. `encoder_features`
+    is the shape of what a model reads that hears audio, None for one that reads tokens."""
 
     vocab_size: int
     max_seq_len: int
     max_encoder_len: int | None
+    encoder_features: tuple[int, int] | None = None
 
     def max_new_tokens(self, request: Request) -> int:
         """The most tokens to generate for a request; 0 for scoring."""
@@ -108,7 +118,9 @@ class ModelLimits:
         self._check_ids("token_ids", request.token_ids)
         if isinstance(request.params, SamplingParams):
             self._check_ids("logit_bias", request.params.logit_bias, required=False)
-        self._check_encoder_ids(request.encoder_token_ids)
+        if self.encoder_features is None:
+            self._check_encoder_ids(request.encoder_token_ids)
+        self._check_encoder_features(request)
         new_tokens = self.max_new_tokens(request)
         if len(request.token_ids) + new_tokens > self.max_seq_len:
             raise ContextLengthExceeded.of(len(request.token_ids), new_tokens, self.max_seq_len)
@@ -135,6 +147,16 @@ class ModelLimits:
                 raise InvalidValue.of(field, f"{received} tokens", f"fewer than {new_tokens}, max_new_tokens")
             if isinstance(params, ScoringParams) and partial.token_ids != request.token_ids[:received]:
                 raise InvalidValue.of(field, "other tokens", "the beginning of the prompt that is scored")
+
+    def _check_encoder_features(self, request: Request) -> None:
+        name, given = "encoder_features", request.encoder_features
+        shape = None if given is None else tuple(given.shape)
+        if shape != self.encoder_features:
+            wanted = self.encoder_features
+            allowed = f"the shape {wanted}, as the model hears audio" if wanted else "none, as the model hears no audio"
+            raise InvalidValue.of(name, "none" if shape is None else f"the shape {shape}", allowed)
+        if self.encoder_features is not None and request.encoder_token_ids is not None:
+            raise InvalidValue.of("encoder_token_ids", "tokens", "none, as the model hears audio")
 
     def _check_encoder_ids(self, ids: tuple[int, ...] | None) -> None:
         name = "encoder_token_ids"

@@ -110,7 +110,8 @@ class Sequence:
             self.penalizes_counts = params.frequency_penalty != 0 or params.presence_penalty != 0
             self.num_speculative_tokens = params.num_speculative_tokens if params.num_beams == 1 else 0
         self.seed = random.getrandbits(64) if seed is None else (seed + self.index) % SEED_LIMIT
-        shares = self.request.scope is not None and self.scoring is None
+        heard = self.request.encoder_features is not None  # nobody asks whether two audios are equal
+        shares = self.request.scope is not None and self.scoring is None and not heard
         adapter = self.request.adapter.key if self.request.adapter is not None else ""
         self.scope = f"{self.request.scope}\0{self.request.encoder_token_ids}\0{adapter}" if shares else None
         self.stops = StopStrings(stop)

@@ -103,6 +103,11 @@ class EngineHost(ModelHost):
         with self._adapters.using(adapter):
             return compute_maps(self._loaded, request, self._tokenizer)
 
+    @property
+    def alive(self) -> bool:
+        """Whether the engine's thread runs."""
+        return self._loop.alive
+
     def stats(self) -> EngineStats:
         """How busy the engine is."""
         return self._loop.stats()

@@ -101,6 +101,11 @@ class ModelHost:
         del adapter
         raise Incompatible(self.REFUSAL, layers=request.layers)
 
+    @property
+    def alive(self) -> bool:
+        """Whether it can still answer."""
+        return True
+
     def stats(self) -> EngineStats:
         """How busy the model is."""
         raise NotImplementedError

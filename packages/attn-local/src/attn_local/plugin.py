@@ -24,11 +24,16 @@ def local_client(engine: Any) -> Any:
 
 @hookimpl
 def attn_commands() -> list[Command]:
-    """`attn run`."""
+    """`attn run` and `attn transcribe`."""
     return [
+        Command(
+            name="transcribe",
+            summary="Write down what is said in audio files, with a model that runs here.",
+            target="attn_local.transcribe:transcribe_command",
+        ),
         Command(
             name="run",
             summary="Fetch a model if it is not here, and chat with it.",
             target="attn_local.run:run_command",
-        )
+        ),
     ]

@@ -274,3 +274,19 @@ def test_a_folder_of_quantised_weights_is_not_converted(tmp_path) -> None:
     folder = write_folder(tmp_path / "packed", {"quantization_config": {}}, {"weight": torch.ones(1)})
     with pytest.raises(Incompatible, match="quantised"):
         convert(folder, tmp_path / "target")
+
+
+@pytest.mark.parametrize("family", ["llama", "bert", "vit", "t5"])
+def test_a_folder_whose_only_tensor_belongs_to_no_model_is_not_converted(family, tmp_path) -> None:
+    sizes = {"vocab_size": 4, "hidden_size": 4, "intermediate_size": 4, "max_position_embeddings": 4}
+    counts = {"num_hidden_layers": 1, "num_attention_heads": 1, "image_size": 4, "patch_size": 4}
+    t5 = (
+        {"d_model": 4, "d_kv": 4, "d_ff": 4, "num_layers": 1, "num_heads": 1, "hidden_size": 4}
+        if family == "t5"
+        else {}
+    )
+    config = {"model_type": family, **sizes, **(t5 or counts)}
+    write_folder(tmp_path / "odd", config, {"nothing": torch.zeros(4, 4)})
+    with pytest.raises(CheckpointInvalid, match="'nothing' has no place in the model"):
+        convert(tmp_path / "odd", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

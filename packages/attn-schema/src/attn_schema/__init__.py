@@ -9,6 +9,7 @@ from attn_schema.catalog import (
     Paper,
     StateKind,
 )
+from attn_schema.deployment import DeploymentConfig
 from attn_schema.device import DeviceConfig
 from attn_schema.engine import EngineConfig, EngineStats
 from attn_schema.inference import (
@@ -61,6 +62,7 @@ __all__ = [
     "Completion",
     "ConnectionOptions",
     "DataConfig",
+    "DeploymentConfig",
     "DeviceConfig",
     "EarlyStopping",
     "ElementType",

@@ -46,6 +46,7 @@ class ModelInfo(Schema, frozen=True, kw_only=True):
     note: Annotated[
         str, Meta(description="An option that the model cannot follow, such as tree speculation; empty if none.")
     ] = ""  # fmt: skip
+    replicas: Annotated[int, Meta(description="Engines that answer for it now.")] = 0
 
 
 class Paper(Schema, frozen=True, kw_only=True):

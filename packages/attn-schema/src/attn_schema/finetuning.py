@@ -56,3 +56,52 @@ class LoraConfig(Checked, frozen=True, kw_only=True):
     def alpha(self) -> float:
         """`lora_alpha`, or its default."""
         return DEFAULT_ALPHA_PER_RANK * float(self.lora_rank or 1) if self.lora_alpha is None else self.lora_alpha
+
+
+_objective = in_panel("Preferences and teacher")
+
+DPO_BETA = 0.1
+"""`dpo_beta`, if not given."""
+
+
+class ObjectiveConfig(Checked, frozen=True, kw_only=True):
+    """What is learned beside next tokens: preferences (DPO, arXiv 2305.18290), or a teacher's probabilities."""
+
+    dpo_beta: (
+        Annotated[
+            float,
+            _objective(
+                f"How strongly preferences keep to the base, with data of the format preference; "
+                f"{DPO_BETA:g} if not given.",
+                gt=0,
+            ),
+        ]
+        | None
+    ) = None
+    teacher: (
+        Annotated[
+            str,
+            _objective(
+                "Model whose probabilities are learned beside the text (distillation, arXiv 1503.02531), by name or "
+                "folder; its vocabulary is that of the model.",
+                metavar="NAME|PATH",
+            ),
+        ]
+        | None
+    ) = None
+    distillation_temperature: (
+        Annotated[float, _objective("What logits of teacher and model are divided by; 1 if not given.", gt=0)] | None
+    ) = None
+    distillation_weight: (
+        Annotated[
+            float,
+            _objective("Weight of the teacher in the loss, against that of the text; 0.5 if not given.", gt=0, le=1),
+        ]
+        | None
+    ) = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("distillation_temperature", "distillation_weight"):
+            if getattr(self, name) is not None and self.teacher is None:
+                raise InvalidValue.of(name, getattr(self, name), "none without a teacher")

@@ -13,7 +13,7 @@ from attn_core.errors import AttnError, InvalidValue
 from msgspec import Meta
 
 from attn_schema.device import AUTO, Device, require_device
-from attn_schema.finetuning import LoraConfig
+from attn_schema.finetuning import LoraConfig, ObjectiveConfig
 from attn_schema.optimization import OPTIMIZER_PANEL, OptimizerConfig
 from attn_schema.schema import Checked, Schema, fields_of, in_panel, is_noun
 
@@ -203,6 +203,13 @@ class DataConfig(Checked, frozen=True, kw_only=True):
     validation_fraction: Annotated[float, _data("Fraction at the end that is kept for validation.", ge=0, lt=1)] = 0.1
     languages: Annotated[str, _data("Languages of a folder of pairs as FROM-TO, such as en-de.")] = ""
     max_pairs: Annotated[int, _data("Maximum number of pairs to read; 0 reads all.", ge=0)] = 0
+    format: Annotated[
+        Literal["text", "chat", "preference"],
+        _data(
+            "What lines of the dataset are, for a base model with a chat template: text; chat, JSON with messages, of "
+            "which the assistant's are learned; or preference, JSON with prompt, chosen and rejected (DPO)."
+        ),
+    ] = "text"
 
     @property
     def path(self) -> str | None:
@@ -240,6 +247,9 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
     data: Annotated[DataConfig, Meta(description="The data.")] = DataConfig()
     optimizer: Annotated[OptimizerConfig, Meta(description="The optimizer.")] = OptimizerConfig()
     lora: Annotated[LoraConfig, Meta(description="The adapter that is trained in place of all weights.")] = LoraConfig()
+    objective: Annotated[ObjectiveConfig, Meta(description="What is learned of preferences and of a teacher.")] = (
+        ObjectiveConfig()
+    )
     checkpoint: Annotated[CheckpointConfig, Meta(description="Checkpoints.")] = CheckpointConfig()
     evaluation: Annotated[EvaluationConfig, Meta(description="Metrics.")] = EvaluationConfig()
     precision: Annotated[
@@ -268,6 +278,14 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
         require_device("device", self.device)
         if self.lora.lora_rank is not None and self.model.base_model is None:
             raise InvalidValue.of("lora_rank", self.lora.lora_rank, "none without a base model (--from)")
+        if self.data.format != "text" and self.model.base_model is None:
+            raise InvalidValue.of("format", self.data.format, "text without a base model (--from)")
+        if self.data.format == "preference" and self.lora.lora_rank is None:
+            raise InvalidValue.of("lora_rank", None, "a rank with preferences, which compare with the frozen base")
+        if self.data.format == "preference" and self.objective.teacher is not None:
+            raise InvalidValue.of("teacher", self.objective.teacher, "none with preferences")
+        if self.objective.dpo_beta is not None and self.data.format != "preference":
+            raise InvalidValue.of("dpo_beta", self.objective.dpo_beta, "none with data that are no preferences")
         if self.evaluation.bleu_sentences and not self.model.is_encoder_decoder:
             raise InvalidValue.of(
                 "bleu_sentences", self.evaluation.bleu_sentences, "0, as the model is no encoder-decoder"
@@ -402,6 +420,7 @@ class TrainingJob(Schema, frozen=True, kw_only=True):
 
 
 TRAINING_NOUNS: tuple[type[msgspec.Struct], ...] = (
-    *(TrainingConfig, ModelConfig, DataConfig, OptimizerConfig, LoraConfig, CheckpointConfig, EvaluationConfig),
+    *(TrainingConfig, ModelConfig, DataConfig, OptimizerConfig, LoraConfig, ObjectiveConfig),
+    *(CheckpointConfig, EvaluationConfig),
     *(TrainingJob, JobEvent, StateChange, Metrics, Checkpoint, LogLine, JobError),
 )

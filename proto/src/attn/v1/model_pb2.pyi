@@ -76,6 +76,7 @@ class ModelInfo(_message.Message):
     LOAD_TIME_FIELD_NUMBER: _builtins.int
     NOTE_FIELD_NUMBER: _builtins.int
     BASE_MODEL_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name requests use."""
     source: _builtins.str
@@ -108,6 +109,8 @@ class ModelInfo(_message.Message):
     """An option that the model cannot follow, in one line, such as tree speculation; empty if none."""
     base_model: _builtins.str
     """Of an adapter, the loaded model that it changes; else empty."""
+    replicas: _builtins.int
+    """Engines that answer for it now."""
     @_builtins.property
     def mechanisms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Mechanisms of its attention layers, each once, in the order of their first layer."""
@@ -137,10 +140,11 @@ class ModelInfo(_message.Message):
         load_time: _timestamp_pb2.Timestamp | None = ...,
         note: _builtins.str = ...,
         base_model: _builtins.str = ...,
+        replicas: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load_time", b"load_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "base_model", b"base_model", "chat", b"chat", "device", b"device", "dtype", b"dtype", "load_time", b"load_time", "max_seq_len", b"max_seq_len", "mechanisms", b"mechanisms", "name", b"name", "note", b"note", "num_heads", b"num_heads", "num_layers", b"num_layers", "num_parameters", b"num_parameters", "quantization", b"quantization", "source", b"source", "state", b"state", "state_detail", b"state_detail", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "base_model", b"base_model", "chat", b"chat", "device", b"device", "dtype", b"dtype", "load_time", b"load_time", "max_seq_len", b"max_seq_len", "mechanisms", b"mechanisms", "name", b"name", "note", b"note", "num_heads", b"num_heads", "num_layers", b"num_layers", "num_parameters", b"num_parameters", "quantization", b"quantization", "replicas", b"replicas", "source", b"source", "state", b"state", "state_detail", b"state_detail", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -278,6 +282,65 @@ class EngineConfig(_message.Message):
 Global___EngineConfig: _TypeAlias = EngineConfig  # noqa: Y015
 
 @_typing.final
+class DeploymentConfig(_message.Message):
+    """How many engines serve a model; an absent field has its default. Bounds, defaults and meanings are those of
+    `attn_schema.DeploymentConfig`.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    MIN_REPLICAS_FIELD_NUMBER: _builtins.int
+    MAX_REPLICAS_FIELD_NUMBER: _builtins.int
+    TARGET_REQUESTS_FIELD_NUMBER: _builtins.int
+    IDLE_SECONDS_FIELD_NUMBER: _builtins.int
+    replicas: _builtins.int
+    """A fixed number, as a Ray Serve deployment; absent, with `max_replicas` absent, means one in an actor of its own."""
+    min_replicas: _builtins.int
+    """Least number with `max_replicas`; 0 frees all while nobody asks. Absent means 1."""
+    max_replicas: _builtins.int
+    """Most engines; between `min_replicas` and this the load decides."""
+    target_requests: _builtins.float
+    """Requests for each of which load there is one engine. Absent means 16."""
+    idle_seconds: _builtins.float
+    """How long the load must be lower before an engine is given back, in seconds. Absent means 60."""
+    def __init__(
+        self,
+        *,
+        replicas: _builtins.int | None = ...,
+        min_replicas: _builtins.int | None = ...,
+        max_replicas: _builtins.int | None = ...,
+        target_requests: _builtins.float | None = ...,
+        idle_seconds: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_idle_seconds", b"_idle_seconds", "_max_replicas", b"_max_replicas", "_min_replicas", b"_min_replicas", "_replicas", b"_replicas", "_target_requests", b"_target_requests", "idle_seconds", b"idle_seconds", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "replicas", b"replicas", "target_requests", b"target_requests"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_idle_seconds", b"_idle_seconds", "_max_replicas", b"_max_replicas", "_min_replicas", b"_min_replicas", "_replicas", b"_replicas", "_target_requests", b"_target_requests", "idle_seconds", b"idle_seconds", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "replicas", b"replicas", "target_requests", b"target_requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__idle_seconds: _TypeAlias = _typing.Literal["idle_seconds"]  # noqa: Y015
+    _WhichOneofArgType__idle_seconds: _TypeAlias = _typing.Literal["_idle_seconds", b"_idle_seconds"]  # noqa: Y015
+    _WhichOneofReturnType__max_replicas: _TypeAlias = _typing.Literal["max_replicas"]  # noqa: Y015
+    _WhichOneofArgType__max_replicas: _TypeAlias = _typing.Literal["_max_replicas", b"_max_replicas"]  # noqa: Y015
+    _WhichOneofReturnType__min_replicas: _TypeAlias = _typing.Literal["min_replicas"]  # noqa: Y015
+    _WhichOneofArgType__min_replicas: _TypeAlias = _typing.Literal["_min_replicas", b"_min_replicas"]  # noqa: Y015
+    _WhichOneofReturnType__replicas: _TypeAlias = _typing.Literal["replicas"]  # noqa: Y015
+    _WhichOneofArgType__replicas: _TypeAlias = _typing.Literal["_replicas", b"_replicas"]  # noqa: Y015
+    _WhichOneofReturnType__target_requests: _TypeAlias = _typing.Literal["target_requests"]  # noqa: Y015
+    _WhichOneofArgType__target_requests: _TypeAlias = _typing.Literal["_target_requests", b"_target_requests"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__idle_seconds) -> _WhichOneofReturnType__idle_seconds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_replicas) -> _WhichOneofReturnType__max_replicas | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_replicas) -> _WhichOneofReturnType__min_replicas | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__replicas) -> _WhichOneofReturnType__replicas | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__target_requests) -> _WhichOneofReturnType__target_requests | None: ...
+
+Global___DeploymentConfig: _TypeAlias = DeploymentConfig  # noqa: Y015
+
+@_typing.final
 class ListModelsRequest(_message.Message):
     """Request of ListModels."""
 
@@ -387,6 +450,7 @@ class LoadModelRequest(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     ENGINE_FIELD_NUMBER: _builtins.int
     BASE_MODEL_FIELD_NUMBER: _builtins.int
+    DEPLOYMENT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name requests will use: letters, digits, "-", "_" and ".", at most 128 characters."""
     source: _builtins.str
@@ -397,6 +461,10 @@ class LoadModelRequest(_message.Message):
     def engine(self) -> Global___EngineConfig:
         """How to run it."""
 
+    @_builtins.property
+    def deployment(self) -> Global___DeploymentConfig:
+        """How many engines serve it."""
+
     def __init__(
         self,
         *,
@@ -404,10 +472,11 @@ class LoadModelRequest(_message.Message):
         source: _builtins.str = ...,
         engine: Global___EngineConfig | None = ...,
         base_model: _builtins.str = ...,
+        deployment: Global___DeploymentConfig | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "engine", b"engine"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "engine", b"engine", "name", b"name", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "deployment", b"deployment", "engine", b"engine", "name", b"name", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -481,3 +550,55 @@ class UnloadModelResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UnloadModelResponse: _TypeAlias = UnloadModelResponse  # noqa: Y015
+
+@_typing.final
+class ScaleModelRequest(_message.Message):
+    """Request of ScaleModel."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DEPLOYMENT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The model's name."""
+    @_builtins.property
+    def deployment(self) -> Global___DeploymentConfig:
+        """How many engines shall serve it; `replicas` or `max_replicas` is given."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        deployment: Global___DeploymentConfig | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScaleModelRequest: _TypeAlias = ScaleModelRequest  # noqa: Y015
+
+@_typing.final
+class ScaleModelResponse(_message.Message):
+    """Response of ScaleModel."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def model(self) -> Global___ModelInfo:
+        """The model, with its new number of engines."""
+
+    def __init__(
+        self,
+        *,
+        model: Global___ModelInfo | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScaleModelResponse: _TypeAlias = ScaleModelResponse  # noqa: Y015

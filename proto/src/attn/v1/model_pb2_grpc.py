@@ -55,6 +55,11 @@ class ModelServiceStub:
                 request_serializer=attn_dot_v1_dot_model__pb2.UnloadModelRequest.SerializeToString,
                 response_deserializer=attn_dot_v1_dot_model__pb2.UnloadModelResponse.FromString,
                 _registered_method=True)
+        self.ScaleModel = channel.unary_unary(
+                '/attn.v1.ModelService/ScaleModel',
+                request_serializer=attn_dot_v1_dot_model__pb2.ScaleModelRequest.SerializeToString,
+                response_deserializer=attn_dot_v1_dot_model__pb2.ScaleModelResponse.FromString,
+                _registered_method=True)
 
 
 class ModelServiceServicer:
@@ -90,6 +95,13 @@ class ModelServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ScaleModel(self, request, context):
+        """Changes how many engines serve a model and returns when they do; those given back hand their requests to the others.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ModelServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -112,6 +124,11 @@ def add_ModelServiceServicer_to_server(servicer, server):
                     servicer.UnloadModel,
                     request_deserializer=attn_dot_v1_dot_model__pb2.UnloadModelRequest.FromString,
                     response_serializer=attn_dot_v1_dot_model__pb2.UnloadModelResponse.SerializeToString,
+            ),
+            'ScaleModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.ScaleModel,
+                    request_deserializer=attn_dot_v1_dot_model__pb2.ScaleModelRequest.FromString,
+                    response_serializer=attn_dot_v1_dot_model__pb2.ScaleModelResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -223,6 +240,33 @@ class ModelService:
             '/attn.v1.ModelService/UnloadModel',
             attn_dot_v1_dot_model__pb2.UnloadModelRequest.SerializeToString,
             attn_dot_v1_dot_model__pb2.UnloadModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ScaleModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attn.v1.ModelService/ScaleModel',
+            attn_dot_v1_dot_model__pb2.ScaleModelRequest.SerializeToString,
+            attn_dot_v1_dot_model__pb2.ScaleModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

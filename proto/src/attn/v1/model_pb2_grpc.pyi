@@ -43,6 +43,8 @@ class ModelServiceStub:
     """
     UnloadModel: _grpc.UnaryUnaryMultiCallable[_model_pb2.UnloadModelRequest, _model_pb2.UnloadModelResponse]
     """Takes a model out of service; requests that run are finished first, for at most `shutdown_timeout` seconds."""
+    ScaleModel: _grpc.UnaryUnaryMultiCallable[_model_pb2.ScaleModelRequest, _model_pb2.ScaleModelResponse]
+    """Changes how many engines serve a model and returns when they do; those given back hand their requests to the others."""
 
 @_typing.type_check_only
 class ModelServiceAsyncStub(ModelServiceStub):
@@ -59,6 +61,8 @@ class ModelServiceAsyncStub(ModelServiceStub):
     """
     UnloadModel: _aio.UnaryUnaryMultiCallable[_model_pb2.UnloadModelRequest, _model_pb2.UnloadModelResponse]  # type: ignore[assignment]
     """Takes a model out of service; requests that run are finished first, for at most `shutdown_timeout` seconds."""
+    ScaleModel: _aio.UnaryUnaryMultiCallable[_model_pb2.ScaleModelRequest, _model_pb2.ScaleModelResponse]  # type: ignore[assignment]
+    """Changes how many engines serve a model and returns when they do; those given back hand their requests to the others."""
 
 class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
     """The models a server has loaded."""
@@ -96,5 +100,13 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_model_pb2.UnloadModelResponse, _abc.Awaitable[_model_pb2.UnloadModelResponse]]:
         """Takes a model out of service; requests that run are finished first, for at most `shutdown_timeout` seconds."""
+
+    @_abc_1.abstractmethod
+    def ScaleModel(
+        self,
+        request: _model_pb2.ScaleModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_model_pb2.ScaleModelResponse, _abc.Awaitable[_model_pb2.ScaleModelResponse]]:
+        """Changes how many engines serve a model and returns when they do; those given back hand their requests to the others."""
 
 def add_ModelServiceServicer_to_server(servicer: ModelServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -88,6 +88,7 @@ class TrainingConfig(_message.Message):
     TORCH_COMPILE_FIELD_NUMBER: _builtins.int
     GRADIENT_CHECKPOINTING_FIELD_NUMBER: _builtins.int
     LORA_FIELD_NUMBER: _builtins.int
+    OBJECTIVE_FIELD_NUMBER: _builtins.int
     precision: _builtins.str
     """Element type of matrix products in training, on a GPU also of attention; weights and optimizer state are float32."""
     seed: _builtins.int
@@ -126,6 +127,10 @@ class TrainingConfig(_message.Message):
     def lora(self) -> Global___LoraConfig:
         """The adapter that is trained in place of all weights."""
 
+    @_builtins.property
+    def objective(self) -> Global___ObjectiveConfig:
+        """What is learned of preferences and of a teacher."""
+
     def __init__(
         self,
         *,
@@ -142,10 +147,11 @@ class TrainingConfig(_message.Message):
         torch_compile: _builtins.bool = ...,
         gradient_checkpointing: _builtins.bool = ...,
         lora: Global___LoraConfig | None = ...,
+        objective: Global___ObjectiveConfig | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_max_failures", b"_max_failures", "_precision", b"_precision", "_workers", b"_workers", "checkpoint", b"checkpoint", "data", b"data", "device", b"device", "evaluation", b"evaluation", "lora", b"lora", "max_failures", b"max_failures", "model", b"model", "optimizer", b"optimizer", "precision", b"precision", "workers", b"workers"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_max_failures", b"_max_failures", "_precision", b"_precision", "_workers", b"_workers", "checkpoint", b"checkpoint", "data", b"data", "device", b"device", "evaluation", b"evaluation", "lora", b"lora", "max_failures", b"max_failures", "model", b"model", "objective", b"objective", "optimizer", b"optimizer", "precision", b"precision", "workers", b"workers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_max_failures", b"_max_failures", "_precision", b"_precision", "_workers", b"_workers", "checkpoint", b"checkpoint", "data", b"data", "device", b"device", "evaluation", b"evaluation", "gradient_checkpointing", b"gradient_checkpointing", "lora", b"lora", "max_failures", b"max_failures", "model", b"model", "optimizer", b"optimizer", "precision", b"precision", "seed", b"seed", "torch_compile", b"torch_compile", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_max_failures", b"_max_failures", "_precision", b"_precision", "_workers", b"_workers", "checkpoint", b"checkpoint", "data", b"data", "device", b"device", "evaluation", b"evaluation", "gradient_checkpointing", b"gradient_checkpointing", "lora", b"lora", "max_failures", b"max_failures", "model", b"model", "objective", b"objective", "optimizer", b"optimizer", "precision", b"precision", "seed", b"seed", "torch_compile", b"torch_compile", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__device: _TypeAlias = _typing.Literal["device"]  # noqa: Y015
     _WhichOneofArgType__device: _TypeAlias = _typing.Literal["_device", b"_device"]  # noqa: Y015
@@ -165,6 +171,57 @@ class TrainingConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__workers) -> _WhichOneofReturnType__workers | None: ...
 
 Global___TrainingConfig: _TypeAlias = TrainingConfig  # noqa: Y015
+
+@_typing.final
+class ObjectiveConfig(_message.Message):
+    """What is learned beside next tokens: preferences (DPO), or a teacher's probabilities."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DPO_BETA_FIELD_NUMBER: _builtins.int
+    TEACHER_FIELD_NUMBER: _builtins.int
+    DISTILLATION_TEMPERATURE_FIELD_NUMBER: _builtins.int
+    DISTILLATION_WEIGHT_FIELD_NUMBER: _builtins.int
+    dpo_beta: _builtins.float
+    """How strongly preferences keep to the base, with data of the format preference; 0.1 if not given."""
+    teacher: _builtins.str
+    """Model whose probabilities are learned beside the text (distillation), by name or folder; its vocabulary is that of
+    the model.
+    """
+    distillation_temperature: _builtins.float
+    """What logits of teacher and model are divided by; 1 if not given."""
+    distillation_weight: _builtins.float
+    """Weight of the teacher in the loss, against that of the text; 0.5 if not given."""
+    def __init__(
+        self,
+        *,
+        dpo_beta: _builtins.float | None = ...,
+        teacher: _builtins.str | None = ...,
+        distillation_temperature: _builtins.float | None = ...,
+        distillation_weight: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_distillation_temperature", b"_distillation_temperature", "_distillation_weight", b"_distillation_weight", "_dpo_beta", b"_dpo_beta", "_teacher", b"_teacher", "distillation_temperature", b"distillation_temperature", "distillation_weight", b"distillation_weight", "dpo_beta", b"dpo_beta", "teacher", b"teacher"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_distillation_temperature", b"_distillation_temperature", "_distillation_weight", b"_distillation_weight", "_dpo_beta", b"_dpo_beta", "_teacher", b"_teacher", "distillation_temperature", b"distillation_temperature", "distillation_weight", b"distillation_weight", "dpo_beta", b"dpo_beta", "teacher", b"teacher"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__distillation_temperature: _TypeAlias = _typing.Literal["distillation_temperature"]  # noqa: Y015
+    _WhichOneofArgType__distillation_temperature: _TypeAlias = _typing.Literal["_distillation_temperature", b"_distillation_temperature"]  # noqa: Y015
+    _WhichOneofReturnType__distillation_weight: _TypeAlias = _typing.Literal["distillation_weight"]  # noqa: Y015
+    _WhichOneofArgType__distillation_weight: _TypeAlias = _typing.Literal["_distillation_weight", b"_distillation_weight"]  # noqa: Y015
+    _WhichOneofReturnType__dpo_beta: _TypeAlias = _typing.Literal["dpo_beta"]  # noqa: Y015
+    _WhichOneofArgType__dpo_beta: _TypeAlias = _typing.Literal["_dpo_beta", b"_dpo_beta"]  # noqa: Y015
+    _WhichOneofReturnType__teacher: _TypeAlias = _typing.Literal["teacher"]  # noqa: Y015
+    _WhichOneofArgType__teacher: _TypeAlias = _typing.Literal["_teacher", b"_teacher"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__distillation_temperature) -> _WhichOneofReturnType__distillation_temperature | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__distillation_weight) -> _WhichOneofReturnType__distillation_weight | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dpo_beta) -> _WhichOneofReturnType__dpo_beta | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__teacher) -> _WhichOneofReturnType__teacher | None: ...
+
+Global___ObjectiveConfig: _TypeAlias = ObjectiveConfig  # noqa: Y015
 
 @_typing.final
 class LoraConfig(_message.Message):
@@ -453,6 +510,7 @@ class DataConfig(_message.Message):
     VALIDATION_FRACTION_FIELD_NUMBER: _builtins.int
     LANGUAGES_FIELD_NUMBER: _builtins.int
     MAX_PAIRS_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     """Dataset by name, or the path of a file or folder on the server (it has a slash): UTF-8 text; for pairs a file
     SOURCE<tab>TARGET or a folder with train.LANGUAGE and val.LANGUAGE; for tags a .conllu file or a folder of them;
@@ -468,6 +526,10 @@ class DataConfig(_message.Message):
     """Languages of a folder of pairs as FROM-TO, such as en-de."""
     max_pairs: _builtins.int
     """Maximum number of pairs to read; 0 reads all."""
+    format: _builtins.str
+    """What lines of the dataset are: text; chat, JSON with messages, of which the assistant's are learned; or preference,
+    JSON with prompt, chosen and rejected.
+    """
     def __init__(
         self,
         *,
@@ -476,15 +538,20 @@ class DataConfig(_message.Message):
         validation_fraction: _builtins.float | None = ...,
         languages: _builtins.str = ...,
         max_pairs: _builtins.int = ...,
+        format: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_tokenizer", b"_tokenizer", "_validation_fraction", b"_validation_fraction", "tokenizer", b"tokenizer", "validation_fraction", b"validation_fraction"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_format", b"_format", "_tokenizer", b"_tokenizer", "_validation_fraction", b"_validation_fraction", "format", b"format", "tokenizer", b"tokenizer", "validation_fraction", b"validation_fraction"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tokenizer", b"_tokenizer", "_validation_fraction", b"_validation_fraction", "dataset", b"dataset", "languages", b"languages", "max_pairs", b"max_pairs", "tokenizer", b"tokenizer", "validation_fraction", b"validation_fraction"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_format", b"_format", "_tokenizer", b"_tokenizer", "_validation_fraction", b"_validation_fraction", "dataset", b"dataset", "format", b"format", "languages", b"languages", "max_pairs", b"max_pairs", "tokenizer", b"tokenizer", "validation_fraction", b"validation_fraction"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__format: _TypeAlias = _typing.Literal["format"]  # noqa: Y015
+    _WhichOneofArgType__format: _TypeAlias = _typing.Literal["_format", b"_format"]  # noqa: Y015
     _WhichOneofReturnType__tokenizer: _TypeAlias = _typing.Literal["tokenizer"]  # noqa: Y015
     _WhichOneofArgType__tokenizer: _TypeAlias = _typing.Literal["_tokenizer", b"_tokenizer"]  # noqa: Y015
     _WhichOneofReturnType__validation_fraction: _TypeAlias = _typing.Literal["validation_fraction"]  # noqa: Y015
     _WhichOneofArgType__validation_fraction: _TypeAlias = _typing.Literal["_validation_fraction", b"_validation_fraction"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__format) -> _WhichOneofReturnType__format | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__tokenizer) -> _WhichOneofReturnType__tokenizer | None: ...
     @_typing.overload

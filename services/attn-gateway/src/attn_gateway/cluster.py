@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from attn_core.errors import InvalidValue, Unavailable
-from attn_schema import EngineConfig
+from attn_schema import DeploymentConfig, EngineConfig
 from attn_schema.home import home_folder
 
 from attn_gateway.ray_process import RayProcess
@@ -37,8 +37,8 @@ class ClusterSettings:
     """How to reach or make the cluster, and what services need to know of this installation.
 
     Without `address` a private cluster is started on this machine, with `cpus` logical CPUs (None: all) and an object
-    store of `object_store_bytes`. `models` are loaded at the start, with the config `engine`, then the LoRA
-    `adapters` on them.
+    store of `object_store_bytes`. `models` are loaded at the start, with the config `engine`, each served by as many
+    engines as `deployment` says, then the LoRA `adapters` on them.
     """
 
     address: str | None = None
@@ -48,6 +48,7 @@ class ClusterSettings:
     models: tuple[ModelToLoad, ...] = ()
     adapters: tuple[ModelToLoad, ...] = ()
     engine: EngineConfig = field(default_factory=EngineConfig)
+    deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
 
 class Cluster:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from attn_schema import EngineConfig, ServerConfig
+from attn_schema import DeploymentConfig, EngineConfig, ServerConfig
 from attn_schema.flags import with_flags
 from attn_schema.home import home_folder
 
@@ -37,6 +37,7 @@ def serve_command(
     ] = None,
     server: ServerConfig,
     engine: EngineConfig,
+    deployment: DeploymentConfig,
 ) -> None:
     """Serve mechanisms, models and training jobs over gRPC.
 
@@ -67,6 +68,7 @@ def serve_command(
                 draft_model=_absolute(engine.draft_model),
                 tenant_weights={tenant.name: tenant.weight for tenant in tenants},
             ),
+            deployment=deployment,
         ),
         ready_file=server.ready_file,
         shutdown_timeout=server.shutdown_timeout,

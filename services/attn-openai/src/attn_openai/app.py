@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 import structlog
-from attn_core.errors import AttnError, InternalError, InvalidValue, OutOfCapacity, Unavailable, UnknownName, UserError
+from attn_core.errors import AttnError, InternalError, InvalidValue, Unavailable, UnknownName, UserError
 from attn_gateway import ServingState
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from attn_openai import chat, completions, responses
+from attn_openai import chat, completions, responses, transcoding
 from attn_openai.caller import Caller
 from attn_openai.errors import body_of, headers_of, status_of
 from attn_openai.requests import ChatCompletionRequest, CompletionRequest, EmbeddingsRequest, ResponseRequest
@@ -40,6 +40,8 @@ PATHS = {
     "GET /v1/models": "The models that are loaded.",
     "GET /v1/models/{name:path}": "One model.",
     "GET /metrics": "What Prometheus reads; with the token, where the server has one.",
+    "GET /openapi.json": "This interface as an OpenAPI document; needs no token.",
+    "GET /docs": "The same as a page; needs no token.",
     "GET /health": "200 while all services are ready, else 503; needs no token.",
     "GET /version": "The version of this package; needs no token.",
 }
@@ -48,6 +50,14 @@ PATHS = {
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 DONE = b"data: [DONE]\n\n"
+
+REQUESTS: dict[str, type[msgspec.Struct]] = {
+    "/v1/chat/completions": ChatCompletionRequest,
+    "/v1/completions": CompletionRequest,
+    "/v1/responses": ResponseRequest,
+    "/v1/embeddings": EmbeddingsRequest,
+}
+"""The bodies of paths."""
 
 Answer: TypeAlias = Callable[[Any, Caller], Coroutine[Any, Any, dict[str, Any]]]
 Stream: TypeAlias = Callable[[Any, Caller], AsyncGenerator[dict[str, Any], None]]
@@ -81,43 +91,99 @@ async def gone(receive: Receive) -> None:
 
 
 class EventStream:
-    """Sends events as they come; a caller who goes away ends their source, and an error ends the stream aloud."""
+    """Sends events as they come; a caller who goes away ends their source, and an error ends the stream aloud.
 
-    def __init__(self, first: bytes, events: AsyncGenerator[dict[str, Any], None], *, done: bool, request_id: str):
-        self._first = first
+    What is wrong with a request is known before its first event, and is still answered with a status. All events are
+    taken in one task, as what a call binds to its task must be there to its end.
+    """
+
+    media_type = "text/event-stream; charset=utf-8"
+
+    def __init__(self, events: AsyncGenerator[dict[str, Any], None], request_id: str, *, done: bool = False) -> None:
         self._events = events
-        self._done = done
         self._request_id = request_id
+        self._done = done
 
-    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
+    def piece(self, value: dict[str, Any]) -> bytes:
+        """The bytes of an event."""
+        return event_of(value)
+
+    def failure(self, error: AttnError) -> dict[str, Any]:
+        """The event of an error."""
+        body = body_of(error)
+        return body if self._done else {"type": "error", **body["error"], "sequence_number": -1}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer an HTTP request."""
-        sending = asyncio.ensure_future(self._send(send))
+        sending = asyncio.ensure_future(self._answer(scope, receive, send))
         leaving = asyncio.ensure_future(gone(receive))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
         finally:
             leaving.cancel()
             sending.cancel()
             await asyncio.gather(sending, leaving, return_exceptions=True)
-            await self._events.aclose()
 
-    async def _send(self, send: Send) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with contextlib.aclosing(self._events):
+            try:
+                value = await anext(self._events, None)
+                first = b"" if value is None else self.piece(value)
+            except Exception as error:  # noqa: BLE001 - the last place that can answer it
+                await error_response(shown_error(error, self._request_id))(scope, receive, send)
+                return
+            await self._send(first, send)
+
+    async def _send(self, first: bytes, send: Send) -> None:
         headers = [
-            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"content-type", self.media_type.encode()),
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),
             (b"x-request-id", self._request_id.encode()),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": self._first, "more_body": True})
+        await send({"type": "http.response.body", "body": first, "more_body": True})
         try:
             async for event in self._events:
-                await send({"type": "http.response.body", "body": event_of(event), "more_body": True})
-        except AttnError as error:
-            failure = body_of(error)
-            shown = failure if self._done else {"type": "error", **failure["error"], "sequence_number": -1}
-            await send({"type": "http.response.body", "body": event_of(shown), "more_body": True})
+                await send({"type": "http.response.body", "body": self.piece(event), "more_body": True})
+        except Exception as error:  # noqa: BLE001 - a stream must not end as if it were whole
+            failure = self.piece(self.failure(shown_error(error, self._request_id)))
+            await send({"type": "http.response.body", "body": failure, "more_body": True})
         await send({"type": "http.response.body", "body": DONE if self._done else b"", "more_body": False})
+
+
+class LineStream(EventStream):
+    """A stream of lines of JSON."""
+
+    media_type = "application/x-ndjson"
+
+    def piece(self, value: dict[str, Any]) -> bytes:
+        """A line."""
+        return msgspec.json.encode(value) + b"\n"
+
+    def failure(self, error: AttnError) -> dict[str, Any]:
+        """The line of an error."""
+        return body_of(error)
+
+
+def timeout_of(request: Request) -> float | None:
+    """Seconds that the caller waits, by the header of the Connect protocol; raises `InvalidValue`."""
+    given = request.headers.get("connect-timeout-ms")
+    if given is None:
+        return None
+    if not (given.isascii() and given.isdecimal() and 0 < int(given[:12]) < 10**10):
+        raise InvalidValue.of("connect-timeout-ms", given, "a whole number of milliseconds above 0")
+    return int(given) / 1000
+
+
+def shown_error(error: Exception, request_id: str) -> AttnError:
+    """The error as a caller may see it; what is not ours is logged and told by the request id alone."""
+    if isinstance(error, AttnError):
+        return error
+    log.error("request failed", exc_info=error)
+    return InternalError(f"internal error, request id {request_id}", request_id=request_id)
 
 
 class HttpApplication:
@@ -126,7 +192,6 @@ class HttpApplication:
     def __init__(self, gateway: ServingState) -> None:
         self._gateway = gateway
         self._kv_tokens: dict[tuple[str, str], int] = {}
-        self._running = 0
         self.app = Starlette(routes=self._routes(), exception_handlers={HTTPException: _unknown_path})
 
     def _routes(self) -> list[Route]:
@@ -140,10 +205,13 @@ class HttpApplication:
             "GET /v1/models": self._guarded(self._models),
             "GET /v1/models/{name:path}": self._guarded(self._model),
             "GET /metrics": self._guarded(self._metrics),
+            "GET /openapi.json": self._openapi,
+            "GET /docs": self._docs,
             "GET /health": self._health,
             "GET /version": self._version,
         }
-        return [Route(key.split()[1], answers[key], methods=[key.split()[0]]) for key in PATHS]
+        named = [Route(key.split()[1], answers[key], methods=[key.split()[0]]) for key in PATHS]
+        return [*named, Route("/{service}/{method}", self._guarded(self._call), methods=["POST"])]
 
     def _text(self, kind: Any, answer: Answer, stream: Stream | None = None, *, done: bool = True) -> Any:
         """Answers requests of a kind at once, or as a stream where they ask for one."""
@@ -155,14 +223,7 @@ class HttpApplication:
             timed = caller.until(asked.timeout)
             if stream is None or not asked.stream:
                 return json_response(await unless_gone(request, answer(asked, timed)))
-            events = stream(asked, timed)
-            try:
-                # Whatever is wrong with the request is known before its first event, and can still be a status.
-                first = await unless_gone(request, anext(events))
-            except BaseException:
-                await events.aclose()
-                raise
-            return EventStream(event_of(first), events, done=done, request_id=caller.request_id)
+            return EventStream(stream(asked, timed), caller.request_id, done=done)
 
         return self._guarded(handle)
 
@@ -183,31 +244,16 @@ class HttpApplication:
             structlog.contextvars.bind_contextvars(request_id=request_id, path=request.url.path)
             try:
                 self._check_host(request)
-                with self._counted():
-                    response = await handle(request, self._caller(request, request_id))
-            except AttnError as error:
-                response = error_response(error)
+                response = await handle(request, self._caller(request, request_id))
             except CallerGoneError:
                 return Response(status_code=499)
-            except Exception:
-                log.exception("request failed", request_id=request_id, path=request.url.path)
-                response = error_response(InternalError(f"internal error, request id {request_id}"))
+            except Exception as error:  # noqa: BLE001 - the last place that can answer it
+                response = error_response(shown_error(error, request_id))
             if isinstance(response, Response):
                 response.headers["x-request-id"] = request_id
             return response
 
         return endpoint
-
-    @contextlib.contextmanager
-    def _counted(self) -> Any:
-        limit = self._gateway.settings.max_calls
-        if self._running >= limit:
-            raise OutOfCapacity(f"{limit} requests are being answered already", limit=limit)
-        self._running += 1
-        try:
-            yield
-        finally:
-            self._running -= 1
 
     def _caller(self, request: Request, request_id: str) -> Caller:
         metadata = [("x-request-id", request_id)]
@@ -218,7 +264,8 @@ class HttpApplication:
     def _check_host(self, request: Request) -> None:
         """Refuse names of other hosts where anybody on this machine is let in: pages of the web could rebind theirs."""
         settings = self._gateway.settings
-        if settings.tokens or settings.insecure or is_own_host(request.url.hostname or ""):
+        has_tokens = settings.tokens or settings.token_file
+        if has_tokens or settings.insecure or is_own_host(request.url.hostname or ""):
             return
         raise InvalidValue.of("host", request.url.hostname, "localhost or an address, on a server without tokens")
 
@@ -248,6 +295,26 @@ class HttpApplication:
 
     async def _model(self, request: Request, caller: Caller) -> Response:
         return json_response(completions.model_of(await caller.model(request.path_params["name"])))
+
+    async def _call(self, request: Request, caller: Caller) -> Any:
+        """A gRPC call as JSON."""
+        calls = self._gateway.local_calls
+        name, kind = transcoding.method_of(**request.path_params, calls=calls)
+        message = transcoding.read_message(kind, await self._body(request))
+        lists = request.query_params.get("tensors") == transcoding.LISTS
+        timed = caller.until(timeout_of(request))
+        if not calls.streams(name):
+            return json_response(await unless_gone(request, transcoding.call(name, message, timed, lists=lists)))
+        return LineStream(transcoding.stream(name, message, timed, lists=lists), caller.request_id)
+
+    def _document(self) -> Any:
+        return transcoding.openapi(self._gateway.local_calls, PATHS, REQUESTS, version("attn-openai"))
+
+    async def _openapi(self, _: Request) -> Response:
+        return json_response(self._document())
+
+    async def _docs(self, _: Request) -> Response:
+        return Response(transcoding.page(self._document()), media_type="text/html")
 
     async def _metrics(self, _: Request, caller: Caller) -> Response:
         return Response(await self._gateway.metrics(caller.metadata), media_type=METRICS_TYPE)

@@ -14,6 +14,7 @@ from attn_host import EmbedTask, TextTask
 from attn_schema import (
     AttentionMap,
     AttentionMapsRequest,
+    DeploymentConfig,
     Embeddings,
     EngineStats,
     ModelInfo,
@@ -41,6 +42,19 @@ class Backend(Protocol):
 
     async def stop(self, shutdown_timeout: float) -> None:
         """Refuse new tasks, let running ones finish for up to `shutdown_timeout` seconds, then free everything."""
+        ...
+
+
+class Scalable(Protocol):
+    """A backend with several engines."""
+
+    @property
+    def replicas(self) -> int:
+        """Engines that take tasks."""
+        ...
+
+    async def scale(self, deployment: DeploymentConfig) -> None:
+        """Change how many there are; returns when there are as many."""
         ...
 
 
@@ -97,9 +111,25 @@ class EngineClient:
         """How busy the model is."""
         return cast("EngineStats", await self.backend.call("stats"))
 
+    @property
+    def replicas(self) -> int:
+        """Engines that answer now."""
+        return getattr(self.backend, "replicas", 1)
+
+    async def scale(self, deployment: DeploymentConfig) -> bool:
+        """Change how many engines there are; False where the backend has one and no more."""
+        if not hasattr(self.backend, "scale"):
+            return False
+        await cast("Scalable", self.backend).scale(deployment)
+        return True
+
     async def stop(self, shutdown_timeout: float) -> None:
         """Refuse new tasks, let running ones finish for up to `shutdown_timeout` seconds, then free everything."""
         await self.backend.stop(shutdown_timeout)
+
+    async def release(self, shutdown_timeout: float) -> None:
+        """As `stop`, but engines that other gateways use go on."""
+        await getattr(self.backend, "release", self.backend.stop)(shutdown_timeout)
 
     async def _score(self, task: TextTask) -> SequenceScore:
         tokens: list[Token] = []
@@ -130,6 +160,10 @@ class AdapterClient(EngineClient):
     async def stop(self, shutdown_timeout: float) -> None:  # noqa: ARG002 -- requests that run go on
         """Unload the adapter; the model stays."""
         await self.backend.call("unload_adapter", self.adapter)
+
+    async def scale(self, deployment: DeploymentConfig) -> bool:  # noqa: ARG002
+        """False, as the engines are those of the model."""
+        return False
 
     async def _submit(self, task: TextTask) -> None:
         await super()._submit(dataclasses.replace(task, adapter=self.adapter))

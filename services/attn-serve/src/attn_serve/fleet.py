@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 from attn_core.errors import AlreadyExists, AttnError, InvalidValue, PermissionDenied, Unavailable, UnknownName
 from attn_models.lora.files import base_of, is_adapter
-from attn_schema import EngineConfig, ModelInfo, ModelState
+from attn_schema import DeploymentConfig, EngineConfig, ModelInfo, ModelState
 
 from attn_serve.engine_client import EngineClient
 from attn_serve.sources import ModelSources
@@ -21,28 +21,41 @@ log = logging.getLogger(__name__)
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
-EngineMaker = Callable[[str, Path, EngineConfig], EngineClient]
-"""Makes an engine, not yet started, for the model of this name in this folder."""
+EngineMaker = Callable[[str, Path, EngineConfig, DeploymentConfig], EngineClient]
+"""Makes what serves the model of this name in this folder, not yet started."""
+HANDOVER_SECONDS = 60.0
+"""How long requests may take to finish in an engine that gives way to a deployment."""
+
+
+def engine_name(owner: str, name: str) -> str:
+    """A name for the engine that no model or adapter of another owner has."""
+    return f"{owner}.{name}" if owner else name
 
 
 @dataclass(eq=False)
 class ServedModel:
     """One model and its engine; `info` says what it is and where it is in its life.
 
-    `owner` is the tenant that it belongs to, empty for everybody's; an adapter has a `base` and a `folder`.
+    `owner` is the tenant that it belongs to, empty for everybody's; an adapter has a `base`, and the base's `config`.
     """
 
     info: ModelInfo
     engine: EngineClient
+    folder: Path
+    config: EngineConfig
     owner: str = ""
     base: ServedModel | None = None
-    folder: Path | None = None
     ready: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def name(self) -> str:
         """The name that requests use."""
         return self.info.name
+
+    def now(self) -> ModelInfo:
+        """What it is, with the number of engines that answer now."""
+        serving = self.info.state is ModelState.SERVING
+        return self.info.replace(replicas=self.engine.replicas if serving else 0)
 
 
 class Fleet:
@@ -79,7 +92,14 @@ class Fleet:
         return model.engine
 
     async def load(
-        self, name: str, source: str, config: EngineConfig, base_model: str = "", *, tenant: str | None = None
+        self,
+        name: str,
+        source: str,
+        config: EngineConfig,
+        base_model: str = "",
+        *,
+        deployment: DeploymentConfig | None = None,
+        tenant: str | None = None,
     ) -> ServedModel:
         """Load a model and wait until it serves; the same name and source twice is one model.
 
@@ -93,7 +113,8 @@ class Fleet:
         async with self._loading:
             known = self._models.get((owner, name)) or self._models.get(("", name))
             if known is None or known.info.state is ModelState.FAILED:
-                model, known = await self._made(name, source or name, config, base_model, tenant), None
+                making = (deployment or DeploymentConfig(), base_model, tenant)
+                model, known = await self._made(name, source or name, config, *making), None
             else:
                 model = known
         if known is None:
@@ -105,31 +126,72 @@ class Fleet:
         await known.ready.wait()
         return self.find(name, known.owner or None)
 
+    async def scale(self, name: str, deployment: DeploymentConfig, tenant: str | None = None) -> ServedModel:
+        """Change how many engines serve a model; returns when they do. Requests that run go on without a break.
+
+        Raises `PermissionDenied` where a tenant asks for everybody's.
+        """
+        self.engine(name, tenant)
+        model = self._changeable(name, tenant, "scaling")
+        if not deployment.deployed:
+            raise InvalidValue.of("replicas", None, "a number, or max_replicas")
+        if model.base is not None:
+            raise InvalidValue.of("name", name, f"{model.base.name!r}, the model that the adapter is loaded on")
+        if not await model.engine.scale(deployment):
+            # One engine in an actor of its own gives way to a deployment.
+            engine = self._make(engine_name(model.owner, name), model.folder, model.config, deployment)
+            try:
+                await engine.start()
+                for adapter in self._adapters_of(model):
+                    named = engine_name(adapter.owner, adapter.name)
+                    adapter.engine = await engine.load_adapter(named, adapter.folder)
+            except BaseException:
+                await asyncio.shield(engine.stop(0))
+                raise
+            former, model.engine = model.engine, engine
+            await former.stop(HANDOVER_SECONDS)
+        return model
+
     async def unload(self, name: str, shutdown_timeout: float, tenant: str | None = None) -> None:
         """Take a model out of service; running requests have `shutdown_timeout` seconds to finish.
 
         Raises `PermissionDenied` where a tenant asks to unload everybody's.
         """
+        model = self._changeable(name, tenant, "unloading")
+        for adapter in self._adapters_of(model):
+            del self._models[adapter.owner, adapter.name]
+        await self._end(model, model.engine.stop(shutdown_timeout))
+
+    def _changeable(self, name: str, tenant: str | None, what: str) -> ServedModel:
+        """The model of this name, if the tenant may change it."""
         model = self.find(name, tenant)
         if tenant is not None and model.owner != tenant:
-            raise PermissionDenied(f"model {name!r} is everybody's; unloading it is for admins", name=name)
-        await self._unload(model, shutdown_timeout)
+            raise PermissionDenied(f"model {name!r} is everybody's; {what} it is for admins", name=name)
+        return model
 
-    async def _unload(self, model: ServedModel, shutdown_timeout: float) -> None:
-        for adapter in [other for other in self._models.values() if other.base is model]:
-            del self._models[adapter.owner, adapter.name]
+    def _adapters_of(self, model: ServedModel) -> list[ServedModel]:
+        return [other for other in self._models.values() if other.base is model]
+
+    async def _end(self, model: ServedModel, ending: Awaitable[None]) -> None:
         model.info = model.info.replace(state=ModelState.DRAINING)
-        await model.engine.stop(shutdown_timeout)
+        await ending
         if self._models.get((model.owner, model.name)) is model:
             del self._models[model.owner, model.name]
 
     async def stop(self, shutdown_timeout: float) -> None:
-        """Unload everything."""
-        models = self.models()
-        await asyncio.gather(*(self._unload(model, shutdown_timeout) for model in models), return_exceptions=True)
+        """Unload everything, but what other gateways use."""
+        models = [model for model in self.models() if model.base is None]
+        ends = [self._end(model, model.engine.release(shutdown_timeout)) for model in models]
+        await asyncio.gather(*ends, return_exceptions=True)
 
     async def _made(
-        self, name: str, source: str, config: EngineConfig, base_model: str, tenant: str | None
+        self,
+        name: str,
+        source: str,
+        config: EngineConfig,
+        deployment: DeploymentConfig,
+        base_model: str,
+        tenant: str | None,
     ) -> ServedModel:
         """A model that is about to be loaded."""
         folder = await asyncio.to_thread(self._sources.folder, source, tenant)
@@ -140,7 +202,7 @@ class Fleet:
                 name=name, source=source, base_model=base.name, state=ModelState.LOADING, load_time=now
             )
             self.engine(base.name, tenant)  # raises where the base does not serve
-            model = ServedModel(info=info, engine=base.engine, owner=owner, base=base, folder=folder)
+            model = ServedModel(info, base.engine, folder, base.config, owner=owner, base=base)
         else:
             if base_model:
                 raise InvalidValue.of("base_model", base_model, "none, as the source is no adapter")
@@ -148,15 +210,14 @@ class Fleet:
                 draft = await asyncio.to_thread(self._sources.folder, config.draft_model, tenant)
                 config = config.replace(draft_model=str(draft))
             info = ModelInfo(name=name, source=source, state=ModelState.LOADING, load_time=now)
-            model = ServedModel(info=info, engine=self._make(name, folder, config), owner=owner)
+            engine = self._make(engine_name(owner, name), folder, config, deployment)
+            model = ServedModel(info, engine, folder, config, owner=owner)
         self._models[owner, name] = model
         return model
 
     async def _start_adapter(self, model: ServedModel, base: ServedModel, folder: Path) -> None:
-        # Adapters of one engine have names of their own, whoever they belong to.
-        engine_name = f"{model.owner}/{model.name}" if model.owner else model.name
         try:
-            model.engine = await base.engine.load_adapter(engine_name, folder)
+            model.engine = await base.engine.load_adapter(engine_name(model.owner, model.name), folder)
             model.info = model.info.replace(state=ModelState.SERVING)
         except BaseException:
             del self._models[model.owner, model.name]
@@ -180,7 +241,7 @@ class Fleet:
         return found[0]
 
     async def _start(self, model: ServedModel) -> None:
-        if model.base is not None and model.folder is not None:
+        if model.base is not None:
             await self._start_adapter(model, model.base, model.folder)
             return
         try:

@@ -45,6 +45,14 @@ def unpacked(outputs: PackedOutputs) -> list[RequestOutput]:
     ]
 
 
+def actor_environment(config: EngineConfig) -> dict[str, str]:
+    """Environment variables of a process that computes."""
+    # Threads that spin long while they wait for each other keep the processor from whoever else needs it.
+    spin_count = os.environ.get("GOMP_SPINCOUNT", SPIN_COUNT)
+    # Ray would give an actor without CPUs of its own one thread for tensor operations.
+    return {"OMP_NUM_THREADS": str(config.num_threads), "GOMP_SPINCOUNT": spin_count}
+
+
 class HostActor:
     """A host behind Ray calls. All tasks share one stream of outputs, `outputs`."""
 
@@ -118,10 +126,6 @@ class RayBackend:
         import ray
 
         self._streams = streams
-        # Threads that spin long while they wait for each other keep the processor from whoever else needs it.
-        spin_count = os.environ.get("GOMP_SPINCOUNT", SPIN_COUNT)
-        # Ray would give an actor without CPUs of its own one thread for tensor operations.
-        threads = {"OMP_NUM_THREADS": str(self._config.num_threads), "GOMP_SPINCOUNT": spin_count}
         gpu = gpu_request(self._config.device, self._config.gpu_memory_utilization, known_gpus())
         await require_free(gpu, "a smaller --gpu-memory-utilization, or fewer models and jobs")
         kind = ray.remote(HostActor).options(
@@ -129,7 +133,7 @@ class RayBackend:
             num_gpus=gpu.num_gpus,
             max_concurrency=MAX_CONCURRENT_CALLS,
             max_restarts=-1,
-            runtime_env={"env_vars": {**threads, **gpu.env_vars}},
+            runtime_env={"env_vars": {**actor_environment(self._config), **gpu.env_vars}},
         )
         self._actor = kind.remote(self._folder, self._config.replace(device=gpu.device))
         info = await self._remote("start", self._adapters)

@@ -10,7 +10,7 @@ import grpc.aio
 from attn.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from attn.v1.model_pb2_grpc import add_ModelServiceServicer_to_server
 from attn_gateway import Cluster
-from attn_schema import EngineConfig, ModelState
+from attn_schema import DeploymentConfig, EngineConfig, ModelState
 from attn_storage import ArtifactStore, Database, ModelRecords, database_url
 
 from attn_serve.engine_client import EngineClient
@@ -42,10 +42,13 @@ class InferenceGrpc:
     async def start(self) -> None:
         """Start Ray and load the models that were asked for at the start."""
         await self._cluster.start()
-        models, config = self._cluster.models, self._cluster.settings.engine
-        await asyncio.gather(*(self.fleet.load(model.name, model.source, config) for model in models))
-        for adapter in self._cluster.settings.adapters:
-            await self.fleet.load(adapter.name, adapter.source, config)
+        models, settings = self._cluster.models, self._cluster.settings
+        deployment = settings.deployment
+        await asyncio.gather(
+            *(self.fleet.load(one.name, one.source, settings.engine, deployment=deployment) for one in models)
+        )
+        for adapter in settings.adapters:
+            await self.fleet.load(adapter.name, adapter.source, settings.engine)
 
     async def stop(self, shutdown_timeout: float) -> None:
         """Unload all models."""
@@ -57,7 +60,12 @@ class InferenceGrpc:
         found = [model for model in self.fleet.models(EVERYBODY) if model.name == name]
         return found[0].info.state is ModelState.SERVING if found else None
 
-    def _engine(self, name: str, folder: Path, config: EngineConfig) -> EngineClient:
+    def _engine(self, name: str, folder: Path, config: EngineConfig, deployment: DeploymentConfig) -> EngineClient:
+        """One engine in an actor; a deployment where several are asked for, or others may share this Ray."""
         # Tenants are the server's, whoever loads a model.
-        weights = self._cluster.settings.engine.tenant_weights
-        return EngineClient(RayBackend(name, folder, config.replace(tenant_weights=weights)))
+        config = config.replace(tenant_weights=self._cluster.settings.engine.tenant_weights)
+        if deployment.deployed or self._cluster.settings.address is not None:
+            from attn_serve.deployment import DeploymentBackend
+
+            return EngineClient(DeploymentBackend(name, folder, config, deployment))
+        return EngineClient(RayBackend(name, folder, config))

@@ -12,6 +12,7 @@ from attn_gateway import Context, call_of, page_of
 from attn_host import EmbedTask, TextTask
 from attn_schema import (
     AttentionMapsRequest,
+    DeploymentConfig,
     EmbedRequest,
     EngineConfig,
     GenerateRequest,
@@ -129,7 +130,7 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         """List models by name."""
         page, following = page_of(self._fleet.models(call_of(context).caller.sees), request)
         return model_pb2.ListModelsResponse(
-            models=[to_message(model.info) for model in page], next_page_token=following
+            models=[to_message(model.now()) for model in page], next_page_token=following
         )
 
     async def GetModel(
@@ -139,7 +140,7 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
     ) -> model_pb2.GetModelResponse:
         """Return one model."""
         model = self._fleet.find(request.name, call_of(context).caller.sees)
-        return model_pb2.GetModelResponse(model=to_message(model.info))
+        return model_pb2.GetModelResponse(model=to_message(model.now()))
 
     async def LoadModel(
         self,
@@ -149,8 +150,21 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         """Load a model and return when it answers: everybody's for an admin, else the tenant's own."""
         config = from_message(EngineConfig, request.engine)
         sees = call_of(context).caller.sees
-        model = await self._fleet.load(request.name, request.source, config, request.base_model, tenant=sees)
-        return model_pb2.LoadModelResponse(model=to_message(model.info))
+        deployment = from_message(DeploymentConfig, request.deployment)
+        model = await self._fleet.load(
+            request.name, request.source, config, request.base_model, deployment=deployment, tenant=sees
+        )
+        return model_pb2.LoadModelResponse(model=to_message(model.now()))
+
+    async def ScaleModel(
+        self,
+        request: model_pb2.ScaleModelRequest,
+        context: Context,
+    ) -> model_pb2.ScaleModelResponse:
+        """Change how many engines serve a model."""
+        deployment, sees = from_message(DeploymentConfig, request.deployment), call_of(context).caller.sees
+        model = await self._fleet.scale(request.name, deployment, sees)
+        return model_pb2.ScaleModelResponse(model=to_message(model.now()))
 
     async def UnloadModel(
         self,

@@ -7,13 +7,24 @@ import secrets
 from pathlib import Path
 
 from attn_core.errors import AlreadyExists, InvalidValue
+from attn_schema.home import models_folder
 from attn_schema.training import TrainingConfig
 
-from attn_train.data.load import IMAGES, MASKED, PAIRS, TAGS, TEXT, data_kind_of
+from attn_train.data.load import IMAGES, MASKED, PAIRS, TAGS, TEXT, data_kind_of, tokenizer_folder
 from attn_train.data.synthetic import TASKS
-from attn_train.data_checks import check_images, check_masked, check_pairs, check_tags, check_text
+from attn_train.data_checks import (
+    allowed_roots,
+    check_conversations,
+    check_images,
+    check_masked,
+    check_pairs,
+    check_tags,
+    check_text,
+    require_inside,
+)
 from attn_train.model import check_model
 from attn_train.settings import Layout, TrainSettings
+from attn_train.tasks.distillation import check_teacher
 from attn_train.tasks.seq2seq import require_bleu
 
 CHECKS = {PAIRS: check_pairs, TEXT: check_text, MASKED: check_masked, TAGS: check_tags, IMAGES: check_images}
@@ -32,9 +43,27 @@ def check_config(config: TrainingConfig, *, home: Path, settings: TrainSettings)
     if not data.dataset:
         raise InvalidValue.of("config.data.dataset", "", "the name of a dataset, or a path on the server")
     CHECKS[data_kind_of(model)](data, home=home, settings=settings)
+    if data.format != "text":
+        check_conversations(data, home)
+    if config.objective.teacher is not None:
+        _check_teacher(config, home, settings)
     check_model(config, home)
     if config.evaluation.bleu_sentences:
         require_bleu()
+
+
+def _check_teacher(config: TrainingConfig, home: Path, settings: TrainSettings) -> None:
+    teacher = config.objective.teacher or ""
+    if "/" in teacher:
+        roots = (*allowed_roots(home, settings), models_folder(home))
+        require_inside(Path(teacher), "config.objective.teacher", roots)
+    if data_kind_of(config.model) != TEXT or config.data.name in TASKS:
+        raise InvalidValue.of("config.objective.teacher", config.objective.teacher, "none but for texts and chats")
+    folder = Path(tokenizer_folder(config.data.tokenizer, home))
+    if not (folder / "tokenizer.json").is_file():
+        allowed = "none with a vocabulary that is learned from the data: name the teacher as tokenizer too"
+        raise InvalidValue.of("config.objective.teacher", config.objective.teacher, allowed)
+    check_teacher(config, home, folder)
 
 
 def check_job_id(job_id: str) -> None:

@@ -12,9 +12,8 @@ from attn_core import installed
 from attn_core.errors import Incompatible, InvalidValue, UnknownName
 from attn_models.adapters.native import NativeAdapter
 from attn_models.decoder.config import DecoderConfig
-from attn_models.decoder.decoder import Decoder
 from attn_models.loading import LoadedModel, load_model, save_model
-from attn_models.loading.models import config_of, family_of
+from attn_models.loading.models import config_of, family_of, fresh_model
 from attn_models.lora import AdaptedModel, AdapterConfig, LoraAdapter, write_adapter
 from attn_models.lora.files import is_adapter, modules_of, weights_sha256
 from attn_models.lora.frozen import let_gradients_through
@@ -71,12 +70,16 @@ def completed(config: TrainingConfig, *, home: Path, settings: TrainSettings) ->
     length = config.model.max_seq_len or min(base.max_seq_len, SEQUENCE_LENGTH)
     if length > base.max_seq_len:
         raise InvalidValue.of("config.model.max_seq_len", length, f"1 to {base.max_seq_len}, the context of the base")
-    family = DECODER if isinstance(base, DecoderConfig) else family_of(base)
+    family = _family(base)
     model = config.model.replace(family=family, max_seq_len=length)
     if config.data.tokenizer == CHARACTER:
         return config.replace(model=model, data=config.data.replace(tokenizer=config.model.base_model))
     _require_same_tokenizer(folder, Path(tokenizer_folder(config.data.tokenizer, home)))
     return config.replace(model=model)
+
+
+def _family(base: Any) -> str:
+    return DECODER if isinstance(base, DecoderConfig) else family_of(base) or DECODER
 
 
 def _config_of(folder: Path) -> Any:
@@ -94,7 +97,7 @@ def _config_of(folder: Path) -> Any:
 def _require_same_model(config: TrainingConfig, base: Any, folder: Path) -> None:
     """Raise `InvalidValue` for a field of the model that is given and is not the base's."""
     model = config.model
-    family = DECODER if isinstance(base, DecoderConfig) else family_of(base)
+    family = _family(base)
     if model.family not in (DECODER, family, family.rpartition("/")[2]):
         raise InvalidValue.of("config.model.family", model.family, f"{family}, as the base {folder.name} is")
     registry = installed().mechanisms
@@ -140,10 +143,7 @@ def shapes_of_base(config: TrainingConfig, home: Path) -> tuple[nn.Module, LoraA
     Raises `InvalidValue` for target modules that it lacks.
     """
     folder = base_folder(config.model.base_model or "", home)
-    base = config_of(folder)
-    built: nn.Module = (
-        Decoder(base) if isinstance(base, DecoderConfig) else installed().models.get(family_of(base)).build(base)
-    )
+    built: nn.Module = fresh_model(folder)
     if config.lora.lora_rank is None:
         return built, None
     return built, _fresh(built, config, AdapterConfig(r=config.lora.lora_rank, lora_alpha=config.lora.alpha), folder)
@@ -208,6 +208,7 @@ def load_base(config: TrainingConfig, home: Path, log: Callable[[str], None]) ->
     if stored != "none":
         let_gradients_through(model)
     model.add_module(LORA, adapter)
+    model.adapted = adapted
     log(f"LoRA of rank {config.lora.lora_rank} on {len(adapter)} layers of {folder.name}")
     return BaseModel(folder=folder, loaded=loaded, adapted=adapted, adapter=adapter)
 

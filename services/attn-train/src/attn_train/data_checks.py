@@ -6,8 +6,10 @@ import os
 from pathlib import Path
 
 from attn_core.errors import InvalidValue, UnknownName
+from attn_models.tokenizers import Tokenizer
 from attn_schema.training import DataConfig
 
+from attn_train.data.conversations import CHOSEN, MESSAGES, PROMPT, REJECTED, read_lines, require_template
 from attn_train.data.images import known_images, picture_files
 from attn_train.data.load import default_tokenizer, require_known_text, tokenizer_folder
 from attn_train.data.pairs import known_pair_sets, pair_paths
@@ -40,6 +42,16 @@ def check_text(data: DataConfig, *, home: Path, settings: TrainSettings) -> None
         if not (folder / "tokenizer.json").is_file():
             allowed = "'character', 'byte_pairs:N', a model on this server, or a folder with a tokenizer.json"
             raise InvalidValue.of("config.data.tokenizer", data.tokenizer, allowed)
+
+
+def check_conversations(data: DataConfig, home: Path) -> None:
+    """Raises InvalidValue for the first line that is no conversation, and UserError without a chat template."""
+    if data.path is None:
+        raise InvalidValue.of(FIELD, data.dataset, f"the path of a .jsonl file, as its format is {data.format}")
+    require_template(Tokenizer.from_folder(tokenizer_folder(data.tokenizer, home)))
+    columns = (MESSAGES,) if data.format == "chat" else (PROMPT, CHOSEN, REJECTED)
+    for _ in read_lines(Path(data.path), columns):
+        pass
 
 
 def check_masked(data: DataConfig, *, home: Path, settings: TrainSettings) -> None:

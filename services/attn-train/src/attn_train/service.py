@@ -194,7 +194,7 @@ class TrainingServicer(TrainingServiceServicer):
             return
         records = self._models.all()
         hidden = {record.name for record in records if not record.belongs_to(tenant)}
-        for name in (config.model.base_model, config.data.tokenizer):
+        for name in (config.model.base_model, config.data.tokenizer, config.objective.teacher):
             if name in hidden:
                 mine = [record.name for record in records if record.name not in hidden]
                 raise UnknownName.of("model", name, mine)

@@ -24,6 +24,7 @@ from attn_train.model import configured
 from attn_train.records import StopFlag
 from attn_train.settings import Layout
 from attn_train.tasks.base import Dataset, derived
+from attn_train.tasks.distillation import distilled
 from attn_train.trainer import Trainer
 
 LOCK_SECONDS = 60.0
@@ -92,7 +93,7 @@ def _train(assignment: Assignment, layout: Layout, reporter: MessageReporter, st
         torch.set_num_threads(assignment.threads)
     reporter.heartbeat()
     config = assignment.config
-    dataset = load_dataset(config, assignment.home, reporter.log)
+    dataset = distilled(load_dataset(config, assignment.home, reporter.log), config, assignment.home)
     base = None if config.model.base_model is None else load_base(config, assignment.home, reporter.log)
     model = build_model(config, dataset) if base is None else base.model
     checkpoints = CheckpointFolder(layout.checkpoints(assignment.job_id))

@@ -132,7 +132,7 @@ def set_fields(message, fields) -> None:
     ("part", "fields", "said"),
     [
         ("model", {"base_model": "smal"}, "unknown model 'smal'.*small"),
-        ("model", {"base_model": "/nowhere/at/all"}, "a folder with a config.json"),
+        ("model", {"base_model": "/nowhere/at/all"}, "a path below .*models"),
         ("model", {"mechanism": "mha"}, "mechanism.*gqa, as the base small has"),
         ("model", {"hidden_size": 64}, "hidden_size.*32, as the base small has"),
         ("model", {"family": "lstm"}, "family"),

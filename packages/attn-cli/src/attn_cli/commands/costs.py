@@ -20,7 +20,7 @@ from attn_core import (
     installed,
     state_bytes,
 )
-from attn_core.errors import Incompatible, InvalidValue
+from attn_core.errors import Incompatible, InvalidValue, MissingPackage
 from attn_core.models import ModelShape, checked_kv_sharing, kv_source_layer_of
 from attn_core.options import parse_options
 from attn_core.states import dtype_name
@@ -214,6 +214,8 @@ def cost_command(
     `--num-kv-heads 64`, as if it had no grouped heads, 20.97 GB; with `--kv-cache int8`, 1.33 GB; with
     `--kv-sharing cla:2`, 1.31 GB. Encoders, and with `--bidirectional` any model, remember nothing and decode nothing.
     """
+    if not installed().shapes.names():
+        raise MissingPackage.of("attn-models", "the price of a known model")
     model = installed().shapes.get(shape)
     if encoder_len is not None and not model.encoder_layers:
         raise InvalidValue.of("--encoder-len", encoder_len, f"none: {model.name} has no encoder beside a decoder")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
 from typing import Annotated
 
@@ -18,6 +19,7 @@ from attn_schema import (
     Prompt,
     PromptLike,
     SamplingParams,
+    Usage,
 )
 from attn_schema.flags import with_flags
 from attn_schema.output import print_json
@@ -46,6 +48,9 @@ def generate_command(  # noqa: PLR0913 - a command has the options it has  # noq
     engine: EngineConfig,
     timeout: Annotated[float | None, typer.Option(help="Maximum time, in seconds.")] = None,
     json: Json = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Say after the text how many tokens a second were generated.")
+    ] = False,
     connection: ConnectionOptions,
 ) -> None:
     """Generate text: with a server's model, or with `--model` one that runs here; the text appears as it is generated.
@@ -62,7 +67,40 @@ def generate_command(  # noqa: PLR0913 - a command has the options it has  # noq
         deltas = writer.generate(name, _prompt(text, system, encoder_prompt, chat=chat), sampling, timeout=timeout)
         # Closing cancels, also on a server, also at Ctrl-C.
         with closing(deltas):
-            show(deltas, json=json, several=sampling.n > 1)
+            timed = TimedDeltas(deltas)
+            show(timed, json=json, several=sampling.n > 1)
+    if verbose:
+        typer.echo(timed.report(), err=True)
+
+
+class TimedDeltas:
+    """Deltas on their way to the screen, and how fast they came."""
+
+    def __init__(self, deltas: Iterable[OutputDelta]) -> None:
+        self._deltas = deltas
+        self._start = time.perf_counter()
+        self._first: float | None = None
+        self._last = 0.0
+        self._tokens = 0
+        self._usage: Usage | None = None
+
+    def __iter__(self) -> Iterator[OutputDelta]:
+        for delta in self._deltas:
+            if delta.tokens:
+                self._last = time.perf_counter() - self._start
+                self._first = self._last if self._first is None else self._first
+                self._tokens += len(delta.tokens)
+            self._usage = delta.usage or self._usage
+            yield delta
+
+    def report(self) -> str:
+        """Tokens read and generated, the time to the first and tokens a second after it, in one line."""
+        prompt = f"{self._usage.prompt_tokens} prompt tokens, " if self._usage else ""
+        if self._first is None:
+            return f"attn: {prompt}no token generated"
+        after = self._last - self._first
+        rate = f", then {(self._tokens - 1) / after:.1f} tokens/s" if self._tokens > 1 and after > 0 else ""
+        return f"attn: {prompt}{self._tokens} generated: the first after {self._first:.3f} s{rate}"
 
 
 def _asked(words: list[str], model: str | None, encoder_prompt: str | None) -> tuple[str, str]:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Protocol
 
+import msgspec
 import typer
 from attn_core import installed
-from attn_core.errors import MissingPackage, UnknownName
-from attn_schema import ConnectionOptions, EngineConfig, ModelInfo
+from attn_core.errors import InvalidValue, MissingPackage, UnknownName
+from attn_schema import ConnectionOptions, DeploymentConfig, EngineConfig, ModelInfo
 from attn_schema.flags import with_flags
 from attn_schema.output import print_json, print_table
 
@@ -41,6 +42,7 @@ def load_command(
         str, typer.Option(help="For a LoRA adapter: the loaded model that it is for, if the adapter does not say.")
     ] = "",
     engine: EngineConfig,
+    deployment: DeploymentConfig,
     connection: ConnectionOptions,
 ) -> None:
     """Load a model, or a LoRA adapter on one; returns when it answers requests."""
@@ -49,10 +51,39 @@ def load_command(
         str(Path(text).resolve()) if text and Path(text).is_dir() else text for text in (source, engine.draft_model)
     )
     with connect(connection) as client:
-        model = client.models.load(name, folder or "", engine=engine.replace(draft_model=draft), base_model=base_model)
+        model = client.models.load(
+            name,
+            folder or "",
+            engine=engine.replace(draft_model=draft),
+            base_model=base_model,
+            deployment=deployment,
+        )
     typer.echo(f"{model.name} is {model.state}: {model.num_parameters:,} parameters, max_seq_len {model.max_seq_len}")
     if model.note:
         typer.echo(f"attn: {model.note}", err=True)
+
+
+@app.command("scale")
+@with_flags
+def scale_command(
+    *,
+    name: Annotated[str, typer.Argument(help="Name of the model.")],
+    number: Annotated[int | None, typer.Argument(help="Engines that shall serve it.", metavar="N")] = None,
+    deployment: DeploymentConfig,
+    connection: ConnectionOptions,
+) -> None:
+    """Change how many engines serve a model; requests that run go on.
+
+    Example: `attn models scale chat 3`, or `attn models scale chat --min-replicas 0 --max-replicas 4`
+    """
+    if number is not None:
+        if deployment.replicas not in (None, number):
+            raise InvalidValue.of("replicas", deployment.replicas, f"left out with N, which is {number}")
+        # Made anew, as `replace` checks nothing.
+        deployment = DeploymentConfig(**msgspec.structs.asdict(deployment) | {"replicas": number})
+    with connect(connection) as client:
+        model = client.models.scale(name, deployment)
+    typer.echo(f"{model.name} is {model.state}: {model.replicas} engines")
 
 
 @app.command("unload")
@@ -145,6 +176,7 @@ def _row(model: ModelInfo) -> dict[str, str]:
     return {
         "name": model.name,
         "state": f"{model.state}: {model.state_detail}" if model.state_detail else model.state,
+        "engines": str(model.replicas),
         "parameters": f"{model.num_parameters:,}",
         "quantization": model.quantization,
         "max_seq_len": str(model.max_seq_len),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attn.v1 import catalog_pb2
 from attn.v1 import model_pb2 as pb
-from attn_schema import EngineConfig, Mechanism, ModelInfo
+from attn_schema import DeploymentConfig, EngineConfig, Mechanism, ModelInfo
 from attn_schema.codec import from_message, to_message
 
 from attn_client.operations import Operation, Page, nothing
@@ -23,7 +23,7 @@ def list_models(token: str) -> Operation[pb.ListModelsResponse, Page[ModelInfo]]
     return Operation(f"{SERVICE}/ListModels", request, pb.ListModelsResponse, page)
 
 
-def _model(answer: pb.GetModelResponse | pb.LoadModelResponse) -> ModelInfo:
+def _model(answer: pb.GetModelResponse | pb.LoadModelResponse | pb.ScaleModelResponse) -> ModelInfo:
     return from_message(ModelInfo, answer.model)
 
 
@@ -34,12 +34,27 @@ def get_model(name: str) -> Operation[pb.GetModelResponse, ModelInfo]:
 
 
 def load_model(
-    name: str, source: str, engine: EngineConfig | None, base_model: str = ""
+    name: str,
+    source: str,
+    engine: EngineConfig | None,
+    base_model: str = "",
+    deployment: DeploymentConfig | None = None,
 ) -> Operation[pb.LoadModelResponse, ModelInfo]:
     """Load a model, or an adapter on a model."""
-    config = None if engine is None else to_message(engine)
-    request = pb.LoadModelRequest(name=name, source=source, engine=config, base_model=base_model)
+    request = pb.LoadModelRequest(
+        name=name,
+        source=source,
+        engine=None if engine is None else to_message(engine),
+        base_model=base_model,
+        deployment=None if deployment is None else to_message(deployment),
+    )
     return Operation(f"{SERVICE}/LoadModel", request, pb.LoadModelResponse, _model)
+
+
+def scale_model(name: str, deployment: DeploymentConfig) -> Operation[pb.ScaleModelResponse, ModelInfo]:
+    """Change how many engines serve a model."""
+    request = pb.ScaleModelRequest(name=name, deployment=to_message(deployment))
+    return Operation(f"{SERVICE}/ScaleModel", request, pb.ScaleModelResponse, _model)
 
 
 def unload_model(name: str, shutdown_timeout: float | None) -> Operation[pb.UnloadModelResponse, None]:

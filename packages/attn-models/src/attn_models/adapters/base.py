@@ -7,6 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from attn_core.errors import InvalidValue
@@ -50,13 +51,16 @@ class Layout(ABC):
 
     `head` is its name of the unembedding, which may be there although it is tied to our parameter `embedding`.
     Tensors whose names match `derived_names` are skipped: they follow from the config, such as causal masks in older
-    checkpoints, or are unused.
+    checkpoints, or are unused. `copies` are other names of tensors, which must be equal where both are there.
+    Parameters of ours whose names match `zeros` are in no checkpoint and are zero, such as biases that change nothing.
     """
 
     model_type: ClassVar[str]
     head: ClassVar[str] = ""
     embedding: ClassVar[str] = "embedding.weight"
+    copies: ClassVar[Mapping[str, str]] = MappingProxyType({})
     derived_names: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
+    zeros: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
 
     @property
     def name(self) -> str:
@@ -70,6 +74,10 @@ class Layout(ABC):
     def canonical_names(self, names: Iterable[str]) -> dict[str, str]:
         """The checkpoint's names of its tensors, by the names that `tensor_mappings` uses."""
         return {name: name for name in names}
+
+    def stored(self, parameters: Iterable[str]) -> list[StoredTensor]:
+        """The tensors of a checkpoint of a model with these parameters, without those that are `zeros`."""
+        return self.tensor_mappings([name for name in parameters if not self.zeros.search(name)])
 
     def is_derived(self, name: str) -> bool:
         """Whether a tensor of this name is skipped: it follows from the config or is not used."""
@@ -159,11 +167,13 @@ class EncoderAdapter(Layout):
     """Translates config.json and tensor names of a library's encoders to ours and back; heads are not read.
 
     `prefix` is that of the encoder's tensors in a checkpoint with a head. `known_keys` are the keys of config.json that
-    `from_hf_config` reads.
+    `from_hf_config` reads. `pooling` makes one vector of the rows of a text where a folder says nothing of it, as
+    `SentencePooling`.
     """
 
     derived_names = HEADS
     prefix: ClassVar[str] = ""
+    pooling: ClassVar[tuple[str, ...]] = ("mean",)
     known_keys: ClassVar[frozenset[str]]
 
     def layout(self, config: Any) -> Layout:  # noqa: ARG002  (names of some depend on it)

@@ -19,6 +19,7 @@ from attn_models.adapters.bert import (
     RobertaAdapter,
     XlmRobertaAdapter,
 )
+from attn_models.adapters.clip import ClipAdapter
 from attn_models.adapters.deepseek import DeepseekV2Adapter, DeepseekV3Adapter
 from attn_models.adapters.distilbert import DistilBertAdapter
 from attn_models.adapters.families import FAMILIES
@@ -29,7 +30,9 @@ from attn_models.adapters.modernbert import ModernBertAdapter
 from attn_models.adapters.native import LAYOUTS, NativeAdapter, NativeEncoderAdapter, NativeVitAdapter
 from attn_models.adapters.qwen3 import Qwen3Adapter, Qwen3NextAdapter
 from attn_models.adapters.reformer import ReformerAdapter
+from attn_models.adapters.t5 import Mt5Adapter, T5Adapter
 from attn_models.adapters.vit import VitAdapter
+from attn_models.adapters.whisper import WhisperAdapter
 from attn_models.encoder.config import ReformerConfig, VisionConfig
 
 ADAPTERS: dict[str, StateDictAdapter] = {
@@ -47,6 +50,9 @@ ADAPTERS: dict[str, StateDictAdapter] = {
         DeepseekV2Adapter(),
         DeepseekV3Adapter(),
         *FAMILIES,
+        T5Adapter(),
+        Mt5Adapter(),
+        WhisperAdapter(),
     )
 }
 
@@ -131,6 +137,7 @@ ENCODER_ADAPTERS: dict[str, EncoderAdapter] = {
         LongformerAdapter(),
         BigBirdAdapter(),
         ReformerAdapter(),
+        ClipAdapter(),
     )
 }
 

@@ -104,12 +104,15 @@ def read_parameters(
     They lie on the device that the folder's tensors are read onto. Raises `CheckpointInvalid` naming every missing,
     extra and misshaped tensor, and `OutOfCapacity` for a device without memory for them, before one is read.
     """
-    stored = adapter.tensor_mappings(list(wanted))
+    stored = adapter.stored(wanted)
     actual = adapter.canonical_names(folder.tensors)
     _require_match(folder, adapter, stored, {name: tuple(tensor.shape) for name, tensor in wanted.items()})
     _require_tied(folder, adapter, stored)
+    _require_copies(folder, adapter)
     _require_memory(folder, wanted, dtype)
-    parameters: dict[str, Tensor] = {}
+    device = torch.device(folder.tensors.device)
+    zeros = (name for name in wanted if adapter.zeros.search(name))
+    parameters = {name: torch.zeros(wanted[name].shape, dtype=dtype, device=device) for name in zeros}
     for item in stored:
         tensor = folder.tensors[actual[item.name]]
         for part, piece in _pieces(item, tensor, wanted):
@@ -139,7 +142,7 @@ def _require_memory(folder: CheckpointFolder, wanted: Mapping[str, Tensor], dtyp
 def stored_tensors(parameters: Mapping[str, Tensor], adapter: Layout) -> dict[str, Tensor]:
     """The checkpoint's tensors of a decoder's parameters."""
     tensors = {}
-    for item in adapter.tensor_mappings(list(parameters)):
+    for item in adapter.stored(parameters):
         found = [_whole(share, parameters) for share in item.shares()]
         tensors[item.name] = torch.stack(found) if item.stacked else found[0]
     return tensors
@@ -206,6 +209,14 @@ def _require_tied(folder: CheckpointFolder, adapter: Layout, stored: list[Stored
         f"tie_word_embeddings is true, but {adapter.head!r} differs from {embedding!r}; set it to false or remove one"
     )
     raise CheckpointInvalid.of(folder.path, rule)
+
+
+def _require_copies(folder: CheckpointFolder, adapter: Layout) -> None:
+    """A tensor under two names must be one, as only one of them is read."""
+    for name, original in adapter.copies.items():
+        both = {name, original} <= folder.tensors.entries.keys()
+        if both and not torch.equal(folder.tensors[name], folder.tensors[original]):
+            raise CheckpointInvalid.of(folder.path, f"{name!r} differs from {original!r}; the model has one of them")
 
 
 def _shape(item: StoredTensor, shapes: Shapes) -> tuple[int, ...]:

@@ -168,7 +168,7 @@ NORM_PLACES = ("pre", "post", "both", "after", "parallel", "parallel_shared")
 WORDS = {
     "norm": ("layer", "rms"),
     "norm_place": NORM_PLACES,
-    "feed_forward": ("gelu", "gelu_tanh", "relu", *GATED),
+    "feed_forward": ("gelu", "gelu_tanh", "quick_gelu", "relu", *GATED),
     "positions": ("learned", "sinusoidal", "rotary", "none"),
     "routing": ROUTINGS,
 }
@@ -237,10 +237,10 @@ class DecoderConfig:
     with the residual (Vaswani et al. 2017), "both" input and output of a sublayer (Gemma 2), "after" its output alone
     (OLMo 2, arXiv 2501.00656). With "parallel" both sublayers read the block's input, each through a norm of its own
     (GPT-NeoX, arXiv 2204.06745), with "parallel_shared" through one norm (GPT-J). `residual_multiplier` is multiplied
-    to what a sublayer adds (Granite). `feed_forward` is the activation: "gelu", "gelu_tanh", "relu", or one with a
-    gate: "swiglu", "geglu", "geglu_tanh", "swiglu_clamped" (gpt-oss). `intermediate_size` is the inner size of a
-    feed-forward, by default 4 `hidden_size`, or 8/3 `hidden_size`, rounded up to a multiple of 8, with a gate. `bias`
-    gives biases to projections, feed-forwards and LayerNorms, unless `attention_bias` (queries, keys, values),
+    to what a sublayer adds (Granite). `feed_forward` is the activation: "gelu", "gelu_tanh", "quick_gelu", "relu", or
+    one with a gate: "swiglu", "geglu", "geglu_tanh", "swiglu_clamped" (gpt-oss). `intermediate_size` is the inner size
+    of a feed-forward, by default 4 `hidden_size`, or 8/3 `hidden_size`, rounded up to a multiple of 8, with a gate.
+    `bias` gives biases to projections, feed-forwards and LayerNorms, unless `attention_bias` (queries, keys, values),
     `attention_output_bias`, `feed_forward_bias` or `norm_bias` say otherwise; `router_bias` and `unembedding_bias` are
     apart. `dropout` acts in training on embeddings and on the output of each sublayer.
 

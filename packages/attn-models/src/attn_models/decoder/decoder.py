@@ -116,7 +116,11 @@ class Decoder(nn.Module):
         """Mean cross-entropy, in nats per token, of the next tokens `targets` [batch, tokens] after `tokens` [batch,
         tokens], over those that are not `ignored`, the share `smoothing` of each spread over the vocabulary; computed
         in chunks if there are many logits."""
-        return self._loss(self.hidden(tokens), targets, Targets(ignored=ignored, smoothing=smoothing))
+        hidden, kept = self.hidden(tokens), targets != ignored
+        if not bool(kept.all()) and bool(kept.any()):
+            # Rows that nothing is predicted after have no logits.
+            hidden, targets = hidden[kept], targets[kept]
+        return self._loss(hidden, targets, Targets(ignored=ignored, smoothing=smoothing))
 
     def training_loss(self, tokens: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
         """`next_token_loss`, and `nextn_predict_loss_weight` times the mean loss of multi-token prediction."""

@@ -13,7 +13,7 @@ from attn_core import Rotary
 from attn_core.errors import InvalidValue
 from attn_core.rotary import rotary_scaling
 
-from attn_models.attention import LayerAttention, encoder_attention
+from attn_models.attention import LayerAttention, decoder_attention, encoder_attention
 from attn_models.decoder.config import GATED, AttentionChoice, DecoderConfig
 from attn_models.plain_config import plain_fields, require_between, require_choice, require_count, require_word, whole
 
@@ -44,6 +44,7 @@ class EncoderShape(ABC):
     norm_place: ClassVar[str]
     attention_bias: ClassVar[bool] = True
     bias: ClassVar[bool] = True
+    causal: ClassVar[bool] = False
     feed_forwards: ClassVar[tuple[str, ...]] = ACTIVATIONS
     noun: ClassVar[str]
     pairs: ClassVar[tuple[str, ...]] = ()
@@ -305,7 +306,8 @@ class VisionConfig(EncoderShape):
 def attention_of(config: EncoderShape, layer: int) -> LayerAttention:
     """The attention of one layer; raises as `encoder_attention`."""
     choice = config.choice(layer)
-    return encoder_attention(
+    found = decoder_attention if config.causal else encoder_attention
+    return found(
         choice.mechanism,
         choice.options,
         hidden_size=config.hidden_size,

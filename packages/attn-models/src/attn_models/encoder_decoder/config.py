@@ -9,7 +9,7 @@ from typing import Any
 from attn_core.errors import InvalidValue
 
 from attn_models.decoder.config import DecoderConfig
-from attn_models.plain_config import PlainConfig, require_choice, require_word
+from attn_models.plain_config import PlainConfig, require_choice, require_count, require_word
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,8 +139,18 @@ class TransformerConfig(EncoderDecoderConfig):
         require_word("norm_place", self.norm_place, NORM_PLACES)
         for place in PLACES:
             require_choice(getattr(self, place), getattr(self, f"{place}_options"))
-        if self.hidden_size % self.num_heads:
+        if "head_dim" not in self.attention_sizes and self.hidden_size % self.num_heads:
             raise InvalidValue.of("num_heads", self.num_heads, f"a divisor of hidden_size {self.hidden_size}")
+
+    @property
+    def attention_sizes(self) -> dict[str, Any]:
+        """What all three attentions are told but the longest sequence."""
+        return {"hidden_size": self.hidden_size, "num_heads": self.num_heads, "dropout": self.attention_dropout}
+
+    @property
+    def decoder_layers(self) -> int:
+        """Blocks of the decoder."""
+        return self.num_layers
 
     @property
     def block(self) -> DecoderConfig:
@@ -154,5 +164,110 @@ class TransformerConfig(EncoderDecoderConfig):
             intermediate_size=self.intermediate_size,
             feed_forward="relu",
             positions="sinusoidal",
+            bias=True,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class T5Config(TransformerConfig):
+    """T5 (Raffel et al. 2020): pre-norm blocks with RMSNorm, whose only positions are learned biases of distances.
+
+    `head_dim` elements a head, whatever the width; `num_decoder_layers` blocks in the decoder, by default `num_layers`.
+    The options of `encoder` and `decoder` are those of `t5_bias`. `feed_forward` is "relu" or, with a gate, as
+    `DecoderConfig`'s. With `tie_word_embeddings` the embedding is the unembedding, and `scale_output` multiplies what
+    it gets by 1/√width.
+    """
+
+    head_dim: int
+    num_decoder_layers: int | None = None
+    encoder: str = "attn-variants/t5_bias"
+    decoder: str = "attn-variants/t5_bias"
+    norm_place: str = "pre"
+    norm_eps: float = 1e-6
+    feed_forward: str = "relu"
+    tie_word_embeddings: bool = True
+    scale_output: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_word("norm_place", self.norm_place, ("pre",))
+        if self.num_decoder_layers is not None:
+            require_count("num_decoder_layers", self.num_decoder_layers)
+        _ = self.block
+
+    @property
+    def attention_sizes(self) -> dict[str, Any]:
+        """As of `TransformerConfig`, and the size of a head."""
+        return super().attention_sizes | {"head_dim": self.head_dim}
+
+    @property
+    def decoder_layers(self) -> int:
+        """Blocks of the decoder."""
+        return self.num_decoder_layers or self.num_layers
+
+    @property
+    def block(self) -> DecoderConfig:
+        """The config of norms and feed-forwards, which are those of a decoder."""
+        return DecoderConfig(
+            vocab_size=self.vocab_size,
+            max_seq_len=self.max_seq_len,
+            hidden_size=self.hidden_size,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            head_dim=self.head_dim,
+            intermediate_size=self.intermediate_size,
+            feed_forward=self.feed_forward,
+            norm="rms",
+            norm_eps=self.norm_eps,
+            positions="none",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhisperConfig(TransformerConfig):
+    """Whisper (Radford et al. 2022): pre-norm blocks over audio, of which `num_mel_bins` numbers are known at a time.
+
+    Two frames of audio become one of at most `max_encoder_len` rows of the encoder; every audio has as many frames.
+    `num_decoder_layers` blocks in the decoder, by default `num_layers`.
+    """
+
+    num_mel_bins: int
+    num_decoder_layers: int | None = None
+    norm_place: str = "pre"
+    feed_forward: str = "gelu"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_word("norm_place", self.norm_place, ("pre",))
+        if self.num_decoder_layers is not None:
+            require_count("num_decoder_layers", self.num_decoder_layers)
+        _ = self.block
+
+    @property
+    def attention_sizes(self) -> dict[str, Any]:
+        """As of `TransformerConfig`, with biases."""
+        return super().attention_sizes | {"bias": True}
+
+    @property
+    def decoder_layers(self) -> int:
+        """Blocks of the decoder."""
+        return self.num_decoder_layers or self.num_layers
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of an audio."""
+        return 2 * self.max_encoder_len
+
+    @property
+    def block(self) -> DecoderConfig:
+        """The config of norms and feed-forwards, which are those of a decoder."""
+        return DecoderConfig(
+            vocab_size=self.vocab_size,
+            max_seq_len=self.max_seq_len,
+            hidden_size=self.hidden_size,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            intermediate_size=self.intermediate_size,
+            feed_forward=self.feed_forward,
             bias=True,
         )

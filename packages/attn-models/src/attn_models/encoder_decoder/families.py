@@ -15,6 +15,7 @@ from attn_models.encoder_decoder.config import (
     LuongConfig,
     RnnsearchConfig,
     ShowAttendTellConfig,
+    T5Config,
     TransformerConfig,
 )
 
@@ -92,15 +93,24 @@ class TransformerFamily(EncoderDecoderFamily):
 
     name = "transformer"
     summary = "The encoder-decoder Transformer over any three mechanisms (Vaswani et al. 2017)."
-    Config = TransformerConfig
+    Config: ClassVar[type[EncoderDecoderConfig]] = TransformerConfig
     built_by = ("attn_models.encoder_decoder.transformer", "Transformer")
 
     def check(self, config: Any) -> None:
         """Check the three mechanisms."""
-        sizes = {"hidden_size": config.hidden_size, "num_heads": config.num_heads, "dropout": config.attention_dropout}
+        sizes = config.attention_sizes
         encoder_attention(config.encoder, config.encoder_options, **sizes, max_seq_len=config.max_encoder_len)
         decoder_attention(config.decoder, config.decoder_options, **sizes, max_seq_len=config.max_seq_len)
         cross_attention(config.cross, config.cross_options, **sizes, max_seq_len=config.max_encoder_len)
+
+
+class T5Family(TransformerFamily):
+    """T5."""
+
+    name = "t5"
+    summary = "T5: an encoder-decoder whose only positions are biases of distances (Raffel et al. 2020)."
+    Config = T5Config
+    built_by = ("attn_models.encoder_decoder.t5", "T5")
 
 
 class ShowAttendTellFamily(EncoderDecoderFamily):
@@ -124,4 +134,11 @@ class ShowAttendTellFamily(EncoderDecoderFamily):
 
 def encoder_decoder_families() -> list[ModelFamily]:
     """One instance of each."""
-    return [BottleneckFamily(), RnnsearchFamily(), LuongFamily(), TransformerFamily(), ShowAttendTellFamily()]
+    return [
+        BottleneckFamily(),
+        RnnsearchFamily(),
+        LuongFamily(),
+        TransformerFamily(),
+        T5Family(),
+        ShowAttendTellFamily(),
+    ]

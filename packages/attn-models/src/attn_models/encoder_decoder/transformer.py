@@ -121,11 +121,7 @@ class Transformer(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        sizes: dict[str, Any] = {
-            "hidden_size": config.hidden_size,
-            "num_heads": config.num_heads,
-            "dropout": config.attention_dropout,
-        }
+        sizes = config.attention_sizes
         longest, source = sizes | {"max_seq_len": config.max_seq_len}, sizes | {"max_seq_len": config.max_encoder_len}
         reads = [
             encoder_attention(config.encoder, config.encoder_options, layer=layer, **source)
@@ -142,16 +138,16 @@ class Transformer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.encoder = nn.ModuleList(EncoderBlock(config, each) for each in reads)
         share_weights(reads, [block.attention for block in self.encoder])
-        self.decoder = nn.ModuleList(DecoderBlock(config, writes, self.chosen) for _ in range(config.num_layers))
+        self.decoder = nn.ModuleList(DecoderBlock(config, writes, self.chosen) for _ in range(config.decoder_layers))
         pre = config.norm_place == "pre"
         self.encoder_norm: nn.Module = build_norm(config.block) if pre else nn.Identity()
         self.decoder_norm: nn.Module = build_norm(config.block) if pre else nn.Identity()
         # Multiplied by √width they have the scale of the sinusoids that are added.
         initialise(self.embedding, config.hidden_size**-0.5)
-        self._specs = {f"decoder.{i}": writes.states for i in range(config.num_layers)}
-        self._specs |= {f"cross.{i}": self.chosen.states for i in range(config.num_layers)}
-        self._mechanisms = {f"decoder.{i}": writes.mechanism.name for i in range(config.num_layers)}
-        self._mechanisms |= {f"cross.{i}": self.chosen.mechanism.name for i in range(config.num_layers)}
+        self._specs = {f"decoder.{i}": writes.states for i in range(config.decoder_layers)}
+        self._specs |= {f"cross.{i}": self.chosen.states for i in range(config.decoder_layers)}
+        self._mechanisms = {f"decoder.{i}": writes.mechanism.name for i in range(config.decoder_layers)}
+        self._mechanisms |= {f"cross.{i}": self.chosen.mechanism.name for i in range(config.decoder_layers)}
 
     @property
     def mechanisms(self) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -81,12 +81,25 @@ def build_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
 
 def config_of(folder: Path) -> Any:
     """The config of the model in a folder, whose weights are not read; raises as `load_model` does of these."""
+    return _config_and_build(folder)[0]
+
+
+def fresh_model(folder: Path) -> Any:
+    """A model like the one in a folder, with weights of its own; raises as `config_of`."""
+    config, build = _config_and_build(folder)
+    return build(config)
+
+
+def _config_and_build(folder: Path) -> tuple[Any, Callable[[Any], Any]]:
     checkpoint = read_folder(folder, verify="sizes")
-    if checkpoint.config.get("model_type") not in LAYOUTS:
-        return _configured(checkpoint, decoder_adapter(checkpoint.config.get("model_type")))
+    kind = checkpoint.config.get("model_type")
+    if kind not in LAYOUTS:
+        adapter = decoder_adapter(kind, checkpoint.config.get("requires"))
+        return _configured(checkpoint, adapter), adapter.build
     try:
         values, name = needed(checkpoint.config, "model"), needed(checkpoint.config, "family")
-        return installed().models.get(name).configure(values)
+        family = installed().models.get(name)
+        return family.configure(values), family.build
     except InvalidValue as error:
         raise CheckpointInvalid.of(folder / "config.json", error.message) from error
 

@@ -97,14 +97,14 @@ class SentencePooling(nn.Module):
         return nn.functional.normalize(vectors, dim=-1)
 
 
-def read_pooling(folder: Path, hidden_size: int) -> SentencePooling:
-    """The pooling of a model folder; the mean where it has no modules.json.
+def read_pooling(folder: Path, hidden_size: int, default: Sequence[str] = ("mean",)) -> SentencePooling:
+    """The pooling of a model folder; `default` where it has no modules.json.
 
     Raises `CheckpointInvalid` for a module or an option that is not known, and for sizes that do not fit.
     """
     path = member(folder, MODULES)
     if not path.is_file():
-        return SentencePooling()
+        return SentencePooling(default)
     pools: tuple[str, ...] = ()
     dense: list[nn.Module] = []
     for kind, place in modules_of(path):

@@ -13,6 +13,7 @@ from attn_core.states import dtype_name
 from attn_schema.device import AUTO
 from torch import Tensor
 
+from attn_models.adapters.registry import encoder_adapter
 from attn_models.adapters.state_dict import stored_type
 from attn_models.device import resolve_device, resolve_dtype
 from attn_models.loading.encoders import build_encoder
@@ -114,7 +115,7 @@ def load_sentence_encoder(
     if tokenizer.vocab_size > vocabulary:
         rule = f"{tokenizer.vocab_size} tokens in the vocabulary, {vocabulary} rows in the embedding"
         raise CheckpointInvalid.of(checkpoint.path, rule)
-    pooling = read_pooling(checkpoint.path, model.size)
+    pooling = read_pooling(checkpoint.path, model.size, encoder_adapter(checkpoint.config.get("model_type")).pooling)
     wide = torch.promote_types(getattr(torch, dtype), torch.float32)
     encoder = SentenceEncoder(model.eval(), tokenizer, pooling.to(place, wide))
     if form is not None:

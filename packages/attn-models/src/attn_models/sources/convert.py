@@ -4,16 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
 
 from attn_models.sources.progress import Report, Step, silent
 from attn_models.tokenizers import Tokenizer, tokenizer_from_gguf
-from attn_models.weights import WeightDtype, gguf_config, import_gguf_weights, read_folder, read_gguf_header
+from attn_models.weights import (
+    CheckpointFolder,
+    WeightDtype,
+    gguf_config,
+    import_gguf_weights,
+    read_folder,
+    read_gguf_header,
+)
 from attn_models.weights.atomic_write import staged_folder
-from attn_models.weights.checkpoint_folder import CONFIG_NAME, GENERATION_NAME, write_folder, write_side_files
-from attn_models.weights.safe_files import refuse_code_format
+from attn_models.weights.checkpoint_folder import (
+    CONFIG_NAME,
+    GENERATION_NAME,
+    ExtraFile,
+    write_folder,
+    write_side_files,
+)
+from attn_models.weights.safe_files import member, refuse_code_format
+
+if TYPE_CHECKING:
+    from attn_models.adapters.base import Layout
 
 SAMPLES = (
     "The quick brown fox jumps over the lazy dog.",
@@ -39,6 +55,7 @@ def check_round_trip(tokenizer: Tokenizer, path: Path) -> None:
             raise CheckpointInvalid.of(path, f"its tokenizer cuts the special token {special!r} into pieces")
 
 
+PREPROCESSOR_NAME = "preprocessor_config.json"
 DTYPES: tuple[WeightDtype, ...] = ("bfloat16", "float32")
 
 
@@ -97,14 +114,37 @@ def _convert_folder(path: Path, target: Path, dtype: WeightDtype, origin: Mappin
     folder = with_plain_weights(read_folder(path))
     layout = require_known_family(folder.config.get("model_type"), folder.config.get("requires"))
     require_plain_pooling(path, folder.config)
+    require_loads(folder, layout)
     tokenizer = Tokenizer.from_folder(path) if folder.tokenizer is not None else None
     wanted = torch.float32 if dtype == "float32" else torch.bfloat16
     tensors = {name: t.to(wanted) if t.is_floating_point() else t for name, t in folder.tensors.items()}
-    extra = {**(tokenizer.files() if tokenizer else {}), GENERATION_NAME: folder.generation_config}
+    extra: dict[str, ExtraFile] = {
+        **(tokenizer.files() if tokenizer else {}),
+        GENERATION_NAME: folder.generation_config,
+    }
+    if (path / PREPROCESSOR_NAME).is_file():  # how images and audio are read
+        extra[PREPROCESSOR_NAME] = member(path, PREPROCESSOR_NAME)
     # Older files name the dtype torch_dtype; two names could contradict each other.
     config = {key: value for key, value in folder.config.items() if key != "torch_dtype"}
     needed = {} if layout is None else packages_of(layout)
     return write_folder(target, {**config, **needed, "dtype": dtype}, tensors, extra, origin)
+
+
+def require_loads(folder: CheckpointFolder, layout: Layout | None) -> None:
+    """Raise what loading the folder raises: its tensors may be those of no model, or of another than it says."""
+    from attn_models.adapters.base import EncoderAdapter
+    from attn_models.adapters.state_dict import stored_type
+    from attn_models.adapters.vit import VitAdapter
+    from attn_models.loading import load_model
+    from attn_models.loading.encoders import build_encoder, load_image_classifier
+
+    stored = stored_type(folder)
+    if isinstance(layout, EncoderAdapter):
+        build_encoder(folder, stored)
+    elif isinstance(layout, VitAdapter):
+        load_image_classifier(folder.path, verify="sizes")
+    else:
+        load_model(folder.path, str(stored).removeprefix("torch."), verify="sizes")
 
 
 MODULES = "modules.json"

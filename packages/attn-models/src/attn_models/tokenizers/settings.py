@@ -23,7 +23,8 @@ TEMPLATE_NAME = "chat_template.jinja"
 class TokenizerSettings:
     """Special tokens as they are spelled, and the chat template; None where the model has none.
 
-    `eos_ids` are ids that end a generation beyond the one of `eos_token`.
+    `eos_ids` are ids that end a generation beyond the one of `eos_token`; `decoder_start_id` begins that of an
+    encoder-decoder, where it is not `bos_token`.
     """
 
     bos_token: str | None = None
@@ -33,6 +34,7 @@ class TokenizerSettings:
     mask_token: str | None = None
     chat_template: str | None = None
     eos_ids: tuple[int, ...] = ()
+    decoder_start_id: int | None = None
 
     def to_config(self) -> dict[str, Any]:
         """The tokenizer_config.json that says the same to Hugging Face's libraries."""
@@ -51,22 +53,23 @@ class TokenizerSettings:
 def read_settings(folder: Path) -> TokenizerSettings:
     """The settings in `folder`: tokenizer_config.json, chat_template.jinja and generation_config.json.
 
-    Special tokens that tokenizer_config.json does not name are those of special_tokens_map.json; ids that end a
-    generation are those of config.json where generation_config.json has none, as in transformers. Files that are not
-    there count as empty. Raises CheckpointInvalid for malformed ones, and for files
-    that the folder's manifest does not list; their hashes are `read_folder`'s to check.
+    Special tokens that tokenizer_config.json does not name are those of special_tokens_map.json; ids that end or
+    begin a generation are those of config.json where generation_config.json has none, as in transformers. Files that
+    are not there count as empty. Raises CheckpointInvalid for malformed ones, and for files that the folder's manifest
+    does not list; their hashes are `read_folder`'s to check.
     """
     records = read_manifest(folder)
     config = _config(listed_member(folder, CONFIG_NAME, records))
     spelled = _config(listed_member(folder, TOKENS_NAME, records)) | _named(config)
-    ends = _config(listed_member(folder, GENERATION_NAME, records)).get("eos_token_id")
-    if ends is None:
-        ends = _config(listed_member(folder, MODEL_NAME, records)).get("eos_token_id")
+    generation = _named(_config(listed_member(folder, GENERATION_NAME, records)))
+    said = _config(listed_member(folder, MODEL_NAME, records)) | generation
+    ends, start = said.get("eos_token_id"), said.get("decoder_start_token_id")
     ends = ends if isinstance(ends, list) else [ends]
     return TokenizerSettings(
         **{f"{word}_token": _spelling(spelled.get(f"{word}_token")) for word in ("bos", "eos", "pad", "unk", "mask")},
         chat_template=_template(listed_member(folder, TEMPLATE_NAME, records), config),
         eos_ids=tuple(end for end in ends if type(end) is int and end >= 0),
+        decoder_start_id=start if type(start) is int and start >= 0 else None,
     )
 
 

@@ -269,9 +269,11 @@ def encoder_input_ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
 
 def decoder_start_ids(tokenizer: Tokenizer, ids: Sequence[int] = ()) -> tuple[int, ...]:
     """The token that begins a target, and what is given of it already."""
-    if tokenizer.bos_id is None:
+    start = tokenizer.settings.decoder_start_id
+    start = tokenizer.bos_id if start is None else start
+    if start is None:
         raise UserError("the tokenizer has no token to begin with, which a model with a source needs")
-    return (tokenizer.bos_id, *ids)
+    return (start, *ids)
 
 
 def eos_id(tokenizer: Tokenizer) -> int:

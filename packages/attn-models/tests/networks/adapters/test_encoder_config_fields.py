@@ -9,6 +9,7 @@ import pytest
 import torch
 from attn_core.errors import UserError
 from attn_models.adapters.registry import VIT_ADAPTERS
+from attn_models.loading import load_model
 from attn_models.loading.encoders import build_encoder, load_image_classifier
 from attn_models.weights import read_folder
 from attn_testing.config_changes import changes
@@ -24,7 +25,20 @@ NARROW = {
     "num_attention_heads": 4,
     "max_position_embeddings": 66,
 }
+T5 = {
+    "vocab_size": 61,
+    "d_model": 32,
+    "d_kv": 12,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 16,
+}
 FAMILIES = {
+    "t5": T5,
+    "mt5": T5,
     "bert": NARROW,
     "roberta": NARROW,
     "xlm-roberta": NARROW,
@@ -68,6 +82,14 @@ FAMILIES = {
 """Sizes by `model_type`."""
 FOREIGN = {
     "activation": ("relu",),
+    "d_model": (16,),
+    "dense_act_fn": ("gelu", "relu", "gelu_new"),
+    "feed_forward_proj": ("gated-gelu", "gated-silu", "gelu", "relu", "gated-relu", "silu"),
+    "is_gated_act": (True, False),
+    "scale_decoder_outputs": (True, False),
+    "tie_encoder_decoder": (True,),
+    "n_positions": (64,),
+    "num_decoder_layers": (None, 2),
     "attention_window": (2,),
     "block_size": (2,),
     "classifier_activation": ("relu",),
@@ -94,6 +116,8 @@ FOREIGN = {
     "use_mean_pooling": (True,),
 }
 """Fields of other encoders with values that mean something there."""
+ENCODER_DECODERS = ("t5", "mt5")
+HEADS = {"vit": "ForImageClassification"} | dict.fromkeys(ENCODER_DECODERS, "ForSeq2SeqLM")
 TOLERANCE = 1e-4
 TEXT = torch.randint(2, 30, (2, 20), generator=torch.Generator().manual_seed(1))
 KEEP = torch.arange(20) < torch.tensor([[20], [13]])
@@ -106,7 +130,7 @@ def their_rows(folder, values):
     Every weight is far from its initial value, so that each one counts.
     """
     torch.manual_seed(0)
-    kind = transformers.AutoModelForImageClassification if images(values) else transformers.AutoModel
+    kind = getattr(transformers, f"AutoModel{HEADS.get(values['model_type'], '')}")
     try:
         config = transformers.AutoConfig.from_pretrained(folder)
         model = kind.from_config(config, attn_implementation="eager").float().eval()
@@ -125,6 +149,8 @@ def their_rows(folder, values):
 def of_text(model, values):
     """Rows of the real tokens; a Reformer's of each text alone, as in transformers they depend on its company."""
     tokens, keep = text(values)
+    if values["model_type"] in ENCODER_DECODERS:
+        return model(tokens, keep, decoder_input_ids=target(values)).logits
     if values["model_type"] != "reformer":
         return model(tokens, keep).last_hidden_state[KEEP]
     return torch.cat([model(row[None, real]).last_hidden_state[0] for row, real in zip(tokens, KEEP, strict=True)])
@@ -135,11 +161,18 @@ def our_rows(folder, values):
     if images(values):
         return load_image_classifier(folder).model(IMAGES)
     tokens, keep = text(values)
+    if values["model_type"] in ENCODER_DECODERS:
+        return load_model(folder).model(target(values), tokens, keep.bool())
     return build_encoder(read_folder(folder), torch.float32).eval()(tokens, keep.bool())[KEEP]
 
 
 def images(values):
     return values["model_type"] in VIT_ADAPTERS
+
+
+def target(values):
+    """What is written so far, from the token that begins it."""
+    return torch.where(KEEP, TEXT, 1).flip(0) if values.get("vocab_size") != 1 else 0 * TEXT
 
 
 def text(values):
@@ -162,7 +195,7 @@ def outcome(folder, values):
         return "refused"
     if ours.shape != theirs.shape:
         return f"differs by its shape {list(ours.shape)}, theirs {list(theirs.shape)}"
-    apart = (ours - theirs).abs().max().item()
+    apart = (ours - theirs).abs().max().item() / max(1.0, theirs.abs().max().item())
     return "equal" if apart < TOLERANCE else f"differs by {apart:.2g}"
 
 

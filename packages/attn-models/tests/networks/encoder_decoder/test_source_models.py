@@ -31,6 +31,8 @@ MODELS = {
     "transformer": ("transformer", BLOCKS),
     "transformer-coverage": ("transformer", BLOCKS | {"cross": "coverage"}),
     "transformer-pre": ("transformer", BLOCKS | {"norm_place": "pre", "decoder": "linear", "cross": "alignment"}),
+    "t5": ("t5", BLOCKS | {"head_dim": 3, "num_layers": 1, "num_decoder_layers": 2, "feed_forward": "geglu_tanh"}),
+    "t5-untied": ("t5", BLOCKS | {"head_dim": 4, "tie_word_embeddings": False, "scale_output": False}),
 }
 EVERY = pytest.mark.parametrize("kind", MODELS)
 
@@ -121,7 +123,7 @@ def test_a_folder_gives_the_model_back(kind, tmp_path):
     require_same_model(loaded.model, model, tokens, source, key_padding_mask)
     assert loaded.family == MODELS[kind][0]
     assert loaded.max_encoder_len == 12
-    assert len(loaded.mechanisms) == {"bottleneck": 0, "transformer": 4}.get(loaded.family, 1)
+    assert len(loaded.mechanisms) == {"bottleneck": 0, "transformer": 4, "t5": 4}.get(loaded.family, 1)
 
 
 @EVERY

@@ -126,8 +126,9 @@ class Measured(grpc.aio.ServerInterceptor):
             told |= {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
         if record.first_token is not None:
             told["first_token_seconds"] = round(record.first_token, 6)
-        told = {name: value for name, value in told.items() if value != ""}
-        log.info("call", method=record.method, code=code.name, seconds=round(seconds, 6), **told)
+        if structlog.is_configured():  # a gateway within another program, such as a notebook, does not print
+            told = {name: value for name, value in told.items() if value != ""}
+            log.info("call", method=record.method, code=code.name, seconds=round(seconds, 6), **told)
 
     def _measure(self, record: CallRecord, response: Any) -> None:
         """Note the tokens of one message of a completion."""

@@ -9,6 +9,7 @@ from attn_core import installed
 from attn_core.errors import InvalidValue, UnknownName
 from attn_core.models import ModelFamily
 from attn_models.sources import known_sources, pull
+from attn_models.tokenizers import Tokenizer
 from attn_schema.training import DECODER, DataConfig, ModelConfig, TrainingConfig
 
 from attn_train.data.pairs import CAPTIONS, load_pairs, synthetic_task_pairs
@@ -16,8 +17,10 @@ from attn_train.data.synthetic import TASKS
 from attn_train.data.treebank import load_tags
 from attn_train.tasks.base import Dataset
 from attn_train.tasks.completion import completion_dataset
+from attn_train.tasks.instruction_tuning import chat_dataset
 from attn_train.tasks.language_modeling import CHARACTER, TextDataset, read_text, tokenize
 from attn_train.tasks.masked_language_modeling import MaskedTextDataset
+from attn_train.tasks.preferences import preference_dataset
 from attn_train.tasks.seq2seq import BYTE_PAIRS, WORD, is_byte_pairs, is_learned_tokenizer
 
 TEXT, PAIRS, MASKED, TAGS, IMAGES = "text", "pairs", "masked", "tags", "images"
@@ -56,6 +59,12 @@ def data_kind_of(model: ModelConfig) -> str:
 
 def load_dataset(config: TrainingConfig, home: Path, log: Callable[[str], None]) -> Dataset:
     """What the model is to learn from; raises as `load_text`."""
+    if config.data.format != "text":
+        return load_conversations(config, home)
+    return _load_dataset(config, home, log)
+
+
+def _load_dataset(config: TrainingConfig, home: Path, log: Callable[[str], None]) -> Dataset:
     subject = data_kind_of(config.model)
     if subject == IMAGES:
         from attn_train.data.images import load_images
@@ -73,6 +82,14 @@ def load_dataset(config: TrainingConfig, home: Path, log: Callable[[str], None])
         longest = config.model.sequence_length
         return completion_dataset(pairs, validation=config.data.validation_fraction, longest=longest)
     return load_text(config.data, home, log)
+
+
+def load_conversations(config: TrainingConfig, home: Path) -> Dataset:
+    """The conversations of the file that the config names, in the chat template of its tokenizer."""
+    data, longest = config.data, config.model.sequence_length
+    tokenizer = Tokenizer.from_folder(tokenizer_folder(data.tokenizer, home))
+    make = chat_dataset if data.format == "chat" else preference_dataset
+    return make(Path(data.path or ""), tokenizer, validation=data.validation_fraction, longest=longest)
 
 
 def tokenizer_of(config: DataConfig, home: Path) -> str:

@@ -1,0 +1,206 @@
+"""`attn bench serve` and `attn bench latency`, with vLLM's options and report."""
+
+from __future__ import annotations
+
+import asyncio
+import json as json_module
+import time
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from attn_core.errors import InvalidValue, UserError
+from attn_schema import ConnectionOptions
+from attn_schema.flags import with_flags
+from attn_schema.output import print_json
+
+from attn_client.commands.options import Json
+from attn_client.serving_load import (
+    METRICS,
+    AttnBackend,
+    LoadRequest,
+    OpenAIBackend,
+    RequestTimes,
+    arrivals,
+    percentile,
+    random_requests,
+    report,
+    run_requests,
+    summary,
+)
+from attn_client.settings import ClientSettings
+
+app = typer.Typer(no_args_is_help=True, help="Measure a server: attn's own, or any that speaks OpenAI's protocol.")
+
+LATENCY_PERCENTILES = (10, 25, 50, 75, 90, 99)
+BackendName = Literal["attn", "openai", "openai-chat"]
+Model = Annotated[str, typer.Option("--model", "-m", help="Name of a model that the server has loaded.")]
+BackendOption = Annotated[
+    BackendName, typer.Option(help="attn (gRPC at --address), or openai or openai-chat (HTTP at --base-url).")
+]
+BaseUrl = Annotated[str, typer.Option(help="Address of an OpenAI server.", envvar="OPENAI_BASE_URL")]
+
+
+def backend_of(
+    name: BackendName, model: str, base_url: str, connection: ConnectionOptions, *, ignore_eos: bool
+) -> AttnBackend | OpenAIBackend:
+    """The server that is measured."""
+    settings = ClientSettings.of(connection)
+    if name == "attn":
+        return AttnBackend(settings, model, ignore_eos=ignore_eos)
+    url = base_url.removesuffix("/").removesuffix("/v1")
+    return OpenAIBackend(url, model, chat=name == "openai-chat", ignore_eos=ignore_eos, token=settings.token)
+
+
+def read_requests(path: Path, output_len: int) -> list[LoadRequest]:
+    """The requests of a file of JSON lines with `prompt` and optionally `output_len`; raises `UserError`."""
+    found = []
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
+        try:
+            values = json_module.loads(line)
+            found.append(LoadRequest(str(values["prompt"]), int(values.get("output_len", output_len))))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{path}: line {number} is no JSON object with a prompt", field="dataset_path") from error
+    if not found:
+        raise InvalidValue.of("dataset_path", path, "a file of at least one line")
+    return found
+
+
+def parse_goodput(goals: list[str] | None) -> dict[str, float]:
+    """Goals in milliseconds by metric, from "ttft:200"; raises `InvalidValue`."""
+    found = {}
+    for goal in goals or ():
+        name, _, value = goal.partition(":")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise InvalidValue.of("goodput", goal, "METRIC:MILLISECONDS, such as ttft:200") from None
+        if name not in {"ttft", "tpot", "e2el"}:
+            raise InvalidValue.of("goodput", goal, "ttft, tpot or e2el before the colon")
+    return found
+
+
+def parse_numbers(text: str, field: str) -> list[float]:
+    """Percentiles from "50,99"; raises `InvalidValue`."""
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = [-1.0]
+    if not all(0 <= number <= 100 for number in found):
+        raise InvalidValue.of(field, text, "percentiles from 0 to 100, separated by commas")
+    return found
+
+
+@app.command("serve")
+@with_flags
+def serve_command(  # noqa: PLR0913 - a command has the options it has
+    *,
+    model: Model,
+    backend: BackendOption = "attn",
+    base_url: BaseUrl = "http://127.0.0.1:8000",
+    num_prompts: Annotated[int, typer.Option(min=1, help="Number of requests.")] = 100,
+    random_input_len: Annotated[int, typer.Option(min=1, help="Words of a prompt, about a token each.")] = 128,
+    random_output_len: Annotated[int, typer.Option(min=1, help="Tokens to generate for a request.")] = 64,
+    random_range_ratio: Annotated[float, typer.Option(min=0, max=1, help="Draws lengths from (1 ± this) times.")] = 0,
+    dataset_path: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help='JSON lines {"prompt", "output_len"} instead.')
+    ] = None,
+    request_rate: Annotated[float, typer.Option(help="Requests a second; inf sends all at once.")] = float("inf"),
+    burstiness: Annotated[float, typer.Option(help="Shape of the gamma distribution; 1 is a Poisson process.")] = 1.0,
+    max_concurrency: Annotated[int | None, typer.Option(min=1, help="The most requests at a time.")] = None,
+    num_warmups: Annotated[int, typer.Option(min=0, help="Requests before those that count.")] = 1,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Generate past end-of-sequence tokens.")] = False,
+    percentile_metrics: Annotated[str, typer.Option(help="Metrics to report.")] = "ttft,tpot,itl",
+    metric_percentiles: Annotated[str, typer.Option(help="Percentiles to report.")] = "99",
+    goodput: Annotated[
+        list[str] | None, typer.Option(metavar="METRIC:MS", help="Count requests within these times; repeatable.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of prompts and arrivals.")] = 0,
+    result_filename: Annotated[Path | None, typer.Option(help="Write the figures to this file as JSON.")] = None,
+    json: Json = False,
+    connection: ConnectionOptions,
+) -> None:
+    """Send requests at a rate, and report throughput, latencies and goodput as vLLM's `vllm bench serve` does.
+
+    Example: `attn bench serve --model smollm2-135m-instruct --num-prompts 50 --request-rate 4 --goodput ttft:500`
+    """
+    percentiles, shown = parse_numbers(metric_percentiles, "metric_percentiles"), percentile_metrics.split(",")
+    if unknown := [name for name in shown if name not in METRICS]:
+        raise InvalidValue.of("percentile_metrics", unknown[0], ", ".join(METRICS))
+    if not (request_rate > 0 and burstiness > 0):
+        raise InvalidValue.of("request_rate" if burstiness > 0 else "burstiness", request_rate, "above 0")
+    goals = parse_goodput(goodput)
+    requests = random_requests(
+        num_prompts, random_input_len, random_output_len, range_ratio=random_range_ratio, seed=seed
+    )
+    if dataset_path is not None:
+        given = read_requests(dataset_path, random_output_len)
+        requests = [given[number % len(given)] for number in range(num_prompts)]
+
+    async def run() -> tuple[list[RequestTimes], float]:
+        async with backend_of(backend, model, base_url, connection, ignore_eos=ignore_eos) as server:
+            await _warm_up(server, requests[0], num_warmups)
+            sent = arrivals(len(requests), request_rate, burstiness, seed)
+            return await run_requests(server, requests, sent, max_concurrency=max_concurrency)
+
+    found, seconds = asyncio.run(run())
+    figures = summary(found, seconds, percentiles, goals)
+    if result_filename is not None:
+        result_filename.write_text(json_module.dumps({"model": model, "backend": backend, **figures}, indent=1) + "\n")
+    if json:
+        print_json(figures)
+    else:
+        typer.echo(report(figures, shown, percentiles))
+    if errors := {times.error for times in found if times.error}:
+        raise UserError(f"{figures['failed']} requests failed; the first: {sorted(errors)[0]}")
+
+
+async def _warm_up(server: Any, request: LoadRequest, count: int) -> None:
+    """Do a request some times; what goes wrong is raised, before anything is measured."""
+    for _ in range(count):
+        times = RequestTimes(start=time.perf_counter())
+        await server(request, times)
+
+
+@app.command("latency")
+@with_flags
+def latency_command(  # noqa: PLR0913 - a command has the options it has
+    *,
+    model: Model,
+    backend: BackendOption = "attn",
+    base_url: BaseUrl = "http://127.0.0.1:8000",
+    input_len: Annotated[int, typer.Option(min=1, help="Words of a prompt, about a token each.")] = 32,
+    output_len: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 128,
+    batch_size: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 8,
+    num_iters_warmup: Annotated[int, typer.Option(min=0, help="Batches before those that count.")] = 2,
+    num_iters: Annotated[int, typer.Option(min=1, help="Batches that count.")] = 10,
+    ignore_eos: Annotated[bool, typer.Option(help="Generate past end-of-sequence tokens.")] = True,
+    output_json: Annotated[Path | None, typer.Option(help="Write the figures to this file.")] = None,
+    json: Json = False,
+    connection: ConnectionOptions,
+) -> None:
+    """Measure how long a batch of requests takes from beginning to end, as vLLM's `vllm bench latency` does."""
+
+    async def run() -> list[float]:
+        spent = []
+        async with backend_of(backend, model, base_url, connection, ignore_eos=ignore_eos) as server:
+            for number in range(num_iters_warmup + num_iters):
+                # Other prompts each time, or the prefix cache would answer.
+                requests = random_requests(batch_size, input_len, output_len, seed=number)
+                found, seconds = await run_requests(server, requests, arrivals(batch_size, float("inf"), 1.0, 0))
+                if errors := [times.error for times in found if times.error]:
+                    raise UserError(f"{len(errors)} requests failed; the first: {errors[0]}")
+                spent.append(seconds)
+        return spent[num_iters_warmup:]
+
+    latencies = asyncio.run(run())
+    percentiles = {str(percent): percentile(latencies, percent) for percent in LATENCY_PERCENTILES}
+    figures = {"avg_latency": sum(latencies) / len(latencies), "latencies": latencies, "percentiles": percentiles}
+    if output_json is not None:
+        output_json.write_text(json_module.dumps(figures, indent=1) + "\n")
+    if json:
+        print_json(figures)
+        return
+    typer.echo(f"Avg latency: {figures['avg_latency']} seconds")
+    for percent, seconds in percentiles.items():
+        typer.echo(f"{percent}% percentile latency: {seconds} seconds")

@@ -1,0 +1,41 @@
+"""`attn transcribe`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from attn_schema import DeviceConfig, EngineConfig
+from attn_schema.flags import with_flags
+from attn_schema.output import print_json
+
+
+@with_flags
+def transcribe_command(
+    *,
+    files: Annotated[list[Path], typer.Argument(metavar="FILE.wav...", help="Audio, 16000 samples a second.")],
+    model: Annotated[str, typer.Option("--model", "-m", help="Whisper to run here: a model's name, or a folder.")],
+    language: Annotated[
+        str | None, typer.Option(help="Language that is spoken, such as en; guessed if not given.")
+    ] = None,
+    task: Annotated[str, typer.Option(help="transcribe, or translate into English.")] = "transcribe",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    engine: DeviceConfig,
+) -> None:
+    """Write down what is said in WAV files, with a Whisper that runs here.
+
+    Example: `attn transcribe --model whisper-tiny talk.wav`. Other files are converted first: `ffmpeg -i talk.mp3 -ar
+    16000 talk.wav`. What is longer than the model hears at once, 30 s, is heard in stretches, each for itself.
+    """
+    from attn_host.transcription import Transcriber
+    from attn_models.sources.store import ModelStore
+
+    config = EngineConfig(dtype=engine.dtype, device=engine.device)
+    transcriber = Transcriber(ModelStore().find(model), config)
+    for file in files:
+        text = transcriber.transcribe(file, language=language, task=task)
+        if json:
+            print_json({"file": str(file), "text": text})
+        else:
+            typer.echo(text if len(files) == 1 else f"{file}: {text}")

@@ -1,0 +1,167 @@
+"""CLIP's images as vectors beside those of texts: reading pixels as the folder says, the tower, and saving both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from attn_core.errors import CheckpointInvalid, InvalidValue, UserError
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from attn_models.adapters.base import require_allowed
+from attn_models.adapters.clip import ClipAdapter, ClipImageLayout, clip_config
+from attn_models.adapters.state_dict import (
+    check_config_fits,
+    init_empty_weights,
+    read_parameters,
+    stored_tensors,
+)
+from attn_models.device import resolve_device
+from attn_models.encoder.clip import ClipImage, ClipText
+from attn_models.tokenizers import Tokenizer
+from attn_models.weights import Verify, read_folder, write_folder
+from attn_models.weights.safe_files import CONFIG_LIMIT, member, read_json_object
+
+PREPROCESSOR = "preprocessor_config.json"
+MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+"""Of the pixels that CLIP was trained with, by channel."""
+BICUBIC = 3
+LARGEST_PIXELS = 100_000_000
+"""Pixels of the largest image file that is read."""
+STEPS = {"do_resize": True, "do_center_crop": True, "do_rescale": True, "do_normalize": True, "do_convert_rgb": True}
+
+
+class ImageReader:
+    """Turns images into what the tower takes, as a folder's preprocessor_config.json says: the shorter side becomes
+    `side` pixels (bicubic), the middle is cut out, and numbers from 0 to 1 lose `mean` and are divided by `std`."""
+
+    def __init__(self, side: int, mean: Sequence[float] = MEAN, std: Sequence[float] = STD) -> None:
+        self.side = side
+        self.mean, self.std = torch.tensor(mean)[:, None, None], torch.tensor(std)[:, None, None]
+
+    def read(self, paths: Sequence[str | Path]) -> Tensor:
+        """Pixels [images, 3, side, side], float32, of image files.
+
+        Raises `InvalidValue` for a file that is no image or is too large, by its place, `UserError` without Pillow.
+        """
+        try:
+            from PIL import Image, UnidentifiedImageError
+        except ImportError as error:
+            raise UserError('images need Pillow: pip install "attn-models[images]"') from error
+        found = []
+        for place, path in enumerate(paths):
+            try:
+                with Image.open(path) as image:
+                    if image.width * image.height > LARGEST_PIXELS:
+                        raise InvalidValue.of(f"images[{place}]", str(path), f"at most {LARGEST_PIXELS} pixels")
+                    found.append(self.pixels(image.convert("RGB")))
+            except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+                raise InvalidValue.of(f"images[{place}]", str(path), f"an image file ({error})") from error
+        return torch.stack(found)
+
+    def pixels(self, image: Any) -> Tensor:
+        """Pixels [3, side, side] of an image of Pillow in RGB."""
+        import numpy as np
+        from PIL import Image
+
+        short, long = sorted(image.size)
+        other = int(self.side * long / short)
+        size = (self.side, other) if image.width <= image.height else (other, self.side)
+        resized = image.resize(size, Image.Resampling.BICUBIC)
+        left, top = (resized.width - self.side) // 2, (resized.height - self.side) // 2
+        cut = resized.crop((left, top, left + self.side, top + self.side))
+        values = torch.from_numpy(np.asarray(cut, dtype=np.float32)).permute(2, 0, 1) / 255
+        return (values - self.mean) / self.std
+
+
+def read_preprocessor(folder: Path, side: int) -> ImageReader:
+    """The reader of a folder whose images have `side` pixels a side; CLIP's where it has no preprocessor_config.json.
+
+    Raises `CheckpointInvalid` for a step, a size or a resampling that is done otherwise.
+    """
+    path = member(folder, PREPROCESSOR)
+    if not path.is_file():
+        return ImageReader(side)
+    values = read_json_object(path, CONFIG_LIMIT)
+    sizes = {"size": ({"shortest_edge": side}, side), "crop_size": ({"height": side, "width": side}, side)}
+    said = {"resample": (BICUBIC,), "rescale_factor": (1 / 255,), **{name: (on,) for name, on in STEPS.items()}}
+    try:
+        require_allowed(values, {**sizes, **said})
+        return ImageReader(side, _channels(values, "image_mean", MEAN), _channels(values, "image_std", STD))
+    except InvalidValue as error:
+        raise CheckpointInvalid.of(path, error.message) from error
+
+
+def _channels(values: Mapping[str, Any], key: str, default: Sequence[float]) -> Sequence[float]:
+    given = values.get(key, default)
+    if len(given) != 3 or not all(isinstance(value, float | int) for value in given):
+        raise InvalidValue.of(key, given, "a number for each of three channels")
+    return [float(value) for value in given]
+
+
+class ImageEncoder:
+    """A tower with its reader: vectors of length 1, near those that `load_sentence_encoder` of the same folder gives
+    of texts that say what is in the image. `scale` is what their cosines are multiplied by before a softmax."""
+
+    def __init__(self, model: ClipImage, reader: ImageReader, scale: float) -> None:
+        self.model = model
+        self.reader = reader
+        self.scale = scale
+        self.size = model.size
+
+    @torch.inference_mode()
+    def embed(self, images: Sequence[str | Path] | Tensor) -> Tensor:
+        """Vectors [images, size] of image files, or of pixels [images, 3, side, side]; raises as `ImageReader.read`."""
+        if isinstance(images, str | Path) or not len(images):
+            raise InvalidValue.of("images", str(images), "at least one image, in a list")
+        pixels = images if isinstance(images, Tensor) else self.reader.read(images)
+        return normalize(self.model(pixels.to(self.model.begin)).float(), dim=-1)
+
+    def probabilities(self, images: Tensor, texts: Tensor) -> Tensor:
+        """How likely each text is that of each image, [images, texts], of vectors of length 1 (section 2.3 there)."""
+        return (self.scale * images @ texts.T).softmax(-1)
+
+
+def load_image_encoder(
+    folder: str | Path, dtype: str = "float32", *, verify: Verify = "hashes", device: str = "cpu"
+) -> ImageEncoder:
+    """The tower of images in a CLIP folder, on `device`, in evaluation mode; raises as `load_image_classifier`."""
+    checkpoint = read_folder(folder, verify=verify, device=resolve_device(device))
+    path, layout = checkpoint.path / "config.json", ClipImageLayout()
+    if checkpoint.config.get("model_type") != layout.model_type:
+        given = checkpoint.config.get("model_type")
+        raise CheckpointInvalid.of(path, f"model_type {given!r} has no images to embed; allowed: {layout.model_type}")
+    config = layout.from_hf_config(checkpoint.config, path)
+    check_config_fits(checkpoint, config)
+    with init_empty_weights():
+        model = ClipImage(config)
+    parameters = read_parameters(checkpoint, layout, model.state_dict(), getattr(torch, dtype))
+    model.load_state_dict(parameters, assign=True)
+    if "logit_scale" not in checkpoint.tensors.entries:
+        raise CheckpointInvalid.of(checkpoint.path, "tensor 'logit_scale' is missing")
+    scale = float(checkpoint.tensors["logit_scale"].exp())
+    return ImageEncoder(model.eval(), read_preprocessor(checkpoint.path, config.image), scale)
+
+
+def save_clip(folder: str | Path, text: ClipText, images: ImageEncoder, tokenizer: Tokenizer | None = None) -> Path:
+    """Write both towers as one folder, which transformers reads too; raises as `save_encoder`."""
+    described = clip_config(text.config, images.model.config)
+    described["dtype"] = str(text.embedding.weight.dtype).removeprefix("torch.")
+    reader = images.reader
+    settings = {
+        **STEPS,
+        "image_processor_type": "CLIPImageProcessor",
+        "size": {"shortest_edge": reader.side},
+        "crop_size": {"height": reader.side, "width": reader.side},
+        "resample": BICUBIC,
+        "rescale_factor": 1 / 255,
+        "image_mean": reader.mean.flatten().tolist(),
+        "image_std": reader.std.flatten().tolist(),
+    }
+    files: dict[str, Any] = {PREPROCESSOR: settings, **(tokenizer.files() if tokenizer else {})}
+    tensors = stored_tensors(text.state_dict(), ClipAdapter())
+    tensors |= stored_tensors(images.model.state_dict(), ClipImageLayout())
+    return write_folder(folder, described, tensors | {"logit_scale": torch.tensor(images.scale).log()}, files)

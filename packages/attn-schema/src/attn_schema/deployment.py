@@ -1,0 +1,62 @@
+"""How many engines serve a model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from attn_core.errors import InvalidValue
+from msgspec import Meta
+
+from attn_schema.schema import Checked
+
+MAX_REPLICAS = 1000
+
+
+class DeploymentConfig(Checked, frozen=True, kw_only=True):
+    """How many engines serve a model. Without any option it is one, in an actor of its own.
+
+    With `replicas` or `max_replicas` they are a Ray Serve deployment: a fixed number, or as many as the load asks for.
+    """
+
+    replicas: Annotated[
+        int,
+        Meta(ge=1, le=MAX_REPLICAS, description="Engines that serve the model, as a Ray Serve deployment."),
+    ] | None = None  # fmt: skip
+    min_replicas: Annotated[
+        int,
+        Meta(
+            ge=0, le=MAX_REPLICAS,
+            description="Least number of engines with max_replicas; 0 frees all of them while nobody asks, and the "
+            "next request waits until one has started.",
+        ),
+    ] = 1  # fmt: skip
+    max_replicas: Annotated[
+        int,
+        Meta(ge=1, le=MAX_REPLICAS, description="Most engines; between min_replicas and this the load decides."),
+    ] | None = None  # fmt: skip
+    target_requests: Annotated[
+        float,
+        Meta(gt=0, description="Requests, computed or waiting, for each of which load there is one engine."),
+    ] = 16.0  # fmt: skip
+    idle_seconds: Annotated[
+        float, Meta(ge=0, description="How long the load must be lower before an engine is given back, in seconds.")
+    ] = 60.0  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_replicas is None:
+            return
+        if self.replicas is not None:
+            raise InvalidValue.of("max_replicas", self.max_replicas, "left out with replicas, which is a fixed number")
+        if self.min_replicas > self.max_replicas:
+            raise InvalidValue.of("min_replicas", self.min_replicas, f"at most {self.max_replicas}, max_replicas")
+
+    @property
+    def deployed(self) -> bool:
+        """Whether the engines are a deployment, and not one in an actor of its own."""
+        return self.replicas is not None or self.max_replicas is not None
+
+    @property
+    def at_first(self) -> int:
+        """How many engines are started at first."""
+        return self.replicas or max(self.min_replicas, 1)

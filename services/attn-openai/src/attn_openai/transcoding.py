@@ -1,0 +1,222 @@
+"""Every gRPC call as JSON over HTTP: POST /attn.v1.SERVICE/METHOD with the request in protobuf's JSON form.
+
+The paths are those of gRPC and of the Connect protocol. A call that answers with a stream sends a line of JSON for each
+message, {"result": ...}, and {"error": ...} if it fails, as grpc-gateway does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator
+from html import escape
+from typing import Any
+
+import attn_schema
+import msgspec
+from attn_core.errors import InvalidValue, UnknownName
+from attn_gateway import LocalCalls
+from attn_schema.codec import from_message, message_class
+from attn_schema.schema import fields_of, is_noun
+from google.protobuf import descriptor_pool, json_format, message_factory
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+
+from attn_openai.caller import Caller
+
+TENSOR = "attn.v1.Tensor"
+LISTS = "lists"
+"""Value of the query's `tensors` that asks for nested lists in place of base64."""
+
+JSON_TYPES = {
+    FieldDescriptor.CPPTYPE_BOOL: {"type": "boolean"},
+    FieldDescriptor.CPPTYPE_DOUBLE: {"type": "number", "format": "double"},
+    FieldDescriptor.CPPTYPE_FLOAT: {"type": "number", "format": "float"},
+    FieldDescriptor.CPPTYPE_INT32: {"type": "integer", "format": "int32"},
+    FieldDescriptor.CPPTYPE_UINT32: {"type": "integer", "format": "int64"},
+    FieldDescriptor.CPPTYPE_INT64: {"type": "string", "format": "int64"},
+    FieldDescriptor.CPPTYPE_UINT64: {"type": "string", "format": "uint64"},
+    FieldDescriptor.CPPTYPE_STRING: {"type": "string"},
+}
+KNOWN_MESSAGES: dict[str, dict[str, Any]] = {
+    "google.protobuf.Timestamp": {"type": "string", "format": "date-time"},
+    "google.protobuf.Duration": {"type": "string"},
+    "google.protobuf.Struct": {"type": "object"},
+    "google.protobuf.Value": {},
+}
+"""Messages whose JSON form is not an object of their fields."""
+
+
+def method_of(service: str, method: str, calls: LocalCalls) -> tuple[str, type[Message]]:
+    """The full name of a call and the class of its request; raises `UnknownName`."""
+    name = f"/{service}/{method}"
+    if name not in calls.methods:
+        raise UnknownName.of("path", name, calls.methods)
+    found = descriptor_pool.Default().FindMethodByName(f"{service}.{method}")
+    return name, message_factory.GetMessageClass(found.input_type)
+
+
+def read_message(kind: type[Message], values: Any) -> Message:
+    """A message from its JSON form, by either spelling of its fields; raises `InvalidValue` for an unknown field."""
+    if not isinstance(values, dict):
+        raise InvalidValue.of("body", type(values).__name__, "a JSON object")
+    try:
+        return json_format.ParseDict(values, kind())
+    except (json_format.ParseError, TypeError, ValueError) as error:
+        raise InvalidValue(f"body: {error}", field="body") from error
+
+
+def shown(message: Message, *, lists: bool) -> dict[str, Any]:
+    """A message in its JSON form by the names of its fields; with `lists`, tensors have `values`, not `data`."""
+    values: dict[str, Any] = json_format.MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    if lists:
+        _unpack_tensors(message, values)
+    return values
+
+
+def _unpack_tensors(message: Message, values: dict[str, Any]) -> None:
+    for field, value in message.ListFields():
+        if field.message_type is None or field.message_type.GetOptions().map_entry:
+            continue
+        parts, targets = ([value], [values[field.name]]) if not field.is_repeated else (value, values[field.name])
+        for part, target in zip(parts, targets, strict=True):
+            if field.message_type.full_name == TENSOR:
+                tensor = from_message(attn_schema.Tensor, part)
+                del target["data"]
+                target["values"] = tensor.view().tolist() if math.prod(tensor.shape) else []
+            elif isinstance(target, dict):
+                _unpack_tensors(part, target)
+
+
+async def call(name: str, request: Message, caller: Caller, *, lists: bool) -> dict[str, Any]:
+    """The answer of a call with one answer."""
+    return shown(await caller.unary(name, request), lists=lists)
+
+
+async def stream(name: str, request: Message, caller: Caller, *, lists: bool) -> AsyncGenerator[dict[str, Any], None]:
+    """The answers of a call with many, each as `result`."""
+    async for answer in caller.calls.stream(name, request, caller.metadata, caller.deadline):
+        yield {"result": shown(answer, lists=lists)}
+
+
+def openapi(calls: LocalCalls, paths: dict[str, str], requests: dict[str, type[msgspec.Struct]], version: str) -> Any:
+    """The OpenAPI document of all calls, of `paths` ("POST /v1/...": what it does) and of their `requests` by path."""
+    schemas: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
+    refs, components = msgspec.json.schema_components(
+        list(requests.values()), ref_template="#/components/schemas/{name}"
+    )
+    schemas |= components
+    bodies = dict(zip(requests, refs, strict=True))
+    for key, summary in paths.items():
+        method, path = key.split()
+        path = path.replace(":path}", "}")
+        entry: dict[str, Any] = {"summary": summary, "responses": {"200": {"description": "The answer."}}}
+        if "{name}" in path:
+            entry["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+        if path in bodies:
+            entry["requestBody"] = _json(bodies[path])
+        entries[path] = {method.lower(): entry}
+    for name in sorted(calls.methods):
+        service, method = name[1:].split("/")
+        found = descriptor_pool.Default().FindMethodByName(f"{service}.{method}")
+        answer = _reference(found.output_type, schemas)
+        if calls.streams(name):
+            described = {"description": "A line of JSON a message.", "content": {"application/x-ndjson": {
+                "schema": {"type": "object", "properties": {"result": answer}}}}}  # fmt: skip
+        else:
+            described = {"description": "The answer.", **_json(answer)}
+        entries[name] = {
+            "post": {
+                "summary": f"{service}.{method}, as over gRPC.",
+                "tags": [service],
+                "requestBody": _json(_reference(found.input_type, schemas)),
+                "responses": {"200": described},
+            }
+        }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "attn", "version": version},
+        "paths": entries,
+        "components": {"schemas": schemas, "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}}},
+        "security": [{}, {"bearer": []}],
+    }
+
+
+def _json(schema: Any) -> dict[str, Any]:
+    return {"content": {"application/json": {"schema": schema}}}
+
+
+def _reference(message: Descriptor, schemas: dict[str, Any]) -> dict[str, Any]:
+    """A reference to the schema of a message, which is added with those that it needs."""
+    if message.full_name in KNOWN_MESSAGES:
+        return KNOWN_MESSAGES[message.full_name]
+    if message.full_name not in schemas:
+        schemas[message.full_name] = schema = {"type": "object", "additionalProperties": False}
+        told = _descriptions().get(message.full_name, {})
+        schema["properties"] = {
+            field.name: _field(field, schemas) | ({"description": told[field.name]} if field.name in told else {})
+            for field in message.fields
+        }
+    return {"$ref": f"#/components/schemas/{message.full_name}"}
+
+
+def _field(field: FieldDescriptor, schemas: dict[str, Any]) -> dict[str, Any]:
+    kind = field.message_type
+    if kind is not None and kind.GetOptions().map_entry:
+        return {"type": "object", "additionalProperties": _single(kind.fields_by_name["value"], schemas)}
+    single = _single(field, schemas)
+    return {"type": "array", "items": single} if field.is_repeated else single
+
+
+def _single(field: FieldDescriptor, schemas: dict[str, Any]) -> dict[str, Any]:
+    if field.message_type is not None:
+        return dict(_reference(field.message_type, schemas))
+    if field.enum_type is not None:
+        return {"type": "string", "enum": [value.name for value in field.enum_type.values]}
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        return {"type": "string", "contentEncoding": "base64"}
+    return dict(JSON_TYPES[field.cpp_type])
+
+
+def _descriptions() -> dict[str, dict[str, str]]:
+    """What the fields of messages mean, by the names of message and field, as attn-schema says it."""
+    found: dict[str, dict[str, str]] = {}
+    for name in dir(attn_schema):
+        noun = getattr(attn_schema, name)
+        if is_noun(noun):
+            try:
+                message = message_class(noun).DESCRIPTOR.full_name
+            except LookupError:
+                continue
+            found[message] = {info.name: info.description for info in fields_of(noun) if info.description}
+    return found
+
+
+STYLE = (
+    "body{font:16px/1.5 system-ui;max-width:60rem;margin:2rem auto;padding:0 1rem;color-scheme:light dark}"
+    "pre{overflow:auto}"
+)
+
+
+def page(document: dict[str, Any]) -> str:
+    """The document as one HTML page that needs no network."""
+    paths = [
+        _details(f"{method.upper()} {path}", entry.get("requestBody", {}).get("content", {}), entry["summary"])
+        for path, methods in document["paths"].items()
+        for method, entry in methods.items()
+    ]
+    schemas = [_details(name, schema) for name, schema in sorted(document["components"]["schemas"].items())]
+    return (
+        "<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
+        f"<title>attn over HTTP</title><style>{STYLE}</style><h1>attn over HTTP</h1>"
+        f"<p>The same as data: <a href='/openapi.json'>openapi.json</a>.</p><h2>Paths</h2>{''.join(paths)}"
+        f"<h2>Schemas</h2>{''.join(schemas)}"
+    )
+
+
+def _details(title: str, value: Any, summary: str = "") -> str:
+    told = escape(msgspec.json.format(msgspec.json.encode(value)).decode()) if value else ""
+    head = f"<summary><code>{escape(title)}</code> {escape(summary)}</summary>"
+    return f"<details>{head}<pre>{told}</pre></details>" if told else f"<p>{head[9:-10]}</p>"

@@ -1,0 +1,386 @@
+"""The replicas of a model as a Ray Serve deployment, and a backend that spreads tasks over them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+from attn_core.errors import AttnError, InvalidValue, MissingPackage, OutOfCapacity, Unavailable
+from attn_gateway.ray_gpus import gpu_request, known_gpus
+from attn_host import PromptTokenizer, TextTask
+from attn_models.tokenizers import Tokenizer
+from attn_schema import DeploymentConfig, EngineConfig, EngineStats, ModelInfo
+
+from attn_serve.ray_backend import actor_environment
+from attn_serve.replica import ModelReplica
+from attn_serve.replica_client import ReplicaClient
+from attn_serve.replica_messages import ReplicaAddress
+from attn_serve.routing import PrefixRouter, block_hashes
+from attn_serve.streams import EngineLost, Streams
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.3
+"""How often addresses are asked for while replicas are missing."""
+CALM_POLL_SECONDS = 2.0
+"""How often otherwise."""
+ADDRESS_SECONDS = 5.0
+HEALTH_SECONDS = 2.0
+SHUTDOWN_SECONDS = 30.0
+"""How long a replica that is given back may take to hand over its requests."""
+MAX_CONTROL_CALLS = 1000
+WEIGHTS = ("*.safetensors", "*.gguf")
+APP_PREFIX = "attn-"
+
+
+class DeploymentBackend:
+    """Serves one model from the replicas of a deployment, which it starts or, where another gateway did, joins."""
+
+    def __init__(self, name: str, folder: Path, config: EngineConfig, deployment: DeploymentConfig) -> None:
+        self._name = name
+        self._folder = folder
+        self._config = config.replace(num_threads=config.num_threads or os.cpu_count() or 1)
+        self._deployment = deployment
+        self._router = PrefixRouter()
+        self._streams = Streams()
+        self._replicas: dict[str, ReplicaClient] = {}
+        self._where: dict[str, ReplicaClient] = {}
+        self._handle: Any = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._adapters: dict[str, Path] = {}
+        self._tokenizer: PromptTokenizer | None = None
+        self._joined = self._deployed = False
+        self._background: set[asyncio.Task[Any]] = set()
+
+    @property
+    def replicas(self) -> int:
+        """Replicas that take tasks."""
+        return sum(not replica.draining for replica in self._replicas.values())
+
+    async def start(self, streams: Streams) -> ModelInfo:
+        """Deploy the model, or join its deployment; returns when all replicas of the beginning answer.
+
+        Raises what loading raises, and `InvalidValue` or `OutOfCapacity` for replicas that no machine has room for.
+        """
+        self._streams = streams
+        self._handle = await asyncio.to_thread(self._deploy)
+        addresses = await self._addresses()
+        while not addresses:
+            await asyncio.sleep(POLL_SECONDS)
+            addresses = await self._addresses()
+        await self._connect(addresses)
+        self._tokenizer = PromptTokenizer(await asyncio.to_thread(Tokenizer.from_folder, self._folder))
+        self._watcher = asyncio.create_task(self._watch(), name=f"replicas of {self._name}")
+        return addresses[0].info
+
+    async def scale(self, deployment: DeploymentConfig) -> None:
+        """Change the number of replicas; those that are given back hand their requests over first."""
+        await asyncio.to_thread(require_places, self._folder, self._config, deployment)
+        self._deployment = deployment
+        self._joined = False
+        await asyncio.to_thread(self._deploy)
+        self._changed.set()
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """The answer of a method of the host, from the replica that suits. Prompts are tokenised in this process."""
+        if self._handle is None:
+            raise Unavailable(f"model {self._name!r} is not running")
+        if method == "stats":
+            return total([replica.stats for replica in self._replicas.values()])
+        if method == "tokenize" and self._tokenizer is not None:
+            return await asyncio.to_thread(self._tokenizer.tokenize, *arguments)
+        if method == "submit":
+            return await self._submit(*arguments)
+        if method == "cancel":
+            return await self._cancel(*arguments)
+        if method in ("load_adapter", "unload_adapter"):
+            return await self._change_adapters(method, *arguments)
+        return await self._ask_any(method, *arguments)
+
+    async def pids(self) -> list[int]:
+        """The processes of the replicas that take tasks, for those who watch or kill processes."""
+        return [replica.address.pid for replica in self._replicas.values() if not replica.draining]
+
+    async def release(self, shutdown_timeout: float) -> None:
+        """As `stop`, but leave the replicas to other gateways that use them."""
+        others = any(replica.gateways > 1 for replica in self._replicas.values())
+        await self._leave(shutdown_timeout)
+        if not others:
+            await asyncio.to_thread(self._delete)
+
+    async def stop(self, shutdown_timeout: float) -> None:
+        """Let running tasks finish, then delete the deployment."""
+        await self._leave(shutdown_timeout)
+        await asyncio.to_thread(self._delete)
+
+    async def _leave(self, shutdown_timeout: float) -> None:
+        end = asyncio.get_running_loop().time() + shutdown_timeout
+        self._handle = None
+        if self._watcher is not None:
+            self._watcher.cancel()
+        while any(replica.tasks for replica in self._replicas.values()):
+            if asyncio.get_running_loop().time() > end:
+                break
+            await asyncio.sleep(0.02)
+        self._streams.fail(Unavailable(f"model {self._name!r} is being unloaded"))
+        await asyncio.gather(*(replica.close() for replica in self._replicas.values()))
+        self._replicas.clear()
+
+    async def _change_adapters(self, method: str, name: str, *folder: Path) -> None:
+        """Load or unload an adapter everywhere; replicas that start later load those that there are then."""
+        await asyncio.gather(*(replica.call(method, name, *folder) for replica in self._replicas.values()))
+        if method == "load_adapter":
+            self._adapters[name] = folder[0]
+        else:
+            self._adapters.pop(name, None)
+
+    def _choose(self, blocks: Sequence[bytes]) -> ReplicaClient:
+        loads = {name: replica.load for name, replica in self._replicas.items() if not replica.draining}
+        if not loads:
+            self._changed.set()
+            raise EngineLost(f"no replica of model {self._name!r} runs now; one is being started")
+        return self._replicas[self._router.choose(blocks, loads)]
+
+    async def _submit(self, task: TextTask) -> None:
+        replica = self._choose(block_hashes(task.prompt, f"{task.tenant}\0{task.adapter}"))
+        self._where[task.id] = replica
+        await replica.submit(task)
+
+    async def _ask_any(self, method: str, argument: Any, *more: Any) -> Any:
+        """The answer of any replica; a task that has an id can be cancelled there."""
+        replica = self._choose(())
+        if method == "attention_maps":
+            return await replica.call(method, argument, more[0] if more else "")
+        self._where[argument.id] = replica
+        replica.tasks.add(argument.id)
+        try:
+            return await replica.call(method, argument)
+        finally:
+            replica.tasks.discard(argument.id)
+
+    async def _cancel(self, task_id: str) -> None:
+        replica = self._where.pop(task_id, None)
+        if replica is not None:
+            await replica.cancel(task_id)
+
+    async def _watch(self) -> None:
+        """Connect to replicas that Ray Serve has started, for as long as the model is wanted."""
+        while self._handle is not None:
+            self._where = {name: where for name, where in self._where.items() if name in where.tasks}
+            calm = self.replicas >= self._deployment.at_first
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), CALM_POLL_SECONDS if calm else POLL_SECONDS)
+            self._changed.clear()
+            try:
+                await self._connect(await self._addresses())
+                if not self.replicas and not self._deployment.min_replicas:
+                    await self._wake()
+            except Exception as error:  # noqa: BLE001 - Ray has many; those of a control plane that is busy pass
+                log.warning("replicas of %s: %s", self._name, error)
+                await asyncio.sleep(POLL_SECONDS)
+
+    async def _addresses(self) -> list[ReplicaAddress]:
+        """Where the replicas listen that run now; raises what loading raised, if none of them could."""
+        from ray.serve.exceptions import RayServeException
+
+        if self._handle is None:
+            return []
+        try:
+            asked = self._handle.broadcast("address")
+            answers = await asked.results_async(timeout_s=ADDRESS_SECONDS, return_exceptions=True)
+        except (RayServeException, TimeoutError):
+            return []
+        found = [answer for answer in answers if isinstance(answer, ReplicaAddress)]
+        causes = [getattr(answer, "cause", answer) for answer in answers if not isinstance(answer, ReplicaAddress)]
+        for cause in causes:
+            if not found and isinstance(cause, AttnError):
+                raise cause
+        return found
+
+    async def _wake(self) -> None:
+        """Ask for a replica where none runs, if anybody waits: Ray Serve starts one for a call that it must route."""
+        if len(self._streams):
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(self._handle.address.remote(), ADDRESS_SECONDS)
+            self._changed.set()
+
+    async def _connect(self, addresses: Sequence[ReplicaAddress]) -> None:
+        async def one(address: ReplicaAddress) -> None:
+            replica = ReplicaClient(address, self._streams, self._lost)
+            try:
+                await replica.connect()
+                for name, folder in self._adapters.items():
+                    await replica.call("load_adapter", name, folder)
+            except AttnError as error:
+                log.warning("replica %s is not used: %s", address.id, error.message)
+                await replica.close()
+            else:
+                self._replicas[address.id] = replica
+
+        await asyncio.gather(*(one(address) for address in addresses if address.id not in self._replicas))
+
+    def _lost(self, replica: ReplicaClient) -> None:
+        """Let the tasks of a replica that is gone, or hands them over, go on at others."""
+        tasks = list(replica.tasks)
+        if replica.gone:
+            self._replicas.pop(replica.id, None)
+            self._later(replica.close())
+        elif self.replicas:
+            for task_id in tasks:
+                self._later(replica.cancel(task_id))
+        else:
+            return  # they may finish there
+        self._router.forget(replica.id)
+        self._streams.fail(EngineLost(f"replica {replica.id} of model {self._name!r} is gone"), tasks)
+        self._changed.set()
+
+    def _later(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def _deploy(self) -> Any:
+        try:
+            from ray import serve
+        except ImportError as error:
+            raise MissingPackage.of("attn-serve[replicas]", "serving a model from several engines") from error
+        app = APP_PREFIX + self._name
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING", "enable_access_log": False})
+        if self._joined or (self._handle is None and app in serve.status().applications):
+            self._joined = self._deployed = True
+            return serve.get_app_handle(app)
+        require_places(self._folder, self._config, self._deployment)
+        self._deployed = True
+        gpu = gpu_request(self._config.device, self._config.gpu_memory_utilization, known_gpus())
+        config = self._config.replace(device=gpu.device)
+        size = replica_bytes(self._folder, config)
+        kind: Any = serve.deployment(
+            ModelReplica,
+            name=self._name,
+            ray_actor_options={
+                "num_cpus": 0,
+                "num_gpus": gpu.num_gpus,
+                "memory": size if gpu.num_gpus == 0 else 0,
+                "runtime_env": {"env_vars": {**actor_environment(config), **gpu.env_vars}},
+            },
+            max_ongoing_requests=MAX_CONTROL_CALLS,
+            health_check_period_s=HEALTH_SECONDS,
+            graceful_shutdown_wait_loop_s=0.1,
+            graceful_shutdown_timeout_s=SHUTDOWN_SECONDS + 5,
+            logging_config={"log_level": "WARNING", "enable_access_log": False},
+            **replica_counts(self._deployment),
+        )
+        # With a version that Ray Serve makes up, every change of the number would replace all replicas.
+        kind = kind.options(version=fingerprint(self._folder, config), _internal=True)
+        return serve.run(kind.bind(self._folder, config, SHUTDOWN_SECONDS), name=app, route_prefix=None)
+
+    def _delete(self) -> None:
+        from ray import serve
+
+        if not self._deployed:
+            return
+        self._deployed = False
+        with contextlib.suppress(Exception):  # Ray itself may be gone by now
+            serve.delete(APP_PREFIX + self._name)
+
+
+def total(stats: Sequence[EngineStats]) -> EngineStats:
+    """The statistics of several engines together."""
+    names = EngineStats.__struct_fields__
+    return EngineStats(**{name: sum(getattr(one, name) for one in stats) for name in names})
+
+
+def fingerprint(folder: Path, config: EngineConfig) -> str:
+    """Equal for the same model, run in the same way: replicas of it are not replaced when only their number changes."""
+    weights = sorted((path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in weight_files(folder))
+    told = msgspec.json.encode([str(folder), weights, config], enc_hook=str, order="sorted")
+    return hashlib.blake2b(told, digest_size=16).hexdigest()
+
+
+def replica_counts(deployment: DeploymentConfig) -> dict[str, Any]:
+    """How many replicas there shall be, in Ray Serve's words."""
+    if deployment.max_replicas is None:
+        return {"num_replicas": deployment.at_first}
+    return {
+        "num_replicas": "auto",
+        "autoscaling_config": {
+            "min_replicas": deployment.min_replicas,
+            "initial_replicas": deployment.at_first,
+            "max_replicas": deployment.max_replicas,
+            "target_ongoing_requests": deployment.target_requests,
+            "upscale_delay_s": 1.0,
+            "downscale_delay_s": deployment.idle_seconds,
+            "downscale_to_zero_delay_s": deployment.idle_seconds,
+            "metrics_interval_s": 1.0,
+            "look_back_period_s": 2.0,
+            "policy": {"policy_function": "attn_serve.deployment:replicas_for_load"},
+        },
+    }
+
+
+def replicas_for_load(context: Any) -> tuple[int, dict[str, Any]]:
+    """Ray Serve's question how many replicas there should be, answered by the requests in their engines."""
+    config = context.config
+    recent = (context.aggregated_metrics or {}).get("requests", {})
+    requests = sum(cast("dict[Any, float]", recent).values())
+    # Where no replica runs, what waits is the call that asks for one.
+    if not context.current_num_replicas:
+        requests = float(context.total_num_requests)
+    wanted = math.ceil(requests / config.target_ongoing_requests)
+    least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
+    return max(least, min(most, wanted)), {}
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files of a model that hold its weights."""
+    return [path for pattern in WEIGHTS for path in folder.glob(pattern)]
+
+
+def replica_bytes(folder: Path, config: EngineConfig) -> int:
+    """Memory that a replica needs at least, in bytes: its weights as they are stored, and its KV cache."""
+    return sum(path.stat().st_size for path in weight_files(folder)) + (config.kv_cache_memory_bytes or 0)
+
+
+def require_places(folder: Path, config: EngineConfig, deployment: DeploymentConfig) -> None:
+    """Raise unless the machines of the cluster have room for as many replicas; Ray would wait for it forever.
+
+    `InvalidValue` where no machine is large enough for one, `OutOfCapacity` where there are too few.
+    """
+    import ray
+
+    wanted = deployment.max_replicas or deployment.at_first
+    gpu = gpu_request(config.device, config.gpu_memory_utilization, known_gpus())
+    size = replica_bytes(folder, config)
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    if gpu.num_gpus:
+        what = f"{gpu.num_gpus:g} of a GPU"
+        places = [math.floor(node.get("GPU", 0.0) / gpu.num_gpus + 1e-6) for node in nodes]
+    else:
+        what = f"{size / 2**30:.2f} GiB of memory"
+        places = [int(node.get("memory", 0.0) // max(size, 1)) for node in nodes]
+    if not any(places):
+        largest = max((node.get("memory", 0.0) for node in nodes), default=0.0) / 2**30
+        raise InvalidValue.of(
+            "source",
+            str(folder),
+            f"a model that fits: a replica needs {what}; the largest machine has {largest:.2f} GiB",
+        )
+    if sum(places) < wanted:
+        field = "max_replicas" if deployment.max_replicas else "replicas"
+        raise OutOfCapacity(
+            f"{field}: {wanted} replicas cannot be placed: each needs {what}, and the cluster has room "
+            f"for {sum(places)}",
+            field=field,
+            given=wanted,
+            room=sum(places),
+        )

@@ -1,0 +1,218 @@
+"""A replica: one engine in a process of its own, with an endpoint to which gateways connect directly.
+
+Ray Serve places and replaces replicas. Tokens do not pass through it: each replica listens on a port of its own and
+asks for a secret, which it tells, with its address, only to those whom Ray lets in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import os
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+from attn_core.errors import AttnError, InternalError
+from attn_engine import RequestOutput
+from attn_host import ModelHost, open_host
+from attn_schema import EngineConfig
+
+from attn_serve import replica_messages as messages
+from attn_serve.in_process import call_host
+from attn_serve.replica_messages import ReplicaAddress, SentOutputs
+from attn_serve.streams import EngineLost
+
+DRAIN_POLL_SECONDS = 0.05
+
+
+class Session:
+    """The connection of one gateway: the tasks that it submitted, and their outputs on the way to it."""
+
+    def __init__(self) -> None:
+        self.tasks: set[str] = set()
+        self._ready: list[RequestOutput] = []
+        self._wake = asyncio.Event()
+
+    def put(self, output: RequestOutput) -> None:
+        """Send an output with the next message."""
+        if output.last:
+            self.tasks.discard(output.request_id)
+        self._ready.append(output)
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Send a message now, also without outputs."""
+        self._wake.set()
+
+    async def next(self) -> list[RequestOutput]:
+        """All outputs that are ready; nothing after a heartbeat's time without any."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), messages.HEARTBEAT_SECONDS)
+        self._wake.clear()
+        ready, self._ready = self._ready, []
+        return ready
+
+
+class ReplicaServer:
+    """The endpoint of a host. Used from one event loop."""
+
+    def __init__(self, open_host: Callable[[Callable[[Sequence[RequestOutput]], None]], ModelHost]) -> None:
+        self._open_host = open_host
+        self._secret = secrets.token_urlsafe(32)
+        self._sessions: dict[str, Session] = {}
+        self._server: grpc.aio.Server | None = None
+        self._draining = False
+        self.host: ModelHost | None = None
+        self.address: ReplicaAddress | None = None
+
+    async def start(self, ip: str) -> ReplicaAddress:
+        """Load the model, then listen on any free port of the interface `ip`."""
+        loop = asyncio.get_running_loop()
+
+        def deliver(outputs: Sequence[RequestOutput]) -> None:
+            loop.call_soon_threadsafe(self._deliver, outputs)
+
+        self.host = await asyncio.to_thread(self._open_host, deliver)
+        handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+            "Call": grpc.unary_unary_rpc_method_handler(self._call),
+            "Outputs": grpc.unary_stream_rpc_method_handler(self._outputs),
+        }
+        self._server = grpc.aio.server(options=[*messages.CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)])
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(messages.SERVICE, handlers),))
+        host = f"[{ip}]" if ":" in ip else ip
+        port = self._server.add_insecure_port(f"{host}:0")
+        await self._server.start()
+        self.address = ReplicaAddress(
+            id=secrets.token_hex(8),
+            target=f"{host}:{port}",
+            secret=self._secret,
+            pid=os.getpid(),
+            info=self.host.info,
+        )
+        return self.address
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no more tasks, let gateways move those that run, for up to `timeout_s` seconds, then stop."""
+        self._draining = True
+        for session in self._sessions.values():
+            session.wake()
+        end = asyncio.get_running_loop().time() + timeout_s
+        while any(session.tasks for session in self._sessions.values()):
+            if asyncio.get_running_loop().time() > end:
+                break
+            await asyncio.sleep(DRAIN_POLL_SECONDS)
+        if self._server is not None:
+            await self._server.stop(grace=0.1)
+        if self.host is not None:
+            await asyncio.to_thread(self.host.stop, 0.0)
+
+    def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
+        for output in outputs:
+            for session in self._sessions.values():
+                if output.request_id in session.tasks:
+                    session.put(output)
+                    break
+
+    async def _call(self, data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        session = await self._session_of(context)
+        try:
+            method, arguments = messages.decode_call(data)
+            return messages.encode_answer(await self._answer(session, method, arguments))
+        except AttnError as error:
+            return messages.encode_answer(error)
+
+    async def _answer(self, session_id: str, method: str, arguments: tuple[Any, ...]) -> Any:
+        if self.host is None:
+            raise EngineLost("the replica is starting")
+        if method == "submit":
+            session = self._sessions.get(session_id)
+            if session is None or self._draining:
+                raise EngineLost("the replica takes no more tasks")
+            (task,) = arguments
+            session.tasks.add(task.id)
+            try:
+                # Tokenising a long prompt takes seconds, in which the outputs of others go on.
+                await asyncio.to_thread(self.host.submit, task)
+            except BaseException:
+                session.tasks.discard(task.id)
+                raise
+            return None
+        return await call_host(self.host, method, *arguments)
+
+    async def _outputs(
+        self,
+        data: bytes,  # noqa: ARG002
+        context: grpc.aio.ServicerContext[bytes, bytes],
+    ) -> AsyncIterator[bytes]:
+        name = await self._session_of(context)
+        if self.host is None or name in self._sessions:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not ready, or a session of this name is open")
+        host, session = self.host, Session()
+        self._sessions[name] = session
+        try:
+            session.wake()  # the first message says that the session is open
+            while host is not None:
+                outputs = await session.next()
+                sent = SentOutputs.of(outputs, host.stats(), len(self._sessions), draining=self._draining)
+                yield messages.encode_outputs(sent)
+        finally:
+            # Nobody waits any more for what this gateway asked.
+            del self._sessions[name]
+            for task_id in session.tasks:
+                if host is not None:
+                    host.cancel(task_id)
+
+    async def _session_of(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> str:
+        """The session that a call belongs to; calls without the secret end here."""
+        given = {key: str(value) for key, value in context.invocation_metadata() or ()}
+        if not hmac.compare_digest(given.get(messages.SECRET, "").encode(), self._secret.encode()):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this endpoint is for the gateways of its cluster")
+        return given.get(messages.SESSION, "")
+
+
+class ModelReplica:
+    """What Ray Serve runs: a `ReplicaServer`, with its health, its load and its end. Errors of loading are kept."""
+
+    async def __init__(self, folder: Path, config: EngineConfig, shutdown_timeout: float) -> None:  # type: ignore[misc]
+        import ray.util
+
+        self._server = ReplicaServer(lambda deliver: open_host(folder, config, deliver))
+        self._shutdown_timeout = shutdown_timeout
+        self._error: AttnError | None = None
+        self._told = False
+        try:
+            await self._server.start(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        except AttnError as error:
+            self._error = error
+
+    async def address(self) -> ReplicaAddress:
+        """Where the replica listens; raises what loading its model raised."""
+        if self._error is not None:
+            self._told = True
+            raise self._error
+        if self._server.address is None:
+            raise InternalError("the replica has no address")
+        return self._server.address
+
+    async def check_health(self) -> None:
+        """Raises where the model cannot be loaded or the engine has ended, so that Ray Serve replaces the replica."""
+        if self._told and self._error is not None:
+            raise self._error
+        host = self._server.host
+        if host is not None and not host.alive:
+            raise InternalError("the engine has ended")
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """The requests that the engine computes or that wait for it."""
+        host = self._server.host
+        stats = None if host is None else host.stats()
+        return {"requests": 0.0 if stats is None else float(stats.running + stats.waiting)}
+
+    async def __del__(self) -> None:
+        """Called by Ray Serve at the end of the replica's life."""
+        await self._server.drain(self._shutdown_timeout)

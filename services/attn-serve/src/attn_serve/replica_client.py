@@ -1,0 +1,130 @@
+"""A gateway's connection to one replica: calls, and one stream of the outputs of all its tasks there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+from attn_host import TextTask
+from attn_schema import EngineStats
+
+from attn_serve import replica_messages as messages
+from attn_serve.replica_messages import ReplicaAddress
+from attn_serve.streams import EngineLost, Streams
+
+SILENCE_SECONDS = 5.0
+"""A replica that has sent nothing for so long, not even a heartbeat, is lost: its machine or the network is gone."""
+OPEN_SECONDS = 10.0
+"""How long a replica may take to open a session."""
+
+
+class ReplicaClient:
+    """One replica, as one gateway sees it. `lost` is called when the replica drains, and when the connection breaks."""
+
+    def __init__(self, address: ReplicaAddress, streams: Streams, lost: Callable[[ReplicaClient], None]) -> None:
+        self.address = address
+        self.stats = EngineStats()
+        self.draining = False
+        self.gateways = 1
+        """Gateways that are connected to it."""
+        self.tasks: set[str] = set()
+        self._streams = streams
+        self._lost = lost
+        self.gone = False
+        """Whether the connection has broken or was closed."""
+        self._channel = grpc.aio.insecure_channel(address.target, messages.CHANNEL_OPTIONS)
+        self._metadata = ((messages.SECRET, address.secret), (messages.SESSION, secrets.token_hex(8)))
+        self._ask: Any = self._channel.unary_unary(messages.CALL)
+        self._listener: asyncio.Task[None] | None = None
+
+    @property
+    def id(self) -> str:
+        """The replica's own name."""
+        return self.address.id
+
+    @property
+    def load(self) -> float:
+        """Requests there, of this gateway and of others, and the part of the KV cache that is used."""
+        used = self.stats.kv_tokens_used / max(self.stats.kv_tokens_total, 1)
+        return max(len(self.tasks), self.stats.running + self.stats.waiting) + used
+
+    async def connect(self) -> None:
+        """Open the session; raises `EngineLost` where nobody answers or the secret is refused."""
+        outputs: Any = self._channel.unary_stream(messages.OUTPUTS)
+        call = outputs(b"", metadata=self._metadata)
+        try:
+            first = await asyncio.wait_for(call.read(), OPEN_SECONDS)
+        except (grpc.aio.AioRpcError, TimeoutError) as error:
+            await self._channel.close()
+            raise EngineLost(f"replica {self.id} does not answer at {self.address.target}") from error
+        self._take(first)
+        self._listener = asyncio.create_task(self._listen(call), name=f"outputs of replica {self.id}")
+
+    async def submit(self, task: TextTask) -> None:
+        """Submit a task; its outputs go to the streams."""
+        self.tasks.add(task.id)
+        try:
+            await self.call("submit", task)
+        except BaseException:
+            self.tasks.discard(task.id)
+            raise
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """The answer of a method of the host; raises its error, or `EngineLost` where the connection broke."""
+        try:
+            data = await self._ask(messages.encode_call(method, *arguments), metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            raise EngineLost(f"the connection to replica {self.id} broke: {error.code().name}") from error
+        except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+            raise EngineLost(f"the connection to replica {self.id} is closed") from error
+        return messages.decode_answer(method, cast("bytes", data))
+
+    async def cancel(self, task_id: str) -> None:
+        """Cancel a task; one of a replica that is gone is cancelled already."""
+        self.tasks.discard(task_id)
+        with contextlib.suppress(EngineLost):
+            await self.call("cancel", task_id)
+
+    async def close(self) -> None:
+        """End the connection; the replica cancels what it still computes for this gateway."""
+        self.gone = True
+        if self._listener is not None:
+            self._listener.cancel()
+        await self._channel.close()
+
+    async def _listen(self, call: Any) -> None:
+        try:
+            while True:
+                data = await asyncio.wait_for(call.read(), SILENCE_SECONDS)
+                if data is grpc.aio.EOF:
+                    break
+                self._take(data)
+        except (grpc.aio.AioRpcError, TimeoutError):
+            pass
+        finally:
+            call.cancel()
+            self._report()
+
+    def _take(self, data: Any) -> None:
+        if data is grpc.aio.EOF:
+            raise EngineLost(f"replica {self.id} closed the session")
+        sent = messages.decode_outputs(cast("bytes", data))
+        self.stats, self.gateways = sent.stats, sent.gateways
+        outputs = sent.received()
+        for output in outputs:
+            if output.last:
+                self.tasks.discard(output.request_id)
+        self._streams.deliver(outputs)
+        if sent.draining and not self.draining:
+            self.draining = True
+            self._lost(self)
+
+    def _report(self) -> None:
+        if not self.gone:
+            self.gone = True
+            self._lost(self)

@@ -1,0 +1,111 @@
+"""Which replica a prompt goes to: one that remembers its beginning, unless that has too much to do."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from array import array
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+
+from attn_schema import Prompt
+
+BLOCK_BYTES = 128
+"""Bytes of a prompt that are hashed together: about 32 tokens of text."""
+MAX_BLOCKS = 512
+"""Blocks looked at; prompts that are equal so far are taken for equal."""
+MAX_REMEMBERED = 2**17
+"""Blocks remembered over all prompts; those not asked for longest are forgotten."""
+MAX_HOLDERS = 8
+"""Replicas remembered for each block."""
+LOAD_BOUND = 1.25
+"""A replica is chosen for what it remembers while its load is at most this times the mean (Mirrokni et al. 2018,
+"Consistent Hashing with Bounded Loads", arXiv 1608.01350)."""
+
+
+def block_hashes(prompt: Prompt, tenant: str) -> list[bytes]:
+    """A hash for each whole block of a prompt, of all bytes up to its end. Tenants share no hash."""
+    chain = hashlib.blake2b(digest_size=12, key=hashlib.blake2b(tenant.encode(), digest_size=32).digest())
+    data = _bytes_of(prompt)
+    found = []
+    for start in range(0, min(len(data) // BLOCK_BYTES, MAX_BLOCKS) * BLOCK_BYTES, BLOCK_BYTES):
+        chain.update(data[start : start + BLOCK_BYTES])
+        found.append(chain.digest())
+    return found
+
+
+def _bytes_of(prompt: Prompt) -> bytes:
+    """What a model reads first comes first; no two kinds of prompt begin alike."""
+    parts = []
+    if prompt.encoder_prompt is not None:
+        encoder = prompt.encoder_prompt
+        parts += [b"e", (encoder.text or "").encode(), array("i", encoder.token_ids or ()).tobytes()]
+    if prompt.token_ids is not None:
+        parts += [b"i", array("i", prompt.token_ids).tobytes()]
+    elif prompt.chat is not None:
+        parts += [f"\x02{turn.role}\x1f{turn.content}".encode() for turn in prompt.chat]
+    else:
+        parts += [b"t", (prompt.text or "").encode()]
+    return b"".join(parts)
+
+
+class PrefixRouter:
+    """Remembers which replicas computed the beginnings of prompts, and chooses by that and by load.
+
+    Load is a number of requests; what remembers nothing of a prompt is chosen as the less loaded of two at random
+    (Mitzenmacher 2001, "The Power of Two Choices in Randomized Load Balancing").
+    """
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self._rng = rng or random.Random()
+        self._holders: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
+        self.hits = 0
+        """Prompts that went to a replica that remembered a beginning of theirs."""
+        self.misses = 0
+
+    def choose(self, blocks: Sequence[bytes], loads: Mapping[str, float]) -> str:
+        """The replica for a prompt of these blocks, out of those with a load; it is remembered for them.
+
+        Raises `LookupError` where there is none.
+        """
+        if not loads:
+            raise LookupError("no replica")
+        chosen = self._holder(blocks, loads)
+        if chosen is None:
+            self.misses += 1
+            names = list(loads)
+            pair = self._rng.sample(names, 2) if len(names) > 1 else names
+            chosen = min(pair, key=loads.__getitem__)
+        else:
+            self.hits += 1
+        self._remember(blocks, chosen)
+        return chosen
+
+    def forget(self, replica: str) -> None:
+        """Note that a replica is gone, with all that it remembered."""
+        for block, holders in list(self._holders.items()):
+            if replica in holders:
+                left = tuple(name for name in holders if name != replica)
+                if left:
+                    self._holders[block] = left
+                else:
+                    del self._holders[block]
+
+    def _holder(self, blocks: Sequence[bytes], loads: Mapping[str, float]) -> str | None:
+        """The least loaded of those that remember the longest beginning and have room."""
+        if not any(block in self._holders for block in blocks[:1]):
+            return None
+        bound = math.ceil(LOAD_BOUND * (sum(loads.values()) + 1) / len(loads))
+        for block in reversed(blocks):
+            free = [name for name in self._holders.get(block, ()) if loads.get(name, math.inf) + 1 <= bound]
+            if free:
+                return min(free, key=loads.__getitem__)
+        return None
+
+    def _remember(self, blocks: Sequence[bytes], replica: str) -> None:
+        for block in blocks:
+            holders = self._holders.pop(block, ())
+            self._holders[block] = (replica, *(name for name in holders if name != replica))[:MAX_HOLDERS]
+        while len(self._holders) > MAX_REMEMBERED:
+            self._holders.popitem(last=False)

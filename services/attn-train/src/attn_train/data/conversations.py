@@ -1,0 +1,139 @@
+"""Conversations to learn from: JSON lines of messages, and of preferred and rejected answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attn_core.errors import InvalidValue, UserError
+from attn_models.evaluation import IGNORED
+from attn_models.tokenizers import Tokenizer
+from attn_models.tokenizers.chat import check_messages
+
+FIELD = "config.data.dataset"
+ASSISTANT = "assistant"
+MESSAGES = "messages"
+PROMPT, CHOSEN, REJECTED = "prompt", "chosen", "rejected"
+"""Columns, as in TRL's conversational formats; each is a list of messages."""
+
+Messages = Sequence[Mapping[str, str]]
+
+
+@dataclass(frozen=True, eq=False)
+class TokenizedChat:
+    """Token ids of a conversation, and of each the token that is to be predicted after it: IGNORED but in answers."""
+
+    inputs: tuple[int, ...]
+    targets: tuple[int, ...]
+
+    @property
+    def answered(self) -> int:
+        """Tokens of answers."""
+        return sum(target != IGNORED for target in self.targets)
+
+
+@dataclass(frozen=True, eq=False)
+class PreferencePair:
+    """Two conversations that differ in their answers: the first is preferred."""
+
+    chosen: TokenizedChat
+    rejected: TokenizedChat
+
+
+def read_lines(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, list[dict[str, str]]]]]:
+    """The number of each line of a .jsonl file, or of the files of a folder in sorted order, and its columns.
+
+    Raises `InvalidValue` that names file and line for what is no JSON object of exactly these columns, each a list of
+    messages with a role and a content.
+    """
+    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
+    for file in files:
+        try:
+            text = file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise InvalidValue.of(FIELD, str(file), f"UTF-8 text; byte {error.start} is not") from error
+        for number, line in enumerate(text.splitlines(), start=1):
+            if line.strip():
+                yield number, _columns(line, columns, f"{file.name}, line {number}")
+
+
+def _columns(line: str, columns: Sequence[str], place: str) -> dict[str, list[dict[str, str]]]:
+    wanted = " and ".join(columns)
+    try:
+        values: Any = json.loads(line)
+    except ValueError as error:
+        raise InvalidValue.of(FIELD, place, f"JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise InvalidValue.of(FIELD, place, f"an object with {wanted}")
+    for name in values:
+        if name not in columns:
+            raise InvalidValue.of(FIELD, f"column {name!r} in {place}", wanted)
+    for name in columns:
+        if not isinstance(values.get(name), list):
+            raise InvalidValue.of(FIELD, f"{place} without a list {name!r}", f"a list of messages in {wanted}")
+    try:
+        return {name: check_messages(values[name]) for name in columns}
+    except (InvalidValue, AttributeError) as error:
+        raise InvalidValue.of(FIELD, place, f"messages with a role and a content: {error}") from error
+
+
+def tokenized_chat(tokenizer: Tokenizer, messages: Messages, place: str) -> TokenizedChat:
+    """A conversation in the model's chat template; what the assistant writes, and what ends it, is to be predicted.
+
+    Raises `InvalidValue` for a conversation without an answer, and for a template that writes a conversation otherwise
+    once it goes on.
+    """
+    whole = tokenizer.encode_chat(messages, add_generation_prompt=False)
+    targets = [IGNORED] * len(whole)
+    for number, message in enumerate(messages):
+        if message["role"] != ASSISTANT:
+            continue
+        begins = tokenizer.encode_chat(messages[:number], add_generation_prompt=True) if number else []
+        until = tokenizer.encode_chat(messages[: number + 1], add_generation_prompt=False)
+        if whole[: len(until)] != until or until[: len(begins)] != begins:
+            allowed = "conversations that the chat template writes the same when they go on"
+            raise InvalidValue.of(FIELD, place, allowed)
+        for position in range(max(len(begins), 1), len(until)):
+            targets[position - 1] = whole[position]
+            if whole[position] in tokenizer.end_ids:
+                break
+    chat = TokenizedChat(tuple(whole[:-1]), tuple(targets[:-1]))
+    if not chat.answered:
+        raise InvalidValue.of(FIELD, place, f"a message of the role {ASSISTANT}")
+    return chat
+
+
+def read_chats(path: Path, tokenizer: Tokenizer) -> list[TokenizedChat]:
+    """The conversations of lines with `messages`; raises as `read_lines` and `tokenized_chat`."""
+    require_template(tokenizer)
+    return [
+        tokenized_chat(tokenizer, values[MESSAGES], f"{path.name}, line {number}")
+        for number, values in read_lines(path, (MESSAGES,))
+    ]
+
+
+def read_preferences(path: Path, tokenizer: Tokenizer) -> list[PreferencePair]:
+    """The pairs of lines with `prompt`, `chosen` and `rejected`; only their last answers are compared."""
+    require_template(tokenizer)
+    pairs = []
+    for number, values in read_lines(path, (PROMPT, CHOSEN, REJECTED)):
+        place = f"{path.name}, line {number}"
+        both = [tokenized_chat(tokenizer, _asked(values[PROMPT]) + values[name], place) for name in (CHOSEN, REJECTED)]
+        pairs.append(PreferencePair(*both))
+    return pairs
+
+
+def _asked(messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    for message in messages:
+        if message["role"] == ASSISTANT:
+            raise InvalidValue.of(FIELD, "an answer in a prompt", "prompts without one, answers in chosen and rejected")
+    return messages
+
+
+def require_template(tokenizer: Tokenizer) -> None:
+    """Raise `UserError` for a tokenizer without a chat template."""
+    if tokenizer.settings.chat_template is None:
+        raise UserError("the base has no chat template, which conversations need")

@@ -1,0 +1,126 @@
+"""Distillation: the probabilities of a teacher are learned beside the text (Hinton et al. 2015, arXiv 1503.02531)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from attn_core.errors import Incompatible, UserError
+from attn_models.loading import load_model
+from attn_models.tokenizers import Tokenizer
+from attn_schema.training import TrainingConfig
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attn_train.base_model import base_folder
+from attn_train.tasks.base import PADDED, Dataset, OnBatch, TrainingTask, auxiliary_losses
+
+FIELD = "config.objective.teacher"
+TEMPERATURE, WEIGHT = 1.0, 0.5
+"""`distillation_temperature` and `distillation_weight`, if not given."""
+
+
+def distillation_loss(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """T² KL(teacher || model) of logits [rows, vocabulary] divided by T, its mean over rows in nats."""
+    ours = functional.log_softmax(logits.float() / temperature, dim=-1)
+    theirs = functional.log_softmax(teacher.float() / temperature, dim=-1)
+    return temperature**2 * functional.kl_div(ours, theirs, reduction="batchmean", log_target=True)
+
+
+def check_teacher(config: TrainingConfig, home: Path, tokenizer: Path) -> None:
+    """Raise `UserError` for a teacher that is not there, or whose tokens are not those of the tokenizer's folder."""
+    folder = _teacher_folder(config, home)
+    if not (folder / "tokenizer.json").is_file():
+        raise Incompatible(f"teacher {folder.name}: it has no tokenizer.json", field=FIELD)
+    _require_same_tokens(Tokenizer.from_folder(folder), Tokenizer.from_folder(tokenizer), folder.name)
+
+
+def _require_same_tokens(theirs: Tokenizer, ours: Tokenizer, teacher: str) -> None:
+    if theirs.vocab_size != ours.vocab_size:
+        sizes = f"{theirs.vocab_size} tokens, the model {ours.vocab_size}"
+        raise Incompatible(f"teacher {teacher}: another vocabulary: it has {sizes}", field=FIELD)
+    for token in range(ours.vocab_size):
+        if theirs.token(token) != ours.token(token):
+            raise Incompatible(f"teacher {teacher}: another vocabulary: token {token} differs", field=FIELD)
+
+
+def _teacher_folder(config: TrainingConfig, home: Path) -> Path:
+    try:
+        return base_folder(config.objective.teacher or "", home)
+    except UserError as error:
+        error.metadata["field"] = FIELD
+        raise
+
+
+@dataclass(frozen=True, eq=False)
+class DistilledDataset:
+    """A dataset of which a teacher is learned too; all but the task is the dataset's."""
+
+    plain: Dataset
+    teacher: Any
+
+    @property
+    def model_fields(self) -> Mapping[str, Any]:
+        """Those of the dataset."""
+        return self.plain.model_fields
+
+    @property
+    def summary(self) -> str:
+        """That of the dataset."""
+        return f"{self.plain.summary}, with a teacher"
+
+    def task(self, config: TrainingConfig) -> TrainingTask:
+        """The dataset's, with another loss."""
+        return DistillationTask(self.plain.task(config), self.teacher, config)
+
+    def save(self, folder: Path, model: Any) -> Path:
+        """As the dataset does."""
+        return self.plain.save(folder, model)
+
+
+def distilled(dataset: Dataset, config: TrainingConfig, home: Path) -> Dataset:
+    """The dataset with the teacher that the config names, if it names one, on the device of the config."""
+    if config.objective.teacher is None:
+        return dataset
+    loaded = load_model(_teacher_folder(config, home), device=config.device, quantization="auto")
+    return DistilledDataset(dataset, loaded.model.requires_grad_(requires_grad=False))
+
+
+class DistillationTask:
+    """The batches of a task of inputs and targets [batch, tokens], and a loss that a teacher is part of."""
+
+    def __init__(self, task: TrainingTask, teacher: Any, config: TrainingConfig) -> None:
+        self.generator, self.reinforce, self.tokens = task.generator, task.reinforce, task.tokens
+        self._task = task
+        self._teacher = teacher
+        self._temperature = config.objective.distillation_temperature or TEMPERATURE
+        self._weight = config.objective.distillation_weight or WEIGHT
+        self._smoothing = config.optimizer.label_smoothing
+
+    def next_batch(self) -> tuple[Tensor, ...]:
+        """A batch of the task."""
+        batch = self._task.next_batch()
+        self.tokens = self._task.tokens
+        return batch
+
+    def loss(self, model: Any, batch: tuple[Tensor, ...]) -> Tensor:
+        """(1 - weight) times the cross-entropy of the targets and weight times `distillation_loss` at them."""
+        inputs, targets = batch
+        kept = targets != PADDED
+        logits = model(inputs)[kept]
+        with torch.no_grad():
+            teacher = self._teacher(inputs)[kept][:, : logits.shape[-1]]
+        text = functional.cross_entropy(logits, targets[kept], label_smoothing=self._smoothing)
+        taught = distillation_loss(logits[:, : teacher.shape[-1]], teacher, self._temperature)
+        return (1 - self._weight) * text + self._weight * taught + auxiliary_losses(model)
+
+    def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
+        """That of the text alone."""
+        return self._task.validation_loss(model, batches, on_batch)
+
+    def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
+        """Those of the task."""
+        return self._task.final_metrics(model, on_batch)

@@ -1,0 +1,151 @@
+"""Preferences: of two answers the better one becomes likelier, against the frozen base (DPO)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from attn_core.errors import InvalidValue
+from attn_models.lora import AdaptedModel
+from attn_models.tokenizers import Tokenizer
+from attn_schema.finetuning import DPO_BETA
+from attn_schema.training import TrainingConfig
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attn_train.data.conversations import PreferencePair, read_preferences
+from attn_train.tasks.base import PADDED, VALIDATION_SEED, OnBatch, TokenDataset, auxiliary_losses, derived
+from attn_train.tasks.instruction_tuning import collate, similar_places
+from attn_train.tasks.reinforce import Reinforce
+
+
+@dataclass(frozen=True, eq=False)
+class PreferenceDataset(TokenDataset):
+    """Pairs to train on and those kept for validation."""
+
+    training: Sequence[PreferencePair]
+    validation: Sequence[PreferencePair]
+    tokenizer: Tokenizer
+    left_out: int = 0
+
+    @property
+    def summary(self) -> str:
+        """How many."""
+        longer = f", {self.left_out} longer ones left out" if self.left_out else ""
+        return f"{len(self.training)} training and {len(self.validation)} validation pairs of answers{longer}"
+
+    def task(self, config: TrainingConfig) -> PreferenceTask:
+        """Batches of them."""
+        return PreferenceTask(self, config)
+
+
+def preference_dataset(path: Path, tokenizer: Tokenizer, *, validation: float, longest: int) -> PreferenceDataset:
+    """The pairs of a .jsonl file of at most `longest` tokens each; the fraction `validation` at the end is kept.
+
+    Raises as `read_preferences`, and `InvalidValue` where none is left.
+    """
+    pairs = read_preferences(path, tokenizer)
+    fitting = [pair for pair in pairs if length_of(pair) <= longest]
+    held = len(fitting) - int(len(fitting) * validation)
+    if not fitting[:held]:
+        allowed = f"at least one pair of at most {longest + 1} tokens (max_seq_len)"
+        raise InvalidValue.of("config.data.dataset", f"{len(pairs)} pairs", allowed)
+    return PreferenceDataset(fitting[:held], fitting[held:], tokenizer, len(pairs) - len(fitting))
+
+
+def length_of(pair: PreferencePair) -> int:
+    """Tokens of the longer conversation."""
+    return max(len(pair.chosen.inputs), len(pair.rejected.inputs))
+
+
+def answer_logprobs(model: Any, inputs: Tensor, targets: Tensor) -> Tensor:
+    """The log probability [rows] of the answers of conversations [rows, tokens], float32, in nats."""
+    kept = targets != PADDED
+    logits = model.logits(model.hidden(inputs)[kept]) if hasattr(model, "hidden") else model(inputs)[kept]
+    chosen = -functional.cross_entropy(logits.float(), targets[kept], reduction="none")
+    rows = kept.nonzero()[:, 0]
+    return chosen.new_zeros(len(inputs)).index_add(0, rows, chosen)
+
+
+def dpo_loss(policy: Tensor, reference: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    """-log sigmoid(beta (log-ratio of the chosen - log-ratio of the rejected)), its mean over pairs, and the margins.
+
+    `policy` and `reference` are log probabilities [2, pairs], of chosen and rejected answers (Rafailov et al. 2023,
+    arXiv 2305.18290, equation 7).
+    """
+    ratios = policy - reference
+    margins = beta * (ratios[0] - ratios[1])
+    return -functional.logsigmoid(margins).mean(), margins
+
+
+class PreferenceTask:
+    """Batches of pairs, [2 batch, longest] inputs and targets: the chosen ones, then the rejected ones.
+
+    The reference is the model without its adapter.
+    """
+
+    def __init__(self, pairs: PreferenceDataset, config: TrainingConfig) -> None:
+        self._pairs = pairs
+        self._batch = config.optimizer.batch_size
+        self._beta = config.objective.dpo_beta or DPO_BETA
+        self.generator = torch.Generator().manual_seed(derived(config.seed, "batches"))
+        self.tokens = 0
+        self.reinforce = Reinforce()
+
+    def next_batch(self) -> tuple[Tensor, ...]:
+        """Pairs about equally long."""
+        lengths = [length_of(pair) for pair in self._pairs.training]
+        chosen = similar_places(lengths, self._batch, self.generator)
+        batch = collate_pairs([self._pairs.training[place] for place in chosen])
+        self.tokens += int((batch[1] != PADDED).sum())
+        return batch
+
+    def weight(self, batch: tuple[Tensor, ...]) -> int:
+        """Pairs of a batch."""
+        return len(batch[0]) // 2
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        """The mean over pairs, in nats, and auxiliary losses."""
+        return self._compared(model, batch)[0] + auxiliary_losses(model)
+
+    def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
+        """The mean over at most `batches` batches kept for validation."""
+        return self._mean(model, batches, 0, on_batch)
+
+    def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
+        """The share of validation pairs whose chosen answer has become likelier, against the base, than the other."""
+        found = self._mean(model, len(self._pairs.validation), 1, on_batch)
+        return {} if found is None else {"reward_accuracy": found}
+
+    def _compared(self, model: Any, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        adapted: AdaptedModel = model.adapted
+        with torch.no_grad(), adapted.without():
+            reference = answer_logprobs(model, *batch).view(2, -1)
+        return dpo_loss(answer_logprobs(model, *batch).view(2, -1), reference, self._beta)
+
+    def _mean(self, model: nn.Module, batches: int, which: int, on_batch: OnBatch) -> float | None:
+        """The mean loss (0) or accuracy (1) of validation pairs; the model keeps its mode."""
+        kept = self._pairs.validation
+        if not kept:
+            return None
+        order = torch.randperm(len(kept), generator=torch.Generator().manual_seed(VALIDATION_SEED)).tolist()
+        training, total, count = model.training, 0.0, 0
+        model.eval()
+        device = next(model.parameters()).device
+        with torch.inference_mode():
+            for start in range(0, min(len(kept), batches * self._batch), self._batch):
+                batch = collate_pairs([kept[place] for place in order[start : start + self._batch]])
+                loss, margins = self._compared(model, tuple(part.to(device) for part in batch))
+                total += (loss * len(margins) if which == 0 else (margins > 0).sum()).item()
+                count += len(margins)
+                on_batch()
+        model.train(training)
+        return total / count
+
+
+def collate_pairs(pairs: Sequence[PreferencePair]) -> tuple[Tensor, Tensor]:
+    """Inputs and targets [2 pairs, longest], padded at the end."""
+    return collate([*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)])

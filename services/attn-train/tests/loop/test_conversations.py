@@ -1,0 +1,139 @@
+"""Conversations: which tokens are learned, what is refused, and the losses of preferences and of a teacher."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from attn_core.errors import InvalidValue, UserError
+from attn_models.evaluation import IGNORED
+from attn_models.tokenizers import Tokenizer, character_tokenizer
+from attn_models.tokenizers.settings import TokenizerSettings
+from attn_train.data.conversations import read_chats, read_preferences
+from attn_train.tasks.distillation import distillation_loss
+from attn_train.tasks.instruction_tuning import chat_dataset
+from attn_train.tasks.preferences import dpo_loss
+
+TEMPLATE = (
+    "{% for m in messages %}{{ '<' + m['role'][0] + '>' + m['content'] + '.' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<a>' }}{% endif %}"
+)
+ALPHABET = "<>abcdefghijklmnopqrstuvwxyz. ?!"
+
+
+@pytest.fixture
+def tokenizer() -> Tokenizer:
+    """Characters, with a template that ends each message with a full stop."""
+    plain = character_tokenizer(ALPHABET)
+    return Tokenizer(plain.backend, TokenizerSettings(chat_template=TEMPLATE, eos_token="."))
+
+
+def written(path: Path, *lines: object) -> Path:
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return path
+
+
+def said(*turns: str) -> list[dict[str, str]]:
+    return [{"role": turn.partition(":")[0], "content": turn.partition(":")[2]} for turn in turns]
+
+
+def test_answers_and_what_ends_them_are_learned_and_nothing_else(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    conversation = said("system:be", "user:hi", "assistant:yes", "user:why", "assistant:no")
+    (chat,) = read_chats(written(tmp_path / "a.jsonl", {"messages": conversation}), tokenizer)
+    assert tokenizer.decode(chat.inputs) == "<s>be.<u>hi.<a>yes.<u>why.<a>no"
+    learned = [target for target in chat.targets if target != IGNORED]
+    assert tokenizer.decode(learned) == "yes.no."
+    # A target is the token after its input.
+    whole = [*chat.inputs, chat.targets[-1]]
+    assert all(target in (IGNORED, whole[place + 1]) for place, target in enumerate(chat.targets))
+
+
+GOOD = {"messages": said("user:hi", "assistant:yes")}
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("{", "line 2.*JSON"),
+        ("[]", "line 2.*an object with messages"),
+        ({"messages": said("user:hi", "assistant:yes"), "id": 3}, "column 'id'.*line 2.*messages"),
+        ({"text": "a"}, "column 'text'"),
+        ({"messages": "hi"}, "without a list 'messages'"),
+        ({"messages": []}, "at least one message"),
+        ({"messages": [{"role": "user"}]}, "content"),
+        ({"messages": ["hi"]}, "line 2"),
+        ({"messages": said("user:hi")}, "line 2.*a message of the role assistant"),
+    ],
+    ids=str,
+)
+def test_lines_that_are_no_conversations_are_refused_by_file_and_number(
+    tmp_path: Path, tokenizer: Tokenizer, line: object, complaint: str
+) -> None:
+    with pytest.raises(InvalidValue, match=complaint):
+        read_chats(written(tmp_path / "a.jsonl", GOOD, line), tokenizer)
+
+
+def test_files_that_are_no_text_and_tokenizers_without_template_are_refused(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    binary = tmp_path / "b.jsonl"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InvalidValue, match="UTF-8"):
+        read_chats(binary, tokenizer)
+    with pytest.raises(UserError, match="no chat template"):
+        read_chats(written(tmp_path / "a.jsonl", GOOD), character_tokenizer(ALPHABET))
+
+
+def test_a_template_that_rewrites_what_was_said_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    forgetful = "{{ messages | length }}" + TEMPLATE
+    backend = character_tokenizer(ALPHABET + "0123456789").backend
+    other = Tokenizer(backend, TokenizerSettings(chat_template=forgetful, eos_token="."))
+    line = {"messages": said("user:hi", "assistant:yes", "user:a", "assistant:b")}
+    with pytest.raises(InvalidValue, match="writes the same when they go on"):
+        read_chats(written(tmp_path / "a.jsonl", line), other)
+
+
+def test_conversations_that_do_not_fit_are_counted_and_none_left_is_refused(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    long = {"messages": said("user:" + "a" * 50, "assistant:yes")}
+    path = written(tmp_path / "a.jsonl", GOOD, long, GOOD)
+    dataset = chat_dataset(path, tokenizer, validation=0.0, longest=30)
+    assert (len(dataset.training), dataset.left_out) == (2, 1)
+    assert "1 longer ones left out" in dataset.summary
+    with pytest.raises(InvalidValue, match="max_seq_len"):
+        chat_dataset(written(tmp_path / "b.jsonl", long), tokenizer, validation=0.0, longest=30)
+
+
+def test_preferences_share_their_prompt_and_differ_in_what_is_learned(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    line = {"prompt": said("user:hi"), "chosen": said("assistant:yes"), "rejected": said("assistant:no")}
+    (pair,) = read_preferences(written(tmp_path / "a.jsonl", line), tokenizer)
+    learned = [
+        tokenizer.decode([target for target in chat.targets if target != IGNORED])
+        for chat in (pair.chosen, pair.rejected)
+    ]
+    assert learned == ["yes.", "no."]
+    with pytest.raises(InvalidValue, match="without a list 'rejected'"):
+        read_preferences(written(tmp_path / "b.jsonl", {name: line[name] for name in ("prompt", "chosen")}), tokenizer)
+
+
+def test_the_loss_of_preferences_is_that_of_the_paper() -> None:
+    policy = torch.tensor([[-1.0, -2.0], [-3.0, -1.5]])
+    reference = torch.tensor([[-1.5, -2.0], [-2.5, -2.0]])
+    loss, margins = dpo_loss(policy, reference, 0.5)
+    expected = [0.5 * ((-1 + 1.5) - (-3 + 2.5)), 0.5 * ((-2 + 2) - (-1.5 + 2))]
+    assert margins.tolist() == pytest.approx(expected)
+    assert loss.item() == pytest.approx(sum(math.log(1 + math.exp(-margin)) for margin in expected) / 2)
+
+
+def test_the_loss_of_a_teacher_is_zero_for_itself_and_else_the_divergence() -> None:
+    teacher = torch.tensor([[0.0, 1.0, 2.0], [3.0, 0.0, 0.0]])
+    assert distillation_loss(teacher, teacher, 2.0).item() == pytest.approx(0.0, abs=1e-7)
+    student = torch.zeros(2, 3)
+    p = [[math.exp(x / 2) for x in row] for row in teacher.tolist()]
+    p = [[x / sum(row) for x in row] for row in p]
+    expected = 4 * sum(x * math.log(x * 3) for row in p for x in row) / 2
+    assert distillation_loss(student, teacher, 2.0).item() == pytest.approx(expected, rel=1e-5)

@@ -1,0 +1,127 @@
+"""Jobs that learn from conversations, preferences and a teacher, over gRPC."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import grpc.aio
+import pytest
+import torch
+from attn.v1 import training_pb2 as pb
+from attn_models.decoder.config import DecoderConfig
+from attn_models.decoder.decoder import Decoder
+from attn_models.loading import save_model
+from attn_models.tokenizers import Tokenizer, character_tokenizer
+from attn_models.tokenizers.settings import TokenizerSettings
+
+TEMPLATE = (
+    "{% for m in messages %}{{ '<' + m['role'][0] + '>' + m['content'] + '.' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<a>' }}{% endif %}"
+)
+
+
+def save(folder: Path, alphabet: str = "<>abcdefghijklmnopqrstuvwxyz. ?!", template: str | None = TEMPLATE) -> None:
+    torch.manual_seed(0)
+    tokenizer = Tokenizer(
+        character_tokenizer(alphabet).backend, TokenizerSettings(chat_template=template, eos_token=".")
+    )
+    fields = {"max_seq_len": 32, "hidden_size": 32, "num_layers": 1, "num_heads": 2, "mechanism": "mha"}
+    config = DecoderConfig.from_plain(fields | {"vocab_size": tokenizer.vocab_size})
+    save_model(folder, Decoder(config), tokenizer)
+
+
+def turn(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+@pytest.fixture
+def config(home: Path) -> pb.TrainingConfig:
+    """A base, and conversations in which a letter is answered with the same letter twice."""
+    save(home / "models" / "base")
+    save(home / "models" / "mute", template=None)
+    save(home / "models" / "stranger", alphabet="<>abcdefghijklmnopqrstuvwxyz. ?#")
+    letters = "abcdefghijklmnop"
+    chats = [{"messages": [turn("user", one), turn("assistant", one * 2)]} for one in letters]
+    pairs = [
+        {"prompt": [turn("user", one)], "chosen": [turn("assistant", "yes")], "rejected": [turn("assistant", "no")]}
+        for one in letters
+    ]
+    for name, lines in (("chats", chats), ("pairs", pairs), ("bad", [*chats, {"messages": 3}])):
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (home / "data" / f"{name}.jsonl").write_text(text)
+    return pb.TrainingConfig(
+        model=pb.ModelConfig(base_model="base"),
+        data=pb.DataConfig(dataset=str(home / "data" / "chats.jsonl"), format="chat", validation_fraction=0.25),
+        optimizer=pb.OptimizerConfig(steps=60, batch_size=8, learning_rate=3e-2),
+        lora=pb.LoraConfig(lora_rank=4),
+        evaluation=pb.EvaluationConfig(eval_steps=20, logging_steps=1),
+        seed=3,
+    )
+
+
+def without_base(config: pb.TrainingConfig) -> None:
+    config.model.ClearField("base_model")
+    config.ClearField("lora")
+
+
+async def trained(stub, config, submit, watch) -> tuple[pb.TrainingJob, list[float]]:
+    await submit(stub, config, "tuned")
+    events = [response.event for response in await watch(stub, "tuned")]
+    job = (await stub.GetTrainingJob(pb.GetTrainingJobRequest(id="tuned"))).job
+    assert job.state == pb.JOB_STATE_SUCCEEDED, job.error
+    return job, [event.metrics.values["loss"] for event in events if "loss" in event.metrics.values]
+
+
+@pytest.mark.parametrize("rank", [None, 4])
+async def test_answers_are_learned_from_conversations(server, config, submit, watch, rank):
+    if rank is None:
+        config.ClearField("lora")
+        config.optimizer.learning_rate = 1e-2
+    async with server() as stub:
+        job, losses = await trained(stub, config, submit, watch)
+    assert losses[-1] < losses[0] - 0.2
+    assert job.last_metrics["validation_loss"] > 0
+    assert (job.config.data.tokenizer, job.config.data.format) == ("base", "chat")
+
+
+async def test_preferred_answers_become_likelier_than_rejected_ones(server, home, config, submit, watch):
+    config.data.dataset, config.data.format = str(home / "data" / "pairs.jsonl"), "preference"
+    async with server() as stub:
+        job, losses = await trained(stub, config, submit, watch)
+    assert losses[0] == pytest.approx(0.6931, abs=1e-3), "before the first update model and reference are the same"
+    assert losses[-1] < losses[0] - 0.1
+    assert job.last_metrics["reward_accuracy"] == 1.0
+
+
+async def test_a_teacher_is_learned_beside_the_text(server, config, submit, watch):
+    config.objective.teacher, config.objective.distillation_weight = "base", 1.0
+    async with server() as stub:
+        _, losses = await trained(stub, config, submit, watch)
+    assert losses[0] == pytest.approx(0.0, abs=1e-5), "the base is its own teacher"
+    assert max(losses) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (without_base, "without a base model"),
+        (lambda config: setattr(config.data, "format", "chats"), "format"),
+        (lambda config: setattr(config.data, "dataset", "shakespeare"), "the path of a .jsonl file"),
+        (lambda config: setattr(config.data, "format", "preference"), "column 'messages'.*prompt and chosen"),
+        (lambda config: setattr(config.data, "dataset", config.data.dataset.replace("chats", "bad")), "line 17"),
+        (lambda config: setattr(config.model, "base_model", "mute"), "no chat template"),
+        (lambda config: setattr(config.objective, "teacher", "stranger"), "teacher stranger: another vocabulary"),
+        (lambda config: setattr(config.objective, "teacher", "nobody"), "nobody"),
+        (lambda config: setattr(config.objective, "dpo_beta", 0.1), "no preferences"),
+        (lambda config: setattr(config.objective, "distillation_weight", 0.1), "without a teacher"),
+    ],
+)
+async def test_what_does_not_fit_is_refused_before_a_job_is_recorded(server, config, submit, change, said):
+    change(config)
+    async with server() as stub:
+        with pytest.raises(grpc.aio.AioRpcError, match=said) as refused:
+            await submit(stub, config, "bad")
+        assert refused.value.code() is not grpc.StatusCode.INTERNAL
+        assert "\n" not in refused.value.details()
+        assert not (await stub.ListTrainingJobs(pb.ListTrainingJobsRequest())).jobs
