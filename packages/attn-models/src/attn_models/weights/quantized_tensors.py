@@ -63,7 +63,7 @@ class DequantizedTensors(LazyTensors):
         self.nonfinite, self.device = self._inner.nonfinite, self._inner.device
         weights = stored.weights(self._inner.entries)
         if not weights:
-            rule = f"{CONFIG_KEY}: says {type(stored).__name__}, but no tensor is stored so; allowed: null for plain weights"
+            rule = f"{CONFIG_KEY}: says {type(stored).__name__}, but no tensor is stored so; allowed: null"
             raise CheckpointInvalid.of(checkpoint.path / "config.json", rule)
         used = {name for parts in weights.values() for name in parts.values()}
         self._parts = weights
