@@ -205,7 +205,7 @@ def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()

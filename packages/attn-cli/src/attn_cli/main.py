@@ -16,7 +16,7 @@ from attn_core.plugins.hooks import Command
 from typer.core import TyperCommand, TyperGroup
 
 ELSEWHERE: dict[str, tuple[str, ...]] = {
-    "attn-client": ("chat", "embed", "generate", "jobs", "map", "models", "train", "translate"),
+    "attn-client": ("bench", "chat", "embed", "generate", "jobs", "map", "models", "top", "train", "translate"),
     "attn-experiments": ("attribute", "energy", "reproduce", "roofline"),
     "attn-local": ("run",),
     "attn-models": ("convert", "pull"),

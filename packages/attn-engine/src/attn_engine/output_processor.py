@@ -158,7 +158,7 @@ def _extend(sequence: sequences.Sequence, choice: Choice, end_ids: Collection[in
     matcher = sequence.matcher
     # Where nothing spells the grammar any further, all that it allows is the end, before it is matched.
     if matcher is not None and (matcher.allows_nothing if id < 0 else ended and not matcher.may_end):
-        error = UserError(UNSPELLABLE, field="structured_output")
+        error = UserError(f"structured_output: {UNSPELLABLE}", field="structured_output")
         return SequenceOutput(sequence, (), sequence.remaining_text(), error=error)
     if id < 0:
         return SequenceOutput(sequence, (), sequence.remaining_text(), error=NoTokenError(NOT_FINITE))

@@ -115,6 +115,8 @@ class ModelLimits:
 
     def check(self, request: Request) -> None:
         """Raise `InvalidValue` naming the field, or `ContextLengthExceeded`, for a request that does not fit."""
+        if len(request.token_ids) > self.max_seq_len:  # before each of a million ids is looked at
+            raise ContextLengthExceeded.of(len(request.token_ids), self.max_new_tokens(request), self.max_seq_len)
         self._check_ids("token_ids", request.token_ids)
         if isinstance(request.params, SamplingParams):
             self._check_ids("logit_bias", request.params.logit_bias, required=False)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 CACHED_GRAMMARS = 256
 """Compiled grammars kept for later requests."""
-UNSPELLABLE = "structured_output: the vocabulary has no token with which the completion could go on"
+UNSPELLABLE = "the vocabulary has no token with which the completion could go on"
 
 
 @runtime_checkable
@@ -40,14 +40,22 @@ class GrammarCompiler:
         self._compile = lru_cache(CACHED_GRAMMARS)(self._compile_uncached)
 
     def check(self, wanted: StructuredOutput) -> None:
-        """Raises `InvalidValue` for a grammar that cannot be compiled, and `MissingPackage` without llguidance."""
+        """Raises `InvalidValue` for a grammar that cannot be compiled or followed, `MissingPackage` without llguidance.
+
+        May take seconds, in which other threads run; `matcher` then takes none.
+        """
         self._compile(wanted)
 
     def matcher(self, wanted: StructuredOutput) -> GrammarMatcher:
         """A matcher at the start of the grammar; raises as `check` does."""
-        return GrammarMatcher(self._compile(wanted).deep_copy(), self._tokenizer.vocab_size if self._tokenizer else 0)
+        compiled, first = self._compile(wanted)
+        return GrammarMatcher(compiled.deep_copy(), self._tokenizer.vocab_size if self._tokenizer else 0, first)
 
-    def _compile_uncached(self, wanted: StructuredOutput) -> Any:
+    def _compile_uncached(self, wanted: StructuredOutput) -> tuple[Any, bytes]:
+        """A matcher at the start of the grammar, and which tokens may come first.
+
+        Of a large grammar those take long to find: they are found here once, and not where other requests wait.
+        """
         from llguidance import LLMatcher
 
         vocabulary = self._vocabulary()
@@ -62,7 +70,15 @@ class GrammarCompiler:
             raise _compile_error(wanted, error) from error
         if matcher.is_error():
             raise _compile_error(wanted, matcher.get_error())
-        return matcher
+        first = bytes(matcher.compute_logit_bias())
+        token = next((place for place, bias in enumerate(first) if bias), None)
+        if token is not None:
+            # Some limits of llguidance are only noticed at the first token.
+            beginning = matcher.deep_copy()
+            beginning.consume_token(token)
+            if beginning.is_error():
+                raise _compile_error(wanted, beginning.get_error())
+        return matcher, first
 
     def _read_vocabulary(self) -> Any:
         try:
@@ -77,11 +93,15 @@ class GrammarCompiler:
 
 
 class GrammarMatcher:
-    """Follows one completion through its grammar, of tokens of a vocabulary of this size."""
+    """Follows one completion through its grammar, of tokens of a vocabulary of this size.
 
-    def __init__(self, matcher: Any, vocab_size: int) -> None:
+    `biases` says which tokens may come next, one byte each; None if that is not known yet.
+    """
+
+    def __init__(self, matcher: Any, vocab_size: int, biases: bytes | None = None) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
+        self._biases = biases
 
     @property
     def complete(self) -> bool:
@@ -91,7 +111,7 @@ class GrammarMatcher:
     @property
     def allows_nothing(self) -> bool:
         """Whether no token of the vocabulary may come next, nor may the completion end."""
-        return not any(self._matcher.compute_logit_bias()[: self._vocab_size])
+        return not any(self._allowed()[: self._vocab_size])
 
     @property
     def may_end(self) -> bool:
@@ -105,6 +125,7 @@ class GrammarMatcher:
 
     def accept(self, token: int) -> None:
         """Advance by the token that was chosen."""
+        self._biases = None
         self._matcher.consume_token(token)
 
     def accept_checked(self, token: int) -> None:
@@ -115,14 +136,19 @@ class GrammarMatcher:
 
     def copy(self) -> GrammarMatcher:
         """A copy in the same state."""
-        return GrammarMatcher(self._matcher.deep_copy(), self._vocab_size)
+        return GrammarMatcher(self._matcher.deep_copy(), self._vocab_size, self._biases)
 
     def allowed(self, vocab_size: int, device: torch.device) -> Tensor:
         """Which tokens may come next [vocab_size], bool; an end-of-sequence token where the completion may end."""
         allowed = torch.zeros(vocab_size, dtype=torch.bool)
-        biases = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8)[:vocab_size]
+        biases = torch.frombuffer(bytearray(self._allowed()), dtype=torch.uint8)[:vocab_size]
         allowed[: len(biases)] = biases != 0
         return allowed.to(device)
+
+    def _allowed(self) -> bytes:
+        if self._biases is None:
+            self._biases = bytes(self._matcher.compute_logit_bias())
+        return self._biases
 
 
 class _Vocabulary:
@@ -150,4 +176,6 @@ def _compile_error(wanted: StructuredOutput, cause: object) -> InvalidValue:
 
 
 def _one_line(cause: object) -> str:
-    return " ".join(str(cause).split())[:300]
+    said = " ".join(str(cause).split())
+    # Text that must follow is tokenised at once, and the tokenizer could not.
+    return UNSPELLABLE if said.startswith("panic:") else said[:300]

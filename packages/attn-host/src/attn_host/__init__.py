@@ -3,6 +3,16 @@
 from attn_host.host import Deliver, EmbedTask, ModelHost, TextTask
 from attn_host.loading import find_folder
 from attn_host.opening import open_host
+from attn_host.preparation import Preparation
 from attn_host.tokenization import PromptTokenizer
 
-__all__ = ["Deliver", "EmbedTask", "ModelHost", "PromptTokenizer", "TextTask", "find_folder", "open_host"]
+__all__ = [
+    "Deliver",
+    "EmbedTask",
+    "ModelHost",
+    "Preparation",
+    "PromptTokenizer",
+    "TextTask",
+    "find_folder",
+    "open_host",
+]

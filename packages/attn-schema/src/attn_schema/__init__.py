@@ -11,7 +11,7 @@ from attn_schema.catalog import (
 )
 from attn_schema.deployment import DeploymentConfig
 from attn_schema.device import DeviceConfig
-from attn_schema.engine import EngineConfig, EngineStats
+from attn_schema.engine import EngineConfig, EngineStats, ReplicaStats
 from attn_schema.inference import (
     AttentionMap,
     AttentionMapsRequest,
@@ -88,6 +88,7 @@ __all__ = [
     "PartialCompletion",
     "Prompt",
     "PromptLike",
+    "ReplicaStats",
     "Resumption",
     "SamplingParams",
     "Schema",

@@ -136,7 +136,7 @@ class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
 
 
 class EngineStats(Schema, frozen=True, kw_only=True):
-    """How busy an engine is. Counters run since the model was loaded."""
+    """How busy an engine is, or the replicas of a model together. Counters run since the model was loaded."""
 
     running: Annotated[int, Meta(description="Requests in the current batch.")] = 0
     waiting: Annotated[int, Meta(description="Requests that wait to be scheduled.")] = 0
@@ -152,3 +152,13 @@ class EngineStats(Schema, frozen=True, kw_only=True):
         int, Meta(description="Tokens of preempted requests whose KV cache was reloaded, not recomputed (counter).")
     ] = 0  # fmt: skip
     offloaded_bytes: Annotated[int, Meta(description="KV cache of preempted requests held offloaded, in bytes.")] = 0
+    replicas: Annotated[
+        tuple[ReplicaStats, ...], Meta(description="The same of each replica; empty for a model with one engine.")
+    ] = ()
+
+
+class ReplicaStats(Schema, frozen=True, kw_only=True):
+    """How busy a replica is."""
+
+    name: Annotated[str, Meta(description="Its name, of no other replica before or after it.")]
+    stats: Annotated[EngineStats, Meta(description="How busy its engine is.")]

@@ -16,6 +16,7 @@ OPTIMIZER_FIELDS: Mapping[str, Mapping[str, float]] = {
     "adamw": {"weight_decay": 0.1, "beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8},
     "sgd": {"momentum": 0.0},
     "adadelta": {"rho": 0.95, "epsilon": 1e-6},
+    "muon": {"weight_decay": 0.1, "momentum": 0.95, "beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8},
 }
 """What each optimizer takes beside the learning rate, and what it is if not given."""
 
@@ -26,6 +27,7 @@ SCHEDULE_FIELDS: Mapping[str, tuple[str, ...]] = {
     "inverse_sqrt": (),
     "noam": (),
     "halving": ("start_decay_steps", "decay_steps"),
+    "wsd": ("min_learning_rate", "decay_steps"),
 }
 """What each schedule takes beside `learning_rate` and `warmup_steps`."""
 
@@ -33,28 +35,32 @@ SCHEDULE_FIELDS: Mapping[str, tuple[str, ...]] = {
 class OptimizerConfig(Checked, frozen=True, kw_only=True):
     """What updates the parameters, and the schedule of its learning rate.
 
-    Optimizers: adamw (arXiv 1711.05101; Adam with weight_decay 0), sgd, adadelta (arXiv 1212.5701). Schedules, each
-    after a linear warm-up: cosine (arXiv 1608.03983), linear, constant, inverse_sqrt, noam (arXiv 1706.03762, equation
-    3) and halving (arXiv 1409.3215, section 3.4). A field that the chosen ones do not take is refused.
+    Optimizers: adamw (arXiv 1711.05101; Adam with weight_decay 0), sgd, adadelta (arXiv 1212.5701), muon (arXiv
+    2502.16982; matrices of hidden layers, adamw for all else). Schedules, each after a linear warm-up: cosine (arXiv
+    1608.03983), linear, constant, inverse_sqrt, noam (arXiv 1706.03762, equation 3), halving (arXiv 1409.3215, section
+    3.4) and wsd (stable, then decay; arXiv 2404.06395). A field that the chosen ones do not take is refused.
     """
 
     steps: Annotated[int, _optimizer("Number of optimizer steps.", ge=1)] = 2000
     batch_size: Annotated[int, _optimizer("Sequences, pairs or images in a step.", ge=1)] = 12
-    optim: Annotated[Literal["adamw", "sgd", "adadelta"], _optimizer("What updates the parameters.")] = "adamw"
+    optim: Annotated[Literal["adamw", "sgd", "adadelta", "muon"], _optimizer("What updates the parameters.")] = "adamw"
     learning_rate: Annotated[
         float, _optimizer("Peak learning rate; with noam the factor of its formula.", gt=0, short="--lr")
     ] = 1e-3
     lr_scheduler_type: Annotated[
-        Literal["cosine", "linear", "constant", "inverse_sqrt", "noam", "halving"],
+        Literal["cosine", "linear", "constant", "inverse_sqrt", "noam", "halving", "wsd"],
         _optimizer(
             "Learning rate after the warm-up: cosine and linear fall to min_learning_rate, inverse_sqrt falls with "
-            "the root of the step, noam is hidden_size^-0.5 times that, halving halves it every decay_steps."
+            "the root of the step, noam is hidden_size^-0.5 times that, halving halves it every decay_steps, "
+            "wsd keeps it until decay_steps before the end, then falls to min_learning_rate."
         ),
     ] = "cosine"
     min_learning_rate: (
         Annotated[
             float,
-            _optimizer("Learning rate of the last step, of cosine and linear; learning_rate / 10 if not given.", ge=0),
+            _optimizer(
+                "Learning rate of the last step, of cosine, linear and wsd; learning_rate / 10 if not given.", ge=0
+            ),
         ]
         | None
     ) = None
@@ -63,7 +69,13 @@ class OptimizerConfig(Checked, frozen=True, kw_only=True):
         Annotated[int, _optimizer("Steps before halving begins; two thirds of steps if not given.", ge=0)] | None
     ) = None
     decay_steps: (
-        Annotated[int, _optimizer("Steps between halvings; a fifteenth of steps if not given.", ge=1)] | None
+        Annotated[
+            int,
+            _optimizer(
+                "Steps between halvings, a fifteenth of steps if not given; of wsd, steps of its decay, a tenth.", ge=1
+            ),
+        ]
+        | None
     ) = None
     weight_decay: (
         Annotated[float, _optimizer("Decoupled weight decay of matrices, of adamw; 0.1 if not given.", ge=0)] | None
@@ -80,6 +92,9 @@ class OptimizerConfig(Checked, frozen=True, kw_only=True):
     ) = None
     momentum: Annotated[float, _optimizer("Momentum of sgd; 0 if not given.", ge=0, lt=1)] | None = None
     rho: Annotated[float, _optimizer("Decay of the means of adadelta; 0.95 if not given.", ge=0, lt=1)] | None = None
+    gradient_accumulation_steps: Annotated[
+        int, _optimizer("Batches of batch_size whose gradients make one step, as one batch of them all would.", ge=1)
+    ] = 1
     max_grad_norm: Annotated[float, _optimizer("Maximum norm of the whole gradient; 0 does not clip.", ge=0)] = 1.0
     label_smoothing: Annotated[
         float,
@@ -93,6 +108,9 @@ class OptimizerConfig(Checked, frozen=True, kw_only=True):
         if self.min_learning_rate is not None and self.min_learning_rate > self.learning_rate:
             allowed = f"0 to learning_rate {self.learning_rate:g}"
             raise InvalidValue.of("min_learning_rate", self.min_learning_rate, allowed)
+        if self.lr_scheduler_type == "wsd" and self.warmup_steps + (self.decay_steps or 0) > self.steps:
+            allowed = f"1 to {self.steps - self.warmup_steps}, the steps after the warm-up"
+            raise InvalidValue.of("decay_steps", self.decay_steps, allowed)
         if self.warmup_steps > self.steps:
             raise InvalidValue.of("warmup_steps", self.warmup_steps, f"0 to steps {self.steps}")
         if self.lr_scheduler_type in {"noam", "inverse_sqrt"} and not self.warmup_steps:
@@ -111,7 +129,7 @@ class OptimizerConfig(Checked, frozen=True, kw_only=True):
         scheduled = {
             "min_learning_rate": self.learning_rate / 10,
             "start_decay_steps": self.steps * 2 // 3,
-            "decay_steps": max(1, self.steps // 15),
+            "decay_steps": max(1, self.steps // (10 if self.lr_scheduler_type == "wsd" else 15)),
         }
         taken = {name: scheduled[name] for name in SCHEDULE_FIELDS[self.lr_scheduler_type]}
         taken |= OPTIMIZER_FIELDS[self.optim]

@@ -84,6 +84,13 @@ class ServerConfig(Checked, frozen=True, kw_only=True):
         Literal["debug", "info", "warning", "error"],
         Meta(description="The least serious lines of the log; info has a line for each call."),
     ] = "info"  # fmt: skip
+    otlp_traces_endpoint: Annotated[
+        str,
+        Meta(
+            min_length=1, description="URL of an OpenTelemetry collector that is sent a span of each call, over OTLP.",
+            extra={"metavar": "URL"},
+        ),
+    ] | None = None  # fmt: skip
     ready_file: Annotated[
         Path, Meta(description="While serving, this file holds JSON with the address and the process id.")
     ] | None = None  # fmt: skip

@@ -794,6 +794,7 @@ class GetEngineStatsResponse(_message.Message):
     COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     RELOADED_TOKENS_FIELD_NUMBER: _builtins.int
     OFFLOADED_BYTES_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """Requests in the current batch."""
     waiting: _builtins.int
@@ -818,6 +819,10 @@ class GetEngineStatsResponse(_message.Message):
     """Tokens of preempted requests whose KV cache was reloaded, not recomputed."""
     offloaded_bytes: _builtins.int
     """KV cache of preempted requests held offloaded now, in bytes."""
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaStats]:
+        """The same of each replica, of which the fields above are the sums; empty for a model with one engine."""
+
     def __init__(
         self,
         *,
@@ -833,11 +838,40 @@ class GetEngineStatsResponse(_message.Message):
         computed_tokens: _builtins.int = ...,
         reloaded_tokens: _builtins.int = ...,
         offloaded_bytes: _builtins.int = ...,
+        replicas: _abc.Iterable[Global___ReplicaStats] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "cached_tokens", b"cached_tokens", "computed_tokens", b"computed_tokens", "draft_tokens", b"draft_tokens", "generated_tokens", b"generated_tokens", "kv_tokens_total", b"kv_tokens_total", "kv_tokens_used", b"kv_tokens_used", "offloaded_bytes", b"offloaded_bytes", "preemptions", b"preemptions", "reloaded_tokens", b"reloaded_tokens", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "cached_tokens", b"cached_tokens", "computed_tokens", b"computed_tokens", "draft_tokens", b"draft_tokens", "generated_tokens", b"generated_tokens", "kv_tokens_total", b"kv_tokens_total", "kv_tokens_used", b"kv_tokens_used", "offloaded_bytes", b"offloaded_bytes", "preemptions", b"preemptions", "reloaded_tokens", b"reloaded_tokens", "replicas", b"replicas", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetEngineStatsResponse: _TypeAlias = GetEngineStatsResponse  # noqa: Y015
+
+@_typing.final
+class ReplicaStats(_message.Message):
+    """How busy a replica is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    STATS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name, of no other replica before or after it."""
+    @_builtins.property
+    def stats(self) -> Global___GetEngineStatsResponse:
+        """How busy its engine is."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        stats: Global___GetEngineStatsResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["stats", b"stats"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "stats", b"stats"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaStats: _TypeAlias = ReplicaStats  # noqa: Y015

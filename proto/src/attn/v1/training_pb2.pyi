@@ -582,6 +582,7 @@ class OptimizerConfig(_message.Message):
     EPSILON_FIELD_NUMBER: _builtins.int
     MOMENTUM_FIELD_NUMBER: _builtins.int
     RHO_FIELD_NUMBER: _builtins.int
+    GRADIENT_ACCUMULATION_STEPS_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     """Number of optimizer steps."""
     batch_size: _builtins.int
@@ -603,9 +604,9 @@ class OptimizerConfig(_message.Message):
     label_smoothing: _builtins.float
     """Probability that targets spread over the vocabulary or classes, in the training loss."""
     optim: _builtins.str
-    """What updates the parameters: adamw, sgd or adadelta."""
+    """What updates the parameters: adamw, sgd, adadelta or muon."""
     lr_scheduler_type: _builtins.str
-    """Learning rate after the warm-up: cosine, linear, constant, inverse_sqrt, noam or halving."""
+    """Learning rate after the warm-up: cosine, linear, constant, inverse_sqrt, noam, halving or wsd."""
     start_decay_steps: _builtins.int
     """Steps before halving begins; two thirds of steps if not given."""
     decay_steps: _builtins.int
@@ -616,6 +617,8 @@ class OptimizerConfig(_message.Message):
     """Momentum of sgd; 0 if not given."""
     rho: _builtins.float
     """Decay of the means of adadelta; 0.95 if not given."""
+    gradient_accumulation_steps: _builtins.int
+    """Batches of batch_size whose gradients make one step, as one batch of them all would; absent means 1."""
     def __init__(
         self,
         *,
@@ -636,10 +639,11 @@ class OptimizerConfig(_message.Message):
         epsilon: _builtins.float | None = ...,
         momentum: _builtins.float | None = ...,
         rho: _builtins.float | None = ...,
+        gradient_accumulation_steps: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_beta1", b"_beta1", "_beta2", b"_beta2", "_decay_steps", b"_decay_steps", "_epsilon", b"_epsilon", "_learning_rate", b"_learning_rate", "_lr_scheduler_type", b"_lr_scheduler_type", "_max_grad_norm", b"_max_grad_norm", "_min_learning_rate", b"_min_learning_rate", "_momentum", b"_momentum", "_optim", b"_optim", "_rho", b"_rho", "_start_decay_steps", b"_start_decay_steps", "_steps", b"_steps", "_weight_decay", b"_weight_decay", "batch_size", b"batch_size", "beta1", b"beta1", "beta2", b"beta2", "decay_steps", b"decay_steps", "epsilon", b"epsilon", "learning_rate", b"learning_rate", "lr_scheduler_type", b"lr_scheduler_type", "max_grad_norm", b"max_grad_norm", "min_learning_rate", b"min_learning_rate", "momentum", b"momentum", "optim", b"optim", "rho", b"rho", "start_decay_steps", b"start_decay_steps", "steps", b"steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_beta1", b"_beta1", "_beta2", b"_beta2", "_decay_steps", b"_decay_steps", "_epsilon", b"_epsilon", "_gradient_accumulation_steps", b"_gradient_accumulation_steps", "_learning_rate", b"_learning_rate", "_lr_scheduler_type", b"_lr_scheduler_type", "_max_grad_norm", b"_max_grad_norm", "_min_learning_rate", b"_min_learning_rate", "_momentum", b"_momentum", "_optim", b"_optim", "_rho", b"_rho", "_start_decay_steps", b"_start_decay_steps", "_steps", b"_steps", "_weight_decay", b"_weight_decay", "batch_size", b"batch_size", "beta1", b"beta1", "beta2", b"beta2", "decay_steps", b"decay_steps", "epsilon", b"epsilon", "gradient_accumulation_steps", b"gradient_accumulation_steps", "learning_rate", b"learning_rate", "lr_scheduler_type", b"lr_scheduler_type", "max_grad_norm", b"max_grad_norm", "min_learning_rate", b"min_learning_rate", "momentum", b"momentum", "optim", b"optim", "rho", b"rho", "start_decay_steps", b"start_decay_steps", "steps", b"steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_beta1", b"_beta1", "_beta2", b"_beta2", "_decay_steps", b"_decay_steps", "_epsilon", b"_epsilon", "_learning_rate", b"_learning_rate", "_lr_scheduler_type", b"_lr_scheduler_type", "_max_grad_norm", b"_max_grad_norm", "_min_learning_rate", b"_min_learning_rate", "_momentum", b"_momentum", "_optim", b"_optim", "_rho", b"_rho", "_start_decay_steps", b"_start_decay_steps", "_steps", b"_steps", "_weight_decay", b"_weight_decay", "batch_size", b"batch_size", "beta1", b"beta1", "beta2", b"beta2", "decay_steps", b"decay_steps", "epsilon", b"epsilon", "label_smoothing", b"label_smoothing", "learning_rate", b"learning_rate", "lr_scheduler_type", b"lr_scheduler_type", "max_grad_norm", b"max_grad_norm", "min_learning_rate", b"min_learning_rate", "momentum", b"momentum", "optim", b"optim", "rho", b"rho", "start_decay_steps", b"start_decay_steps", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_beta1", b"_beta1", "_beta2", b"_beta2", "_decay_steps", b"_decay_steps", "_epsilon", b"_epsilon", "_gradient_accumulation_steps", b"_gradient_accumulation_steps", "_learning_rate", b"_learning_rate", "_lr_scheduler_type", b"_lr_scheduler_type", "_max_grad_norm", b"_max_grad_norm", "_min_learning_rate", b"_min_learning_rate", "_momentum", b"_momentum", "_optim", b"_optim", "_rho", b"_rho", "_start_decay_steps", b"_start_decay_steps", "_steps", b"_steps", "_weight_decay", b"_weight_decay", "batch_size", b"batch_size", "beta1", b"beta1", "beta2", b"beta2", "decay_steps", b"decay_steps", "epsilon", b"epsilon", "gradient_accumulation_steps", b"gradient_accumulation_steps", "label_smoothing", b"label_smoothing", "learning_rate", b"learning_rate", "lr_scheduler_type", b"lr_scheduler_type", "max_grad_norm", b"max_grad_norm", "min_learning_rate", b"min_learning_rate", "momentum", b"momentum", "optim", b"optim", "rho", b"rho", "start_decay_steps", b"start_decay_steps", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__batch_size: _TypeAlias = _typing.Literal["batch_size"]  # noqa: Y015
     _WhichOneofArgType__batch_size: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size"]  # noqa: Y015
@@ -651,6 +655,8 @@ class OptimizerConfig(_message.Message):
     _WhichOneofArgType__decay_steps: _TypeAlias = _typing.Literal["_decay_steps", b"_decay_steps"]  # noqa: Y015
     _WhichOneofReturnType__epsilon: _TypeAlias = _typing.Literal["epsilon"]  # noqa: Y015
     _WhichOneofArgType__epsilon: _TypeAlias = _typing.Literal["_epsilon", b"_epsilon"]  # noqa: Y015
+    _WhichOneofReturnType__gradient_accumulation_steps: _TypeAlias = _typing.Literal["gradient_accumulation_steps"]  # noqa: Y015
+    _WhichOneofArgType__gradient_accumulation_steps: _TypeAlias = _typing.Literal["_gradient_accumulation_steps", b"_gradient_accumulation_steps"]  # noqa: Y015
     _WhichOneofReturnType__learning_rate: _TypeAlias = _typing.Literal["learning_rate"]  # noqa: Y015
     _WhichOneofArgType__learning_rate: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate"]  # noqa: Y015
     _WhichOneofReturnType__lr_scheduler_type: _TypeAlias = _typing.Literal["lr_scheduler_type"]  # noqa: Y015
@@ -681,6 +687,8 @@ class OptimizerConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__decay_steps) -> _WhichOneofReturnType__decay_steps | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__epsilon) -> _WhichOneofReturnType__epsilon | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gradient_accumulation_steps) -> _WhichOneofReturnType__gradient_accumulation_steps | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__learning_rate) -> _WhichOneofReturnType__learning_rate | None: ...
     @_typing.overload

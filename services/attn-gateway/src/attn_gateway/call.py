@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import grpc
 import grpc.aio
-from attn_core.errors import InternalError, PermissionDenied
+from attn_core.errors import Incompatible, InternalError, PermissionDenied
 
 REQUEST_ID = "x-request-id"
 """Metadata key: in the request as the client chose it, in the trailing metadata as it was used."""
@@ -166,6 +166,11 @@ class LocalContext:
         return {}
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
-        """End the call; raises `InternalError` with the details, for a handler that did not raise an error of ours."""
+        """End the call, for a handler that did not raise an error of ours.
+
+        Raises `Incompatible` with the details for what the server does not have, else `InternalError`.
+        """
         del trailing_metadata
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            raise Incompatible(details, code=code.name)
         raise InternalError(details or code.name, code=code.name)

@@ -57,6 +57,7 @@ def serve_command(
             token_file=server.token_file,
             tls=tls,
             insecure=server.insecure,
+            otlp_traces_endpoint=server.otlp_traces_endpoint,
         ),
         cluster=ClusterSettings(
             address=os.environ.get("RAY_ADDRESS") or None,

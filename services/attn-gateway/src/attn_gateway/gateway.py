@@ -30,6 +30,7 @@ from attn_gateway.local_calls import LocalCalls, Metadata, RecordingServer
 from attn_gateway.metrics import Metrics
 from attn_gateway.service import GrpcService, HttpServer
 from attn_gateway.settings import GatewaySettings
+from attn_gateway.traces import Traces
 
 log = structlog.get_logger()
 
@@ -62,6 +63,8 @@ class Gateway:
         self._watching: asyncio.Task[None] | None = None
         self._own_calls: LocalCalls | None = None
         self._metrics = Metrics()
+        endpoint = settings.otlp_traces_endpoint
+        self._traces = None if endpoint is None else Traces(endpoint)
         self._bearer_token = BearerToken(self.tenants) if self.tenants else None
         self._serving = False
 
@@ -124,6 +127,8 @@ class Gateway:
         for error in results:
             if isinstance(error, Exception):
                 log.error("stop failed", exc_info=error)
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.stop)
 
     async def _watch_tokens(self) -> None:
         """Take the tokens of a file that was written meanwhile."""
@@ -149,7 +154,7 @@ class Gateway:
         settings, tenants = self.settings, self.tenants
         limits = Limits(tenants, settings.max_calls, settings.max_streams_per_connection)
         # The first is the outermost: whatever an inner one raises becomes a status with a request id.
-        measured = Measured(self._metrics, tenants)
+        measured = Measured(self._metrics, tenants, self._traces)
         guards = [self._bearer_token] if self._bearer_token else []
         interceptors = [RequestIds(), Errors(), measured, *guards, limits, self._readiness, Audit()]
         server = grpc.aio.server(interceptors=[*interceptors, Wire()], options=server_options(settings))

@@ -104,7 +104,7 @@ ENGINE_FIELDS = {
 MODELS, INFERENCE, TRAINING = "/attn.v1.ModelService", "/attn.v1.InferenceService", "/attn.v1.TrainingService"
 PAGE_SIZE = 1000
 REPLICA = "0"
-"""The label of a model's one engine."""
+"""The replica of a model with one engine."""
 
 Family = CounterMetricFamily | GaugeMetricFamily
 
@@ -172,7 +172,12 @@ async def _models(calls: LocalCalls) -> list[Family]:
     listed = await calls.unary(f"{MODELS}/ListModels", model_pb2.ListModelsRequest(page_size=PAGE_SIZE), ())
     serving = [m.name for m in listed.models if m.state == model_pb2.MODEL_STATE_SERVING]
     found = await asyncio.gather(*(_stats(calls, name) for name in serving))
-    stats = {(name, REPLICA): each for name, each in zip(serving, found, strict=True) if each is not None}
+    stats = {
+        (name, replica): each
+        for name, of_model in zip(serving, found, strict=True)
+        if of_model is not None
+        for replica, each in by_replica(of_model).items()
+    }
     states = dict.fromkeys(ModelState, 0)
     for model in listed.models:
         states[ModelState(model_pb2.ModelState.Name(model.state).removeprefix("MODEL_STATE_").lower())] += 1
@@ -187,6 +192,11 @@ async def _models(calls: LocalCalls) -> list[Family]:
             for name, field in ENGINE_FIELDS.items()
         ),
     ]
+
+
+def by_replica(stats: EngineStats) -> dict[str, EngineStats]:
+    """The statistics of each engine by the name of its replica."""
+    return {replica.name: replica.stats for replica in stats.replicas} or {REPLICA: stats}
 
 
 async def _stats(calls: LocalCalls, model: str) -> EngineStats | None:

@@ -31,7 +31,8 @@ class GatewaySettings:
     HTTP. `token` is the bearer token callers must give, or one of `other_tokens`, each of another tenant; or
     `token_file` names them (see `attn_gateway.tenants`), and is read again when it changes.
     `insecure` allows other hosts than loopback without token and TLS. Of a connection `max_streams_per_connection`
-    calls run at a time, some more wait, and others are refused.
+    calls run at a time, some more wait, and others are refused. Spans of calls are sent to the collector at
+    `otlp_traces_endpoint`, a URL, over OTLP.
     """
 
     host: str = "127.0.0.1"
@@ -47,6 +48,7 @@ class GatewaySettings:
     max_streams_per_connection: int = 256
     keepalive_seconds: float = 20.0
     keepalive_timeout_seconds: float = 10.0
+    otlp_traces_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         for field, port in (("port", self.port), ("http_port", self.http_port or 0)):

@@ -8,7 +8,7 @@ import hashlib
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from attn_core.errors import AttnError, InvalidValue, MissingPackage, OutOfCapac
 from attn_gateway.ray_gpus import gpu_request, known_gpus
 from attn_host import PromptTokenizer, TextTask
 from attn_models.tokenizers import Tokenizer
-from attn_schema import DeploymentConfig, EngineConfig, EngineStats, ModelInfo
+from attn_schema import DeploymentConfig, EngineConfig, EngineStats, ModelInfo, ReplicaStats
 
 from attn_serve.ray_backend import actor_environment
 from attn_serve.replica import ModelReplica
@@ -95,7 +95,7 @@ class DeploymentBackend:
         if self._handle is None:
             raise Unavailable(f"model {self._name!r} is not running")
         if method == "stats":
-            return total([replica.stats for replica in self._replicas.values()])
+            return total({name: replica.stats for name, replica in self._replicas.items()})
         if method == "tokenize" and self._tokenizer is not None:
             return await asyncio.to_thread(self._tokenizer.tokenize, *arguments)
         if method == "submit":
@@ -294,10 +294,11 @@ class DeploymentBackend:
             serve.delete(APP_PREFIX + self._name)
 
 
-def total(stats: Sequence[EngineStats]) -> EngineStats:
-    """The statistics of several engines together."""
-    names = EngineStats.__struct_fields__
-    return EngineStats(**{name: sum(getattr(one, name) for one in stats) for name in names})
+def total(stats: Mapping[str, EngineStats]) -> EngineStats:
+    """The statistics of several engines together, and of each by its name."""
+    names = set(EngineStats.__struct_fields__) - {"replicas"}
+    sums = {name: sum(getattr(one, name) for one in stats.values()) for name in names}
+    return EngineStats(**sums, replicas=tuple(ReplicaStats(name=name, stats=one) for name, one in stats.items()))
 
 
 def fingerprint(folder: Path, config: EngineConfig) -> str:

@@ -7,23 +7,36 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from attn_core.errors import Unavailable
 from attn_engine import RequestOutput
-from attn_host import ModelHost, open_host
+from attn_host import ModelHost, Preparation, open_host
 from attn_schema import EngineConfig, ModelInfo
 
 from attn_serve.streams import Streams
 
 IN_THREAD = frozenset({"attention_maps", "load_adapter"})
 """Methods that compute for long and would hold up the event loop."""
+PREPARATIONS: WeakKeyDictionary[ModelHost, Preparation] = WeakKeyDictionary()
+"""Where prompts of each host become requests."""
 
 
 async def call_host(host: ModelHost, method: str, *arguments: Any) -> Any:
     """The answer of a method of a host, without holding up the event loop for long."""
     if method in IN_THREAD:
         return await asyncio.to_thread(getattr(host, method), *arguments)
-    answer = getattr(host, method)(*arguments)
+    preparation = PREPARATIONS.setdefault(host, Preparation())
+    match method, arguments:
+        case "submit", (task,):
+            answer: Any = preparation.submit(host, task)
+        case "tokenize", (prompt,):
+            answer = preparation.tokenize(host, prompt)
+        case "cancel", (task_id,):
+            preparation.cancel(host, task_id)
+            return None
+        case _:
+            answer = getattr(host, method)(*arguments)
     return await asyncio.wrap_future(answer) if isinstance(answer, Future) else answer
 
 

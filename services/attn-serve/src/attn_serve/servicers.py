@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
@@ -88,9 +89,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.TokenizeResponse:
         """Tokenise a prompt."""
         engine = self._engine(request.model, context)
-        response: inference_pb2.TokenizeResponse = to_message(
-            await engine.tokenize(from_message(TokenizeRequest, request).prompt)
-        )
+        found = await engine.tokenize(from_message(TokenizeRequest, request).prompt)
+        # A long text has so many tokens that writing them down would keep other calls waiting.
+        response: inference_pb2.TokenizeResponse = await asyncio.to_thread(to_message, found)
         return response
 
     async def AttentionMaps(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from attn_core.errors import CheckpointInvalid
@@ -16,6 +17,7 @@ from torch import Tensor
 
 NAME = re.compile(r"step-(\d{9})")
 PROGRESS_NAME = "progress.json"
+WEIGHTS_NAME = "weights.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +45,14 @@ class SavedCheckpoint:
         return sum(file.stat().st_size for file in self.path.iterdir())
 
 
+class WholeCheckpoint(NamedTuple):
+    """A checkpoint that was read and is what was written: where it is, and what it holds."""
+
+    saved: SavedCheckpoint
+    progress: Progress
+    parts: Parts
+
+
 class CheckpointFolder:
     """The checkpoints of one run, below one folder. Only one process may write there at a time."""
 
@@ -58,6 +68,21 @@ class CheckpointFolder:
     def newest(self) -> SavedCheckpoint | None:
         """The complete checkpoint of the highest step."""
         return next(reversed(self.complete()), None)
+
+    def newest_whole(self, damaged: Callable[[SavedCheckpoint, CheckpointInvalid], None]) -> WholeCheckpoint | None:
+        """The checkpoint of the highest step of those that are what was written; None where there is none.
+
+        Newer ones that are not are told to `damaged` and set aside: they are no checkpoints any more.
+        """
+        for found in reversed(self.complete()):
+            try:
+                progress, parts = read_checkpoint(found.path)
+            except CheckpointInvalid as error:
+                found.path.rename(self.path / f".damaged-{found.path.name}")
+                damaged(found, error)
+            else:
+                return WholeCheckpoint(found, progress, parts)
+        return None
 
     def write(self, progress: Progress, parts: Parts) -> SavedCheckpoint:
         """Write a checkpoint; it is there, flushed and with the hashes of its files, when this returns.
@@ -98,6 +123,9 @@ def read_checkpoint(path: Path) -> tuple[Progress, dict[str, dict[str, Tensor]]]
     records = read_manifest(path)
     if records is None:
         raise CheckpointInvalid.of(path, "has no manifest")
+    for name in (PROGRESS_NAME, WEIGHTS_NAME):
+        if name not in records:
+            raise CheckpointInvalid.of(path, f"has no {name} in its manifest")
     verify_manifest(path, records)
     # The hashes agree, so the content is what this module wrote.
     facts = json.loads((path / PROGRESS_NAME).read_text(encoding="utf-8"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -55,6 +56,13 @@ def _constant(step: int, peak: float, config: OptimizerConfig) -> float:  # noqa
     return peak
 
 
+def _wsd(step: int, peak: float, config: OptimizerConfig) -> float:
+    """The peak until `decay_steps` before the end, then on a line to `min_learning_rate` (arXiv 2404.06395)."""
+    decay = int(config.with_defaults().decay_steps or 1)
+    fallen = max(0.0, (step + 1 - (config.steps - decay)) / decay)
+    return peak + fallen * (_lowest(config) - peak)
+
+
 def _inverse_sqrt(step: int, peak: float, config: OptimizerConfig) -> float:
     """peak · (warmup / step)^0.5 with steps from 1; the peak of noam makes it Vaswani et al.'s equation 3."""
     return float(peak * (config.warmup_steps / (step + 1)) ** 0.5)
@@ -74,6 +82,7 @@ DECAYS: Mapping[str, Callable[[int, float, OptimizerConfig], float]] = {
     "inverse_sqrt": _inverse_sqrt,
     "noam": _inverse_sqrt,
     "halving": _halving,
+    "wsd": _wsd,
 }
 """The learning rate of a step after the warm-up, from 0, given the peak: by the name of the schedule."""
 
@@ -81,6 +90,8 @@ DECAYS: Mapping[str, Callable[[int, float, OptimizerConfig], float]] = {
 def optimizer_of(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
     """The optimizer over the model's trained parameters that `config.optim` names."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if config.optim == "muon":
+        return MuonAndAdamW(model, config.with_defaults())
     return OPTIMIZERS[config.optim](trained, config.with_defaults())
 
 
@@ -119,6 +130,51 @@ OPTIMIZERS: Mapping[str, Callable[[list[nn.Parameter], OptimizerConfig], torch.o
 """The optimizers by name, made from parameters and a config with all its fields."""
 
 
+TABLES = re.compile(r"(^|\.)(embedding|positions|unembedding|head|output_embedding)\.")
+"""Names of matrices that are looked up, or give logits: not what Muon is for."""
+
+
+def by_muon(name: str, parameter: nn.Parameter) -> bool:
+    """Whether Muon updates a parameter: matrices of hidden layers."""
+    return parameter.dim() == 2 and TABLES.search(name) is None
+
+
+class MuonAndAdamW(torch.optim.Optimizer):
+    """Muon for the matrices of hidden layers, AdamW for all else (Jordan et al. 2024; arXiv 2502.16982).
+
+    Updates of Muon are scaled to the size of AdamW's (equation 4 there), so that both have one learning rate.
+    """
+
+    def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        hidden = [p for name, p in named if by_muon(name, p)]
+        rest = [p for name, p in named if not by_muon(name, p)]
+        self._parts: list[torch.optim.Optimizer] = []
+        if hidden:
+            self._parts.append(
+                torch.optim.Muon(
+                    hidden,
+                    lr=config.learning_rate,
+                    weight_decay=config.weight_decay or 0.0,
+                    momentum=config.momentum or 0.0,
+                    adjust_lr_fn="match_rms_adamw",
+                )
+            )
+        if rest:
+            self._parts.append(adamw(rest, config))
+        super().__init__([p for _, p in named], {})
+        # The groups are those of the parts: a rate that is set here is theirs.
+        self.param_groups = [group for part in self._parts for group in part.param_groups]
+        for part in self._parts:
+            part.state = self.state
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update of all parameters."""
+        del closure
+        for part in self._parts:
+            part.step()
+
+
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimizer's state as "moment:parameter" -> tensor; empty before the first step, and of plain SGD."""
     return {
@@ -133,6 +189,7 @@ MOMENTS: Mapping[str, tuple[str, ...]] = {
     "adamw": ("exp_avg", "exp_avg_sq", "step"),
     "sgd": ("momentum_buffer",),
     "adadelta": ("square_avg", "acc_delta", "step"),
+    "muon": ("momentum_buffer",),
 }
 """What an optimizer keeps of each parameter after its first step; plain SGD keeps nothing."""
 
@@ -141,8 +198,10 @@ def restore_optimizer_state(
     model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], config: OptimizerConfig
 ) -> None:
     """Put back what `optimizer_state` gave; KeyError if a trained parameter has none."""
-    moments = MOMENTS[config.optim] if config.optim != "sgd" or config.momentum else ()
     for name, parameter in model.named_parameters():
+        moments = MOMENTS[config.optim] if config.optim != "sgd" or config.momentum else ()
+        if config.optim == "muon" and not by_muon(name, parameter):
+            moments = MOMENTS["adamw"]
         if parameter.requires_grad and moments:
             saved = {moment: tensors[f"{moment}:{name}"] for moment in moments}
             optimizer.state[parameter] = {moment: tensor.to(parameter.device) for moment, tensor in saved.items()}

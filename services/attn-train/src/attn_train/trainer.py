@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from attn_core.errors import CheckpointWriteFailed, UserError
+from attn_core.errors import CheckpointInvalid, CheckpointWriteFailed, UserError
 from attn_models.decoder.mixture_of_experts import update_router_biases
 from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 
 from attn_train.base_model import adapter_of
-from attn_train.checkpoint import CheckpointFolder, Progress, random_states, read_checkpoint, restore_random_states
+from attn_train.checkpoint import CheckpointFolder, Progress, SavedCheckpoint, random_states, restore_random_states
 from attn_train.optimizer import (
     learning_rate,
     optimizer_of,
@@ -25,7 +25,7 @@ from attn_train.optimizer import (
 )
 from attn_train.precision import forward_precision, set_up_blocks, validation_precision
 from attn_train.records import Stop, StopFlag
-from attn_train.tasks.base import Dataset, derived
+from attn_train.tasks.base import Dataset, batch_weight, derived
 
 
 class Reporter(Protocol):
@@ -108,15 +108,17 @@ class Trainer:
         self._throughput = Throughput()
         self._saved_step: int | None = None
 
-    def resume(self) -> bool:
-        """Go to where the newest checkpoint is; False if there is none.
+    def resume(self, report: Reporter | None = None) -> bool:
+        """Go to where the newest checkpoint is that is whole; False if there is none. Damaged ones are reported."""
 
-        Raises CheckpointInvalid if it is damaged or does not fit the model.
-        """
-        newest = self._checkpoints.newest() if self._checkpoints else None
+        def damaged(found: SavedCheckpoint, error: CheckpointInvalid) -> None:
+            said = f"{error.reason}: the checkpoint of step {found.step} is damaged: {error.message}"
+            (report or NullReporter()).log(f"{said}; training goes on from an earlier one")
+
+        newest = self._checkpoints.newest_whole(damaged) if self._checkpoints else None
         if newest is None:
             return False
-        progress, parts = read_checkpoint(newest.path)
+        _, progress, parts = newest
         with torch.no_grad():
             for name, tensor in _saved_tensors(self.model).items():
                 tensor.copy_(parts["weights"][name])
@@ -205,10 +207,7 @@ class Trainer:
             return {}
 
     def _update(self, rate: float) -> tuple[Tensor, Tensor]:
-        batch = tuple(moved(part, self._device) for part in self._task.next_batch())
-        with forward_precision(self.config.precision, self._device):
-            loss = self._task.loss(self.model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = self._accumulated()
         limit = self.config.optimizer.max_grad_norm or math.inf
         norm = nn.utils.clip_grad_norm_(self._trained, limit)
         for group in self._optimizer.param_groups:
@@ -217,7 +216,22 @@ class Trainer:
         self._optimizer.zero_grad(set_to_none=True)
         if adapter_of(self.model) is None:
             update_router_biases(self.model)
-        return loss.detach(), norm
+        return loss, norm
+
+    def _accumulated(self) -> Tensor:
+        """The mean loss of the batches of a step, a scalar, whose gradients are added up: that of one large batch."""
+        batches = [self._task.next_batch() for _ in range(self.config.optimizer.gradient_accumulation_steps)]
+        counts = [batch_weight(self._task, batch) for batch in batches] if len(batches) > 1 else [1]
+        total = torch.zeros((), device=self._device)
+        for batch, count in zip(batches, counts, strict=True):
+            there = tuple(moved(part, self._device) for part in batch)
+            with forward_precision(self.config.precision, self._device):
+                loss = self._task.loss(self.model, there)
+            if len(batches) > 1:
+                loss = loss * (count / sum(counts))
+            loss.backward()  # type: ignore[no-untyped-call]
+            total = total + loss.detach()
+        return total
 
     def _speed(self) -> dict[str, float]:
         speed = (self._task.tokens - self._throughput.tokens) / self._throughput.seconds

@@ -99,7 +99,7 @@ def _train(assignment: Assignment, layout: Layout, reporter: MessageReporter, st
     checkpoints = CheckpointFolder(layout.checkpoints(assignment.job_id))
     checkpoints.sweep()
     trainer = Trainer(model, dataset, config, checkpoints=checkpoints)
-    trainer.resume()
+    trainer.resume(reporter)
     reporter.log(_description(model, dataset))
     reporter.send(TrainingStarted(step=trainer.step, checkpoint=_newest(checkpoints)))
     stopped = trainer.run(reporter, stop)

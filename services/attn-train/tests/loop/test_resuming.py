@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from attn_train.checkpoint import CheckpointFolder
 from attn_train.records import Stop, StopFlag
@@ -90,3 +91,73 @@ def test_training_lowers_the_loss_on_text_it_has_not_seen(bigram, text, config, 
     seen, trainer = whole_run(bigram, text, changed(config, optimizer__steps=200), record)
     assert seen.validation[200] < seen.losses[1] - 1
     assert trainer.validation_loss(2) == seen.validation[200]
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_accumulated_gradients_are_those_of_one_large_batch(bigram, text, config, changed, record, parts):
+    """In exact arithmetic; here the losses and weights of 20 steps agree to what float32 rounds."""
+    runs = []
+    for batch, count in ((8, 1), (8 // parts, parts)):
+        model, seen = bigram().eval(), record()
+        model.dropout.p = 0.0
+        fields = {"optimizer__batch_size": batch, "optimizer__gradient_accumulation_steps": count}
+        Trainer(model, text, changed(config, **fields, optimizer__steps=20)).run(seen, StopFlag())
+        runs.append((list(seen.losses.values()), model))
+    assert runs[0][0] == pytest.approx(runs[1][0], rel=1e-5)
+    for one, other in zip(runs[0][1].parameters(), runs[1][1].parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def truncated(folder):
+    weights = folder / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-7])
+
+
+def flipped(folder):
+    weights = folder / "weights.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+
+
+def missing(folder):
+    (folder / "optimizer.safetensors").unlink()
+
+
+def emptied(folder):
+    (folder / "manifest.json").write_text("")
+
+
+def listing_nothing(folder):
+    (folder / "manifest.json").write_text('{"format": 1, "files": {}}')
+
+
+@pytest.mark.parametrize("damage", [truncated, flipped, missing, emptied, listing_nothing])
+def test_a_damaged_newest_checkpoint_is_reported_and_the_run_goes_on_from_the_one_before(
+    damage, bigram, text, config, record, changed, tmp_path
+):
+    whole = record()
+    Trainer(bigram(), text, config).run(whole, StopFlag())
+    folder = CheckpointFolder(tmp_path)
+    Trainer(bigram(), text, changed(config, optimizer__steps=30), checkpoints=folder).run(record(), StopFlag())
+    assert [found.step for found in folder.complete()] == [20, 30]
+    damage(folder.newest().path)
+    again, seen = Trainer(bigram(), text, config, checkpoints=folder), record()
+    assert again.resume(seen)
+    assert again.step == 20
+    assert len(seen.lines) == 1
+    assert "the checkpoint of step 30 is damaged" in seen.lines[0]
+    again.run(seen, StopFlag())
+    assert seen.losses == {step: loss for step, loss in whole.losses.items() if step > 20}
+    assert folder.newest().step == 30, "a whole checkpoint has taken the place of the damaged one"
+    assert Trainer(bigram(), text, config, checkpoints=folder).resume()
+
+
+def test_where_all_checkpoints_are_damaged_the_run_begins_anew(bigram, text, config, record, tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    Trainer(bigram(), text, config, checkpoints=folder).run(record(), StopFlag())
+    for found in folder.complete():
+        flipped(found.path)
+    again, seen = Trainer(bigram(), text, config, checkpoints=folder), record()
+    assert not again.resume(seen)
+    assert (again.step, len(seen.lines)) == (0, 2)

@@ -69,6 +69,37 @@ def test_linear_and_constant_schedules_are_what_they_say():
     assert [learning_rate(step, constant) for step in (0, 2, 3, 8)] == pytest.approx([0.1, 0.3, 0.3, 0.3])
 
 
+def test_wsd_warms_up_stays_and_falls_on_a_line():
+    config = OptimizerConfig(
+        steps=20, learning_rate=1.0, min_learning_rate=0.2, lr_scheduler_type="wsd", warmup_steps=4, decay_steps=8
+    )
+    rates = [learning_rate(step, config) for step in range(20)]
+    assert rates == pytest.approx([0.25, 0.5, 0.75, *[1.0] * 9, *[1 - 0.1 * n for n in range(1, 9)]])
+    with pytest.raises(InvalidValue, match=r"decay_steps.*1 to 16"):
+        config.replace(decay_steps=17).__post_init__()
+
+
+def test_muon_moves_hidden_matrices_by_their_orthogonal_part_and_the_rest_by_adamw(bigram):
+    model = bigram()
+    config = OptimizerConfig(optim="muon", learning_rate=0.1, weight_decay=0.0)
+    optimizer = optimizer_of(model, config)
+    torch.manual_seed(0)
+    gradients = {name: torch.randn_like(parameter) for name, parameter in model.named_parameters()}
+    gradients["hidden.weight"] = torch.linalg.qr(gradients["hidden.weight"])[0] * torch.linspace(0.5, 2, 16)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    for name, parameter in model.named_parameters():
+        parameter.grad = gradients[name].clone()
+    optimizer.step()
+    moved = before["hidden.weight"] - model.hidden.weight.detach()
+    # Scaled as arXiv 2502.16982, equation 4: 0.2 √16 times the rate; Newton-Schulz comes near to singular values of 1.
+    singular = torch.linalg.svdvals(moved) / (0.1 * 0.2 * 16**0.5)
+    assert 0.5 < singular.min() <= singular.max() < 1.5
+    # The first step of Adam is the rate, in the direction of the sign.
+    for name in ("embedding.weight", "hidden.bias", "norm.weight"):
+        change = before[name] - dict(model.named_parameters())[name].detach()
+        torch.testing.assert_close(change, 0.1 * gradients[name].sign(), rtol=1e-3, atol=1e-4)
+
+
 def updates(config: OptimizerConfig, gradients: list[float]) -> list[float]:
     """The values that one parameter, at first 1, takes."""
     model = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
@@ -114,6 +145,9 @@ def test_adam_has_the_epsilon_that_is_asked_for():
         {"optim": "adadelta", "learning_rate": 1.0},
         {"optim": "sgd", "lr_scheduler_type": "halving", "start_decay_steps": 4, "decay_steps": 3},
         {"lr_scheduler_type": "inverse_sqrt"},
+        {"lr_scheduler_type": "wsd", "decay_steps": 4},
+        {"optim": "muon"},
+        {"gradient_accumulation_steps": 3},
     ],
 )
 def test_a_run_with_any_optimizer_and_schedule_resumes_bit_for_bit(fields, bigram, text, config, record, tmp_path):

@@ -152,8 +152,9 @@ class FamilyAdapter(StateDictAdapter):
         choices = [self._choice(values, fields, layer) for layer in range(required_count(fields, "num_layers"))]
         first = choices[0]
         pattern = () if all(choice == first for choice in choices) else tuple(choices)
-        config: DecoderConfig = self.Config(**fields, mechanism=first.mechanism, options=first.options, pattern=pattern)
-        return config
+        choice = {"mechanism": first.mechanism, "options": first.options, "pattern": pattern}
+        decoder: DecoderConfig = self.Config(**fields, **choice)
+        return decoder
 
     def _choice(self, values: Mapping[str, Any], fields: Mapping[str, Any], layer: int) -> AttentionChoice:
         options = self.layer_options(values, layer)

@@ -87,3 +87,24 @@ def test_int8_weights_change_the_logits_by_little(peer, tmp_path):
 
 def test_every_family_that_is_described_is_compared():
     assert {case[0] for case in CASES} == DESCRIBED
+
+
+TURNS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+
+
+@pytest.mark.parametrize("family", ["qwen2", "phi3", "gpt_neox", "falcon", "gpt_oss"])
+def test_the_tokenizer_and_chat_template_that_transformers_saved_beside_a_model_are_used(family, tmp_path):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({"<|end|>": 0, "<|user|>": 1, "hello": 2, "there": 3, "?": 4}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, eos_token="<|end|>", additional_special_tokens=["<|user|>"], chat_template=TURNS
+    )
+    config = transformers.AutoConfig.for_model(family, **TINY[family][""])
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    theirs.save_pretrained(tmp_path)
+    ours = load_model(tmp_path).tokenizer
+    messages = [{"role": "user", "content": "hello there"}]
+    assert ours.encode("hello there") == theirs.encode("hello there") == [2, 3]
+    assert ours.render_chat(messages) == theirs.apply_chat_template(messages, tokenize=False)

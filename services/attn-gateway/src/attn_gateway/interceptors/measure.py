@@ -15,11 +15,12 @@ import structlog
 from attn.v1 import inference_pb2
 from attn_core.errors import Unauthenticated, UnknownName
 
-from attn_gateway.call import AUTHORIZATION, Context
+from attn_gateway.call import AUTHORIZATION, Context, request_id_of
 from attn_gateway.interceptors.handlers import Continuation, Handler, behaviour_of, is_own, rebuild
 from attn_gateway.metrics import INFERENCE, Metrics
 from attn_gateway.status import code_of, public_error
 from attn_gateway.tenants import Tenants
+from attn_gateway.traces import TracedCall, Traces
 
 log = structlog.get_logger()
 
@@ -51,6 +52,20 @@ class CallRecord:
         """Model and tenant."""
         return self.model, self.tenant
 
+    def traced(self, code: grpc.StatusCode, request_id: str) -> TracedCall:
+        """The call as it ended now."""
+        return TracedCall(
+            method=self.method,
+            request_id=request_id,
+            model=self.model,
+            tenant=self.tenant,
+            code=code.name,
+            seconds=time.perf_counter() - self.start,
+            first_token=self.first_token,
+            last_token=max(self.newest_tokens.values(), default=None),
+            usage=self.usage,
+        )
+
 
 class Measured(grpc.aio.ServerInterceptor):
     """Measures all calls but those of health and reflection, by the tenant of their token.
@@ -58,9 +73,10 @@ class Measured(grpc.aio.ServerInterceptor):
     Without tokens a tenant is what a caller says, and could be anything: such callers have no label.
     """
 
-    def __init__(self, metrics: Metrics, tenants: Tenants) -> None:
+    def __init__(self, metrics: Metrics, tenants: Tenants, traces: Traces | None = None) -> None:
         self._metrics = metrics
         self._tenants = tenants
+        self._traces = traces
 
     async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler | None:
         """Put the measuring around the handler."""
@@ -106,6 +122,8 @@ class Measured(grpc.aio.ServerInterceptor):
             raise
         finally:
             self._ended(record, code)
+            if self._traces is not None:
+                self._traces.record(record.traced(code, request_id_of(context)), context.invocation_metadata() or ())
 
     def _ended(self, record: CallRecord, code: grpc.StatusCode) -> None:
         seconds = time.perf_counter() - record.start

@@ -154,6 +154,13 @@ class TokenDataset:
 PADDED = IGNORED
 """Target of padding, which losses ignore."""
 
+
+def batch_weight(task: TrainingTask, batch: tuple[Tensor, ...]) -> int:
+    """How many things the loss of a batch is the mean of: its targets, unless the task has a `weight` of its own."""
+    own: Callable[[tuple[Tensor, ...]], int] | None = getattr(task, "weight", None)
+    return int((batch[-1] != PADDED).sum()) if own is None else own(batch)
+
+
 Text = TypeVar("Text")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attn_models.adapters.base import required_count
+from attn_models.adapters.base import require_allowed, required_count
 from attn_models.adapters.family import FULL, GROUPED, LLAMA_NAMES, SLIDING, FamilyAdapter, kind_keys, listed_kinds
 from attn_models.decoder.config import DecoderConfig
 
@@ -35,7 +35,7 @@ class Cohere2Adapter(CohereAdapter):
     defaults = CohereAdapter.defaults | {"sliding_window": 4096}
     allowed = {}
     rope_base = 10000.0
-    reads = frozenset({"layer_types", "sliding_window_pattern"})
+    reads = frozenset({"layer_types", "sliding_window_pattern", "head_dim"})
 
     def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:
         """A window and rotary positions, or neither."""
@@ -43,6 +43,12 @@ class Cohere2Adapter(CohereAdapter):
         layers = range(required_count(values, "num_hidden_layers"))
         kinds = listed_kinds(values, [SLIDING if (each + 1) % period else FULL for each in layers])
         return {"rotary": None} if kinds[layer] == FULL else {"window": required_count(values, "sliding_window")}
+
+    def own_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """None: heads have one size, whatever the config.json says."""
+        size = required_count(values, "hidden_size") // required_count(values, "num_attention_heads")
+        require_allowed(values, {"head_dim": (size, None)})
+        return {}
 
     def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
         """The layers with a window."""

@@ -26,7 +26,7 @@ class OptAdapter(FamilyAdapter):
     }
     activation_key, activations = "activation_function", GELUS
     allowed = {"layer_norm_elementwise_affine": (True,), "_remove_final_layer_norm": (False, None)}
-    reads = frozenset({"word_embed_proj_dim"})
+    reads = frozenset({"word_embed_proj_dim", "layerdrop", "init_std"})
     layers = "model.decoder.layers"
     names = {
         "embedding": "model.decoder.embed_tokens",

@@ -1,0 +1,117 @@
+"""OpenTelemetry traces of calls: a span for each call, and below it what a completion waited for and computed.
+
+The caller's span is the parent, by the W3C's `traceparent` in the metadata or the HTTP header. Attributes are those of
+the conventions for RPC and for generative models, and vLLM's for latencies; texts are never among them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from attn_core.errors import MissingPackage
+
+TRACE_KEYS = ("traceparent", "tracestate")
+"""Metadata keys of the W3C's trace context."""
+SERVICE = "attn"
+NANOSECONDS = 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedCall:
+    """A call that has ended. Times are seconds since its start; `usage` is the message of that name."""
+
+    method: str
+    request_id: str
+    model: str
+    tenant: str
+    code: str
+    seconds: float
+    first_token: float | None
+    last_token: float | None
+    usage: Any
+
+
+class Traces:
+    """Sends spans to a collector over OTLP; raises `MissingPackage` where OpenTelemetry is not installed."""
+
+    def __init__(self, endpoint: str) -> None:
+        try:
+            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+        except ImportError as error:
+            raise MissingPackage.of("attn-gateway[otel]", "sending traces") from error
+        exporter = OTLPSpanExporter(endpoint=endpoint, insecure=not endpoint.startswith("https://"))
+        self._provider = TracerProvider(resource=Resource.create({"service.name": SERVICE}))
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("attn_gateway")
+        self._propagator = TraceContextTextMapPropagator()
+
+    def record(self, call: TracedCall, metadata: Iterable[tuple[str, Any]]) -> None:
+        """Send the spans of a call that has just ended."""
+        from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+
+        carrier = {key: str(value) for key, value in metadata if key in TRACE_KEYS}
+        start = time.time() - call.seconds
+        service, method = call.method[1:].split("/")
+        attributes: dict[str, Any] = {
+            "rpc.system": "grpc",
+            "rpc.service": service,
+            "rpc.method": method,
+            "rpc.response.status_code": call.code,
+            "gen_ai.request.id": call.request_id,
+            "gen_ai.request.model": call.model,
+            "attn.tenant": call.tenant,
+        } | _measured(call)
+        span = self._tracer.start_span(
+            call.method[1:],
+            self._propagator.extract(carrier),
+            SpanKind.SERVER,
+            {name: value for name, value in attributes.items() if value not in (None, "")},
+            start_time=_at(start),
+        )
+        if call.code != "OK":
+            span.set_status(Status(StatusCode.ERROR, call.code))
+        below = set_span_in_context(span)
+        for name, begin, end in _phases(call):
+            self._tracer.start_span(name, below, start_time=_at(start + begin)).end(_at(start + end))
+        span.end(_at(start + call.seconds))
+
+    def stop(self) -> None:
+        """Send what is left; waits for the collector."""
+        self._provider.shutdown()
+
+
+def _measured(call: TracedCall) -> dict[str, Any]:
+    """What is known of a completion."""
+    if call.usage is None:
+        return {}
+    return {
+        "gen_ai.usage.input_tokens": call.usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": call.usage.completion_tokens,
+        "attn.usage.cached_tokens": call.usage.cached_tokens,
+        "gen_ai.latency.time_in_queue": call.usage.queue_time if call.usage.HasField("queue_time") else None,
+        "gen_ai.latency.time_to_first_token": call.first_token,
+        "gen_ai.latency.e2e": call.seconds,
+    }
+
+
+def _phases(call: TracedCall) -> list[tuple[str, float, float]]:
+    """What the engine did for a completion, as (name, begin, end): waiting, the prompt, the tokens after the first."""
+    if call.usage is None or call.first_token is None or call.last_token is None:
+        return []
+    queued = min(call.usage.queue_time, call.first_token)
+    return [
+        ("engine.queue", 0.0, queued),
+        ("engine.prefill", queued, call.first_token),
+        ("engine.decode", call.first_token, call.last_token),
+    ]
+
+
+def _at(seconds: float) -> int:
+    return int(seconds * NANOSECONDS)

@@ -1,0 +1,111 @@
+"""Which families of models are read, and how far their logits are from those of transformers.
+
+    python tools/model_families.py            measure, and print the table
+    python tools/model_families.py --write    measure, and write it into packages/attn-models/README.md
+
+The families are those of the registry. Measured are decoders of tiny random configs in float32, whole and in steps of a
+few tokens, every weight far from its initial value; the logits are some 1 to 10 in size.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import workspace
+from attn_core import RaggedBatch
+from attn_models.adapters.base import EncoderAdapter, Layout, StateDictAdapter
+from attn_models.adapters.native import LAYOUTS, NativeAdapter
+from attn_models.adapters.registry import our_adapters
+from attn_models.loading import load_model
+from attn_models.weights.gguf_families import GGUF_FAMILIES
+from attn_testing.families import FAMILIES
+from attn_testing.memory import DictionaryStore
+from torch import Tensor
+
+README = workspace.ROOT / "packages" / "attn-models" / "README.md"
+BEGIN, END = "<!-- families: python tools/model_families.py --write -->", "<!-- end of families -->"
+GGUF = {family.model_type: family.name for family in GGUF_FAMILIES} | {"gemma3_text": "gemma3", "llama": "llama"}
+HEADER = "| `model_type` | kind | GGUF | largest difference to transformers |\n|---|---|---|---|"
+
+
+def adapters() -> list[Layout]:
+    """The layouts of other libraries, in the order of their names."""
+    own = {NativeAdapter.model_type, *LAYOUTS}
+    return sorted(
+        (one for one in our_adapters() if not one.model_type.startswith("attn") and one.model_type not in own),
+        key=lambda one: one.model_type,
+    )
+
+
+def peers(family: str) -> Iterator[Any]:
+    """Models of transformers with random weights, of each tiny config of a family."""
+    import transformers
+
+    for sizes in FAMILIES[family].values():
+        torch.manual_seed(0)
+        config = transformers.AutoConfig.for_model(family, **sizes)
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+        for name, parameter in model.named_parameters():
+            parameter.data.normal_(mean=float("norm" in name or "ln_" in name), std=0.2)
+        yield model
+
+
+def stepped(model: Any, tokens: Tensor) -> Tensor:
+    """Logits [tokens, vocabulary] of one sequence [tokens], computed in two chunks and then token by token."""
+    store, done, parts = DictionaryStore(model.state_specs(), "float32"), 0, []
+    store.admit(0)
+    for count in (6, 9, *[1] * (len(tokens) - 15)):
+        batch = RaggedBatch.of([count], [done], torch.tensor)
+        parts.append(model.logits(model.step(tokens[done : done + count], batch, store.view(batch, [0]))))
+        done += count
+    return torch.cat(parts)
+
+
+@torch.no_grad()
+def difference(family: str) -> float:
+    """The largest difference of a logit over all tiny configs of a family."""
+    found = 0.0
+    for peer in peers(family):
+        with tempfile.TemporaryDirectory() as folder:
+            peer.save_pretrained(folder)
+            model, tokens = load_model(folder).model, torch.randint(61, (20,))
+            theirs = peer(tokens[None]).logits[0]
+            for ours in (model(tokens[None])[0], stepped(model, tokens)):
+                found = max(found, (ours - theirs).abs().max().item())
+    return found
+
+
+def row(adapter: Layout) -> str:
+    """One family; those that are compared by tests of their own say so."""
+    family = adapter.model_type
+    decoder = isinstance(adapter, StateDictAdapter)
+    kind = "decoder" if decoder else "encoder" if isinstance(adapter, EncoderAdapter) else "images"
+    apart = f"{difference(family):.1e}" if family in FAMILIES else "in its own tests"
+    return f"| `{family}` | {kind} | {GGUF.get(family, '')} | {apart} |"
+
+
+def table() -> str:
+    """All families."""
+    return "\n".join([HEADER, *(row(adapter) for adapter in adapters())])
+
+
+def main() -> None:
+    """Print the table, or write it."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    found = table()
+    print(found)
+    if "--write" in sys.argv[1:]:
+        text = README.read_text("utf-8")
+        before, rest = text.split(BEGIN)
+        README.write_text(f"{before}{BEGIN}\n{found}\n{rest[rest.index(END) :]}", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
