@@ -1,6 +1,6 @@
 """What a server does with more than it can compute: goodput at 0.5 to 10 times the load, and the gaps of a neighbour.
 
-Real models behind the real gateway, in a process of its own, over loopback. Goodput is the tokens a second of requests
+`attn serve` with a real model, over loopback. Goodput is the tokens a second of requests
 that were whole before their deadline. The neighbour reads one stream while others send what is large, slow or many.
 
     python benchmarks/overload.py --out benchmarks/results/overload.json        minutes
@@ -12,11 +12,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import json
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -25,8 +24,13 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import torch
 from attn.v1 import common_pb2, inference_pb2
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
+from attn_models.decoder.config import DecoderConfig
+from attn_models.decoder.decoder import Decoder
+from attn_models.loading import save_model
+from attn_models.tokenizers import character_tokenizer
 
 LOADS = (0.5, 1.0, 2.0, 5.0, 10.0)
 PROMPT, NEW = 24, 24
@@ -36,66 +40,36 @@ GOODPUT = 0.9
 GAP_MS = 100.0
 LOOP = "{% for a in range(100000) %}{% for b in range(100000) %}x{% endfor %}{% endfor %}"
 
-SERVER = """
-import asyncio, sys, json
-from pathlib import Path
-import torch
-from attn.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
-from attn_gateway import GatewaySettings, serving
-from attn_models.decoder.config import DecoderConfig
-from attn_models.decoder.decoder import Decoder
-from attn_models.loading import save_model
-from attn_models.tokenizers import character_tokenizer
-from attn_schema import EngineConfig
-from attn_serve.engine_client import EngineClient
-from attn_serve.fleet import Fleet
-from attn_serve.in_process import InProcessBackend
-from attn_serve.servicers import InferenceServicer
-from attn_serve.sources import ModelSources
-
-home, loop = Path(sys.argv[1]), sys.argv[2]
-sys.setswitchinterval(0.002)
-torch.manual_seed(0)
-tokenizer = character_tokenizer("abcdefghijklmnopqrstuvwxyz {}[]:,.?0123456789" + chr(34))
-config = DecoderConfig(vocab_size=tokenizer.vocab_size, max_seq_len=1024, hidden_size=192, num_layers=6, num_heads=6,
-                       mechanism="mha")
-save_model(home / "models" / "m", Decoder(config), tokenizer)
-settings = home / "models" / "m" / "tokenizer_config.json"
-said = json.loads(settings.read_text()) if settings.exists() else {}
-settings.write_text(json.dumps(said | {"chat_template": loop}))
-manifest = home / "models" / "m" / "manifest.json"
-manifest.unlink(missing_ok=True)
-
-class Inference:
-    names = ("attn.v1.InferenceService",)
-    def __init__(self):
-        self.fleet = Fleet(ModelSources(home), lambda _, folder, config: EngineClient(InProcessBackend(folder, config)))
-    def add_to(self, server):
-        add_InferenceServiceServicer_to_server(InferenceServicer(self.fleet), server)
-    async def start(self):
-        await self.fleet.load("m", "", EngineConfig(num_threads=1, max_num_seqs=16, max_num_batched_tokens=64))
-    async def stop(self, shutdown_timeout):
-        await self.fleet.stop(shutdown_timeout)
-
-async def main():
-    async with serving([Inference()], GatewaySettings(port=0)) as gateway:
-        print(gateway.address, flush=True)
-        await asyncio.Event().wait()
-
-asyncio.run(main())
-"""
-
 
 @contextlib.asynccontextmanager
 async def server() -> AsyncIterator[str]:
-    """The address of a server in a process of its own."""
+    """The address of `attn serve` with a small random model, whose chat template never ends."""
     with tempfile.TemporaryDirectory() as home:
-        process = await asyncio.create_subprocess_exec(sys.executable, "-c", SERVER, home, LOOP, stdout=subprocess.PIPE)
+        save(Path(home) / "models" / "m")
+        ready = Path(home) / "ready.json"
+        words = ["serve", "--model", "m", "--home", home, "--port", "0", "--ready-file", str(ready)]
+        sizes = ["--max-num-seqs", "16", "--max-num-batched-tokens", "64"]
+        process = await asyncio.create_subprocess_exec("attn", *words, *sizes)
         try:
-            yield (await process.stdout.readline()).decode().strip()  # type: ignore[union-attr]
+            while not ready.exists():
+                await asyncio.sleep(0.2)
+                if process.returncode is not None:
+                    raise SystemExit("attn serve has ended")
+            yield json.loads(ready.read_text())["address"]
         finally:
-            process.send_signal(signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
             await process.wait()
+
+
+def save(folder: Path) -> None:
+    """A random decoder of characters."""
+    torch.manual_seed(0)
+    tokenizer = character_tokenizer("abcdefghijklmnopqrstuvwxyz {}[]:,.?0123456789" + chr(34))
+    tokenizer.settings = dataclasses.replace(tokenizer.settings, chat_template=LOOP)
+    size = {"hidden_size": 192, "num_layers": 6, "num_heads": 6, "max_seq_len": 1024}
+    config = DecoderConfig(vocab_size=tokenizer.vocab_size, mechanism="mha", **size)
+    save_model(folder, Decoder(config), tokenizer)
 
 
 def request(text: str, new: int = NEW, **sampling: Any) -> inference_pb2.GenerateRequest:
@@ -246,4 +220,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

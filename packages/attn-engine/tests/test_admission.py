@@ -217,6 +217,7 @@ def test_admission_forgets_every_request_that_has_ended(seed):
     while not engine.idle:
         engine.step()
     assert not engine.admission._entries
+    assert not engine.admission._waiting
 
 
 def ended_with(engine: Engine, request: Request) -> Exception | None:

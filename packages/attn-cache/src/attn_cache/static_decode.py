@@ -14,6 +14,7 @@ import torch
 from attn_core import Fields
 from attn_core.batch import ModelState, Rows, StaticBatch, StaticRows
 from attn_core.errors import NotGraphSafe, WrongState
+from attn_core.graph_safety import gathers
 from torch import Tensor
 
 from attn_cache.block_table import BlockTable
@@ -186,7 +187,7 @@ class StaticPagedView:
 
     def rows(self, requests: Sequence[int]) -> Rows:
         """Always raises `NotGraphSafe`: how many rows there are to gather is known on the device alone."""
-        raise NotGraphSafe(f"{self._name}: the rows of {len(requests)} requests are gathered before they are read")
+        raise NotGraphSafe(gathers(f"{self._name}: the rows of {len(requests)} requests"))
 
     def in_place(self) -> StaticRows:
         """Where the rows of all requests lie."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from attn_core import Fields, Paged, RaggedBatch, Slot, Source
 from attn_core.batch import ModelState
 from attn_core.errors import AlreadyExists, Incompatible, InvalidValue, NotGraphSafe, OutOfCapacity, WrongState
+from attn_core.graph_safety import NO_BLOCKS, state_reason
 from attn_core.stores import ModelSpecs, StaticDecode, StoreSize, Usage
 
 from attn_cache.encoder_states import EncoderStates
@@ -31,9 +32,8 @@ class Store:
         self._slots = SlotStates(specs, size)
         self._encoder = EncoderStates(specs, size)
         self._layout = StateLayout(specs, size.dtype)
-        self._layers = tuple(specs)
+        self._specs = specs
         self._paged_states = [(layer, state) for layer, state, _ in states_of(specs, Paged)]
-        self._sources = [layer for layer, _, _ in states_of(specs, Source)]
         self._indices: dict[int, int] = {}
         self._requests: list[int] = []
         self._marks: dict[int, tuple[int, Snapshot]] = {}
@@ -177,7 +177,7 @@ class Store:
         if len(indices) != batch.requests:
             raise InvalidValue.of("requests", list(requests), f"{batch.requests} different requests")
         step = self._kv_cache.step(indices, batch)
-        views: dict[str, dict[str, object]] = {layer: {} for layer in self._layers}
+        views: dict[str, dict[str, object]] = {layer: {} for layer in self._specs}
         for layer, state in self._paged_states:
             views[layer][state] = step.view(layer, state)
         for (layer, state), view in (self._slots.views(indices) | self._encoder.views(indices)).items():
@@ -186,12 +186,12 @@ class Store:
 
     def static_decode(self, requests: int, longest: int) -> StaticDecode:
         """See `attn_core.stores.StaticStore`; the states must all be rows in blocks."""
-        if self._slots.names:
-            raise NotGraphSafe(f"layer {self._slots.names[0][0]} keeps a state of fixed size")
-        if self._sources:
-            raise NotGraphSafe(f"layer {self._sources[0]} attends to an encoder's states")
+        for layer, states in self._specs.items():
+            reason = state_reason(f"layer {layer}", states)
+            if reason is not None:
+                raise NotGraphSafe(reason)
         if type(self._kv_cache) is not PagedKVCache or not self._paged_states:
-            raise NotGraphSafe("the cache does not keep rows in blocks of one size")
+            raise NotGraphSafe(NO_BLOCKS)
         return PagedDecode(self._kv_cache, self._paged_states, self._index, StaticSize(requests, longest))
 
     def live_bytes(self, request: int, tokens: int) -> int:

@@ -9,7 +9,8 @@ from typing import Any
 from attn_core import AttentionSpec, Capability, Mechanism, MechanismConfig, Shape, installed, state_bytes
 from attn_core.computation import Computation, WholeCall
 from attn_core.errors import InvalidValue
-from attn_core.kernels.attend import paged_problem
+from attn_core.graph_safety import REPLAYED, gathers, plans_on_the_host, state_reason
+from attn_core.kernels.attend import PagedAttendKernel, paged_problem
 from attn_core.kernels.base import Problem
 from attn_core.kernels.dispatch import explain
 from attn_core.kernels.rowwise import ROW_FORMS, row_problem
@@ -86,6 +87,34 @@ def paged_verdicts(
     if computation is None or rows not in computation.rows or not isinstance(computation.asked, AttentionSpec):
         return []
     return kernel_rows(computation, paged_problem(computation.asked, dtype=dtype, device=device, rows=rows))
+
+
+def recorded_step(mechanism: Mechanism, config: MechanismConfig, *, dtype: str, device: str) -> dict[str, Any]:
+    """The row that says whether a decode step can be recorded once and repeated, as a CUDA graph."""
+    reason = eager_reason(mechanism, config, dtype=dtype, device=device)
+    verdict = "can be recorded" if reason is None else "runs eagerly"
+    return row_of(Computation(part="decode step"), "CUDA graph", verdict, reasons=reason or "")
+
+
+def eager_reason(mechanism: Mechanism, config: MechanismConfig, *, dtype: str, device: str) -> str | None:
+    """Why decode steps run operation by operation, without a graph; None where they can be recorded."""
+    if not mechanism.can(Capability.INCREMENTAL):
+        return REPLAYED
+    reason = state_reason(f"mechanism {mechanism.name!r}", mechanism.state(config))
+    if reason is not None:
+        return reason
+    computation = mechanism.paged_computation(config)
+    if computation is None or not isinstance(computation.asked, AttentionSpec):
+        return gathers("remembered rows")
+    form = "plain" if "plain" in computation.rows else computation.rows[0]
+    problem = paged_problem(computation.asked, dtype=dtype, device=device, rows=form)
+    kernels = [kernel for kernel in installed().kernels if isinstance(kernel, PagedAttendKernel)]
+    verdicts = explain(kernels, problem)
+    accepting = [verdict.kernel for verdict in verdicts if verdict.accepted]
+    if not accepting:
+        refused = "; ".join(f"{verdict.kernel.name}: {', '.join(verdict.reasons)}" for verdict in verdicts)
+        return f"{gathers('remembered rows')}: {refused or 'no kernel is installed that meets them in place'}"
+    return None if accepting[0].static else plans_on_the_host(accepting[0].name)
 
 
 def own_module(computation: Computation) -> dict[str, Any]:

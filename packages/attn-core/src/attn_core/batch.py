@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from attn_core.errors import NotGraphSafe
+from attn_core.graph_safety import ASKS_THE_HOST
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -128,7 +129,7 @@ class StaticBatch(RaggedBatch):
     def __getattr__(self, name: str) -> Any:
         """Raise `NotGraphSafe` for what the host does not know."""
         if name == "contexts":
-            raise NotGraphSafe("a layer asks the host how many tokens each request remembers")
+            raise NotGraphSafe(ASKS_THE_HOST)
         raise AttributeError(name)
 
 

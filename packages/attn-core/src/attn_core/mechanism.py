@@ -18,6 +18,7 @@ from attn_core.config import MechanismConfig, check_config_type
 from attn_core.cost import Cost, Shape, Step
 from attn_core.errors import Incompatible, InvalidValue, MechanismInvalid, Undeclared
 from attn_core.kernels.attend import AttentionInputs
+from attn_core.state_faults import described
 from attn_core.states import Field, Paged, StateSpecs
 
 if TYPE_CHECKING:
@@ -397,17 +398,6 @@ def require_replayed(mechanism: Mechanism, config: MechanismConfig) -> None:
         what = f"does not declare INCREMENTAL, and its state is {described(given)}, not {described(needed)}"
         remedy = "leave state() out, or declare INCREMENTAL and write a step"
         raise MechanismInvalid.of(mechanism.name, what, remedy)
-
-
-def described(specs: StateSpecs) -> str:
-    """The states of a layer by kind, name and shape of a row, such as "Paged 'kv' (key [2, 4], value [2, 4])"."""
-    return (
-        ", ".join(
-            f"{type(spec).__name__} {name!r} ({', '.join(f'{n} {list(f.shape)}' for n, f in spec.fields.items())})"
-            for name, spec in specs.items()
-        )
-        or "nothing"
-    )
 
 
 def require_supported(mechanism: Mechanism, config: MechanismConfig) -> None:

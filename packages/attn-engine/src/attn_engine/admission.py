@@ -92,6 +92,7 @@ class AdmissionControl:
         self._weights: Mapping[str, float] = config.tenant_weights
         self._lock = threading.Lock()
         self._entries: dict[str, _Entry] = {}
+        self._waiting: Counter[str] = Counter()
         self._used = 1.0
         self.cost = StepCost()
         self.refused = 0
@@ -121,11 +122,14 @@ class AdmissionControl:
                 self.refused += 1
                 raise _too_late(late)
             self._entries[request.id] = entry
+            self._waiting[request.tenant] += 1
 
     def left(self, request_id: str, generated: int | None = None) -> None:
         """Forget a request that has ended; `generated` tokens, if it ended by itself."""
         with self._lock:
             entry = self._entries.pop(request_id, None)
+            if entry is not None and not entry.running:
+                self._waited(entry.tenant)
             if entry is not None and entry.asked and generated is not None:
                 self._used += (1 - DECAY) * (min(generated / entry.asked, 1.0) - self._used)
 
@@ -135,6 +139,8 @@ class AdmissionControl:
             for request_id, (prompt, new) in tokens.items():
                 entry = self._entries.get(request_id)
                 if entry is not None:
+                    if not entry.running:
+                        self._waited(entry.tenant)
                     entry.running = True
                     # What the prefix cache held is not computed.
                     entry.prompt = 0 if new else max(entry.prompt - prompt, 0)
@@ -158,14 +164,18 @@ class AdmissionControl:
                     found[request_id] = _too_late(late)
         return found
 
+    def _waited(self, tenant: str) -> None:
+        self._waiting[tenant] -= 1
+        if not self._waiting[tenant]:
+            del self._waiting[tenant]
+
     def _require_room(self, tenant: str) -> None:
         """A full queue refuses the tenants that fill it; only twice as long a queue refuses all."""
-        waiting = Counter(entry.tenant for entry in self._entries.values() if not entry.running)
-        total = waiting.total()
+        total = self._waiting.total()
         if total < self._limit:
             return
-        share = self._limit / len({*waiting, tenant})
-        if total >= 2 * self._limit or waiting[tenant] >= share:
+        share = self._limit / len({*self._waiting, tenant})
+        if total >= 2 * self._limit or self._waiting[tenant] >= share:
             raise OutOfCapacity(f"{total} requests are waiting already", waiting=total)
 
     def _lateness(self, entry: _Entry, now: float) -> float:

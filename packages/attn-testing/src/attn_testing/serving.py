@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from attn_core import Capability, LayerState, RaggedBatch
 from attn_core.masks import Tree
+from attn_core.state_faults import require_states
 from attn_core.stores import StateStore, TreeStore
 from torch import Tensor
 
@@ -67,10 +68,14 @@ class Serving:
 
     def _compute(self, rows: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         layer = self.layer
-        if self.case.mechanism.can(Capability.INCREMENTAL):
-            stepped: Tensor = layer.step(rows, batch, state)
-            return stepped
-        return replay(layer, rows, batch, state)
+        try:
+            if self.case.mechanism.can(Capability.INCREMENTAL):
+                stepped: Tensor = layer.step(rows, batch, state)
+                return stepped
+            return replay(layer, rows, batch, state)
+        except (KeyError, RuntimeError) as error:
+            require_states({LAYER: self.case.specs}, {LAYER: state}, error)
+            raise
 
 
 def replay(layer: Any, rows: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:

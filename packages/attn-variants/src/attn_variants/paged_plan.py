@@ -11,6 +11,7 @@ import torch
 from attn_core import AttentionSpec, RaggedBatch, installed
 from attn_core.batch import RowsInPlace, StaticRows
 from attn_core.errors import NotGraphSafe
+from attn_core.graph_safety import plans_on_the_host
 from attn_core.kernels.attend import (
     LATENT,
     PagedAttendKernel,
@@ -68,7 +69,7 @@ class PagedPlan:
             rows: RowsInPlace | None = getattr(view, method)()
             kernel = None if rows is None else self.kernel(query, rows.form)
             if isinstance(rows, StaticRows) and kernel is not None and not kernel.static:
-                raise NotGraphSafe(f"the kernel {kernel.name} plans each step on the host")
+                raise NotGraphSafe(plans_on_the_host(kernel.name))
             if rows is not None and kernel is not None:
                 return Reached(spec=self.spec, kernel=kernel, rows=rows)
         return None

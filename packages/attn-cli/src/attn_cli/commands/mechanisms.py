@@ -16,7 +16,15 @@ from attn_schema.device import DEVICES
 from attn_schema.output import print_table
 
 from attn_cli.equations import as_text as equation_text
-from attn_cli.facts import describe, paged_verdicts, price, rowwise_verdicts, verdicts, weights_statement
+from attn_cli.facts import (
+    describe,
+    paged_verdicts,
+    price,
+    recorded_step,
+    rowwise_verdicts,
+    verdicts,
+    weights_statement,
+)
 from attn_cli.options import (
     Bidirectional,
     Dtype,
@@ -32,6 +40,8 @@ from attn_cli.options import (
 from attn_cli.output import Json, human_bytes, human_count, print_facts, print_json
 from attn_cli.pictures import as_text, device_type, draw_grid, view_of
 
+RECORDED = "cuda"
+"""The type of the devices on which decode steps are recorded."""
 PICTURE = 12
 """Positions on a side of the picture in text."""
 DRAWN = 48
@@ -134,7 +144,8 @@ def explain_command(
     """Say which kernel computes a mechanism here, and why each of the others refuses.
 
     The accepting kernel of least predicted cost runs; cost is a share of the plain computation's time. What the
-    mechanism's own module computes, wholly or in part, asks no kernel and says so.
+    mechanism's own module computes, wholly or in part, asks no kernel and says so. The last row says whether a decode
+    step on a GPU can be recorded once and repeated as a CUDA graph, and if not, why.
     """
     device = device_type(device)
     if name in ROW_FORMS:
@@ -161,6 +172,8 @@ def explain_command(
     )
     if rows is None:
         found = verdicts(mechanism, config, call)
+        if not (training or padded or varlen or dropout) and (config.causal or config.cross):
+            found.append(recorded_step(mechanism, config, dtype=dtype_name(dtype), device=RECORDED))
         if varlen and all(row["verdict"] != "runs" for row in found):
             typer.echo(
                 "no kernel here computes documents together: each is computed alone, see without --varlen",

@@ -15,6 +15,7 @@ from attn_core.kernels.block import StackStep
 from attn_core.kernels.rowwise import Targets
 from attn_core.models import FindsLargest
 from attn_core.rotary import sinusoidal
+from attn_core.state_faults import names_wrong_states
 from attn_core.stores import ModelSpecs
 from torch import Tensor, nn
 
@@ -132,6 +133,7 @@ class Decoder(nn.Module):
             later = later + self._loss(hidden, targets[:, depth:], judged)
         return loss + self.config.nextn_predict_loss_weight * later / max(len(self.predictors), 1)
 
+    @names_wrong_states
     def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
         """Hidden rows [tokens, width] of the new tokens [tokens] of many requests."""
         hidden = self._embed(tokens, batch.positions)

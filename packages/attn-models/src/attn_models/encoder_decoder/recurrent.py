@@ -12,6 +12,7 @@ from attn_core import Field, Fields, RaggedBatch, Slot, Source
 from attn_core.batch import ModelState
 from attn_core.errors import Incompatible, InvalidValue
 from attn_core.kernels.linear import Pack
+from attn_core.state_faults import names_wrong_states
 from attn_core.stores import ModelSpecs
 from torch import Tensor, nn
 from torch.nn import functional
@@ -164,6 +165,7 @@ class RecurrentModel(nn.Module):
         """The mechanism of the cross-attention by layer name; empty without one."""
         return {} if self.chosen is None else {"attention": self.chosen.mechanism.name}
 
+    @names_wrong_states
     def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
         """Hidden rows [tokens, hidden] of the new tokens [tokens] of many requests, one time step after the other."""
         own, sources = state["recurrence"], state.get("attention", {})

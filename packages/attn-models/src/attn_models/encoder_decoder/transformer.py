@@ -13,6 +13,7 @@ from attn_core.batch import ModelState
 from attn_core.errors import Incompatible, InvalidValue
 from attn_core.models import FindsLargest
 from attn_core.rotary import sinusoidal
+from attn_core.state_faults import names_wrong_states
 from attn_core.stores import ModelSpecs
 from torch import Tensor, nn
 
@@ -175,6 +176,7 @@ class Transformer(nn.Module):
         """The mechanisms of self-attention and cross-attention of each block, by layer name."""
         return self._mechanisms
 
+    @names_wrong_states
     def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
         """Hidden rows [tokens, width] of the new tokens [tokens] of many requests."""
         hidden = self._embed(tokens, batch.positions)

@@ -11,6 +11,7 @@ from attn_core import Capability, RaggedBatch, Slot
 from attn_core.batch import ModelState
 from attn_core.errors import Incompatible, InvalidValue
 from attn_core.kernels.linear import Pack
+from attn_core.state_faults import names_wrong_states
 from attn_core.stores import ModelSpecs
 from torch import Tensor, nn
 
@@ -60,6 +61,7 @@ class RecurrentLanguageModel(nn.Module):
             hidden = attention(self.dropout(hidden))
         return self.logits(hidden)
 
+    @names_wrong_states
     def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
         """Hidden rows [tokens, width] of the new tokens [tokens] of many requests."""
         hidden: Tensor = self.embedding(tokens)

@@ -1,0 +1,68 @@
+"""Many fuzzed requests through the real gateway; ends with 1 if any is answered with a fault of the server.
+
+python benchmarks/fuzz_requests.py --count 200000 --seed 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import grpc.aio
+import structlog
+from attn.v1.inference_pb2_grpc import InferenceServiceStub
+from attn_gateway import serving
+from attn_schema import EngineConfig
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "services" / "attn-serve" / "tests"))
+
+from fuzzing import fuzz
+
+from conftest import LocalInference, save_encoder, save_tiny
+
+BATCH = 2000
+
+
+async def run(count: int, seed: int, home: Path) -> int:
+    """Fuzz, and print how requests ended; the number of faults."""
+    total: Counter[str] = Counter()
+    faults: list[str] = []
+    began = time.monotonic()
+    inference = LocalInference(home)
+    async with serving([inference]) as gateway, grpc.aio.insecure_channel(gateway.address) as channel:
+        await inference.fleet.load("tiny-linear", "", EngineConfig(num_threads=1))
+        for place in range(0, count, BATCH):
+            ended, found = await fuzz(InferenceServiceStub(channel), seed + place, min(BATCH, count - place), 32)
+            total += ended
+            faults += found
+            print(
+                f"{place + BATCH} in {time.monotonic() - began:.0f} s: {dict(total)}, faults: {len(faults)}", flush=True
+            )
+            for fault in found[:3]:
+                print(fault, flush=True)
+    return len(faults)
+
+
+def main() -> int:
+    """Parse, run, say whether there were faults."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--count", type=int, default=200_000)
+    parser.add_argument("--seed", type=int, default=1)
+    asked = parser.parse_args()
+    logging.disable(logging.ERROR)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    with tempfile.TemporaryDirectory() as home:
+        for name, mechanism, seed in (("tiny", "mha", 1), ("tiny-linear", "linear", 2)):
+            save_tiny(Path(home) / "models" / name, mechanism, seed=seed)
+        save_encoder(Path(home) / "models" / "tiny-bert")
+        return int(asyncio.run(run(asked.count, asked.seed, Path(home))) > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

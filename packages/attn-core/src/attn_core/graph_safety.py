@@ -1,0 +1,33 @@
+"""What keeps a decode step from being recorded once and repeated, as a CUDA graph: every reason, said once.
+
+A recorded step asks the device for the same work each time, over inputs that stay where they are
+(`attn_core.stores.StaticDecode`). Whoever finds a reason raises `NotGraphSafe` with it; `attn explain` says it before
+anything runs.
+"""
+
+from __future__ import annotations
+
+from attn_core.states import Slot, Source, StateSpecs
+
+ASKS_THE_HOST = "a layer asks the host how many tokens each request remembers"
+NO_BLOCKS = "the cache does not keep rows in blocks of one size"
+REPLAYED = "every step computes the whole sequence again"
+
+
+def state_reason(layer: str, states: StateSpecs) -> str | None:
+    """Why a store cannot keep the states of a layer so that steps are recorded; None where it can."""
+    if any(isinstance(spec, Slot) for spec in states.values()):
+        return f"{layer} keeps a state of fixed size"
+    if any(isinstance(spec, Source) for spec in states.values()):
+        return f"{layer} attends to an encoder's states"
+    return None
+
+
+def gathers(rows: str) -> str:
+    """Why steps are not recorded that copy remembered rows together: how many there are is known on the device."""
+    return f"{rows} are gathered before they are read"
+
+
+def plans_on_the_host(kernel: str) -> str:
+    """Why steps are not recorded whose kernel lays out its work anew at each of them."""
+    return f"the kernel {kernel} plans each step on the host"

@@ -1,0 +1,238 @@
+"""Requests drawn from a seed: most are valid, with every option at its bounds; others are wrong in one or many ways."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import Counter
+from typing import Any
+
+import grpc
+import grpc.aio
+from attn.v1 import common_pb2, inference_pb2
+from attn.v1.inference_pb2_grpc import InferenceServiceStub
+
+VALID = 0.65
+"""Share of requests that are valid as far as can be said without a model."""
+TEXTS = ("To be", "a", "?", "x" * 200, "the quick brown fox", "A\n", " ")
+ODD_TEXTS = ("", "é", "\x00", "𝔘", "x" * 5000, "\u202eabc", "{{ 7*7 }}", "<|endoftext|>", "%n%s", "a" * 255)
+REGEXES = ("[a-c]{2,5}", "(yes|no)", "[A-Z][a-z]*", "a|b|c", "x?", ".{1,4}")
+ODD_REGEXES = (
+    "(",
+    "€+",
+    "[0-9]{3}",
+    "a{1000}",
+    "(?=a)b",
+    "[[:alpha:]]",
+    "\\",
+    "a{3,1}",
+    ".*.*.*.*.*b",
+    "[^\\x00-\\xff]",
+    "",
+)
+SCHEMAS = ('{"enum": ["yes", "no"]}', '{"type": "null"}', '{"const": "a"}')
+ODD_SCHEMAS = (
+    "",
+    "{",
+    "[]",
+    "1",
+    '{"type": "foo"}',
+    '{"$ref": "#"}',
+    '{"type": "object"}',
+    '{"minimum": 1e999}',
+    "null",
+)
+LARK = ("start: /[a-c]+/", 'start: "yes" | "no"')
+ODD_LARK = ("start: start", "start: undefined", "no start", 'start: "é"', "%llguidance {}\nstart: /a/")
+NUMBERS = (
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.5,
+    2.0,
+    1e-45,
+    1e-38,
+    1e38,
+    3.4e38,
+    math.inf,
+    -math.inf,
+    math.nan,
+    1e-3,
+    1000.0,
+    65504.0,
+)
+INTEGERS = (0, 1, -1, 2, 3, 64, 255, 256, 257, 2**15, 2**31 - 1, -(2**31))
+
+FIELDS = inference_pb2.SamplingParams.DESCRIPTOR.fields
+FLOATS = [
+    field.name for field in FIELDS if field.cpp_type == field.CPPTYPE_FLOAT or field.cpp_type == field.CPPTYPE_DOUBLE
+]
+COUNTS = [field.name for field in FIELDS if field.cpp_type == field.CPPTYPE_INT32]
+
+
+def is_repeated(name: str) -> bool:
+    field = inference_pb2.SamplingParams.DESCRIPTOR.fields_by_name[name]
+    return bool(field.is_repeated)
+
+
+class RequestFuzzer:
+    """Draws requests; equal seeds draw equal ones."""
+
+    def __init__(self, seed: int, models: tuple[str, ...] = ("tiny", "tiny-linear")) -> None:
+        self.rng = random.Random(seed)
+        self.models = models
+
+    def next(self) -> tuple[str, Any, bool]:
+        """A method, a request of it, and whether the request was meant to be valid."""
+        valid = self.rng.random() < VALID
+        method = self.rng.choices(("Generate", "Score", "Tokenize", "Embed"), (80, 8, 8, 4))[0]
+        model = self.rng.choice(self.models)
+        if not valid and self.rng.random() < 0.05:
+            model = self.rng.choice(("", "nothing", "x" * 5000, "../tiny", "tiny\n", "é" * 300))
+        prompt = self._prompt(valid)
+        if method == "Generate":
+            sampling = self._valid_sampling() if valid else self._odd_sampling()
+            return method, inference_pb2.GenerateRequest(model=model, prompt=prompt, sampling=sampling), valid
+        if method == "Score":
+            top = self.rng.choice((0, 1, 5)) if valid else self.rng.choice(INTEGERS)
+            prompts = [prompt] * (1 if valid else self.rng.randrange(4))
+            return method, inference_pb2.ScoreRequest(model=model, prompts=prompts, top_logprobs=top), valid
+        if method == "Tokenize":
+            return method, inference_pb2.TokenizeRequest(model=model, prompt=prompt), valid
+        # A model that is no encoder refuses it, whatever it says.
+        return method, inference_pb2.EmbedRequest(model=model, texts=[self._text(valid)]), False
+
+    def _text(self, valid: bool) -> str:
+        if valid or self.rng.random() < 0.5:
+            return self.rng.choice(TEXTS)
+        return self.rng.choice(ODD_TEXTS)
+
+    def _prompt(self, valid: bool) -> Any:
+        kind = self.rng.random()
+        if kind < 0.6:
+            return common_pb2.Prompt(text=self._text(valid))
+        if kind < 0.9 or valid:
+            most = 20 if valid else self.rng.choice((0, 3, 300))
+            ids = [self.rng.randrange(50) for _ in range(self.rng.randint(1, 20) if valid else most)]
+            if not valid and ids and self.rng.random() < 0.5:
+                ids[0] = self.rng.choice((2**31 - 1, 60, 1000, 2**20))
+            return common_pb2.Prompt(token_ids=common_pb2.TokenIds(ids=ids))
+        if kind < 0.95:
+            said = common_pb2.ChatMessage(
+                role=self.rng.choice(("user", "", "x" * 300)), content=self._text(valid=False)
+            )
+            return common_pb2.Prompt(chat=common_pb2.Chat(messages=[said] * self.rng.randrange(3)))
+        return common_pb2.Prompt()
+
+    def _valid_sampling(self) -> Any:
+        rng = self.rng
+        options: dict[str, Any] = {"max_new_tokens": rng.randint(1, 6)}
+        if rng.random() < 0.5:
+            options |= {
+                "temperature": rng.choice((1e-45, 1e-30, 0.1, 1.0, 2.0, 1e30, 3e38)),
+                "seed": rng.getrandbits(64),
+            }
+        choices: dict[str, tuple[Any, ...]] = {
+            "top_k": (1, 2, 50, 2**31 - 1),
+            "top_p": (1e-30, 0.1, 0.9, 1.0),
+            "min_p": (0.0, 0.5, 1.0),
+            "typical_p": (1e-30, 0.2, 1.0),
+            "repetition_penalty": (0.001, 0.5, 1.0, 1.3, 1000.0),
+            "frequency_penalty": (-2.0, 0.5, 2.0),
+            "presence_penalty": (-2.0, 0.5, 2.0),
+            "n": (1, 2, 5),
+            "num_beams": (1, 2, 4),
+            "top_logprobs": (0, 1, 20),
+        }
+        for name in rng.sample(list(choices), rng.randrange(4)):
+            options[name] = rng.choice(choices[name])
+        if options.get("num_beams", 1) > 1:
+            options = {name: options[name] for name in ("max_new_tokens", "num_beams")}
+        if rng.random() < 0.2:
+            options["stop"] = [rng.choice(("a", "the", "?"))]
+        if rng.random() < 0.2:
+            kind, grammars = rng.choice((("regex", REGEXES), ("json_schema", ()), ("lark", LARK)))
+            grammar = rng.choice(grammars or REGEXES)
+            kind = kind if grammars else "regex"
+            options["structured_output"] = inference_pb2.StructuredOutput(**{kind: grammar})
+        elif rng.random() < 0.2:
+            options["logit_bias"] = {
+                rng.randrange(50): rng.choice((-100.0, 100.0, 0.0)) for _ in range(rng.randrange(4))
+            }
+        return inference_pb2.SamplingParams(**options)
+
+    def _odd_sampling(self) -> Any:
+        rng = self.rng
+        params = inference_pb2.SamplingParams(max_new_tokens=rng.randint(1, 6))
+        for _ in range(rng.randint(1, 4)):
+            kind = rng.random()
+            if kind < 0.4:
+                name = rng.choice(FLOATS)
+                if not is_repeated(name):
+                    setattr(params, name, rng.choice(NUMBERS))
+            elif kind < 0.7:
+                name = rng.choice(COUNTS)
+                if not is_repeated(name):
+                    setattr(params, name, rng.choice(INTEGERS))
+            elif kind < 0.8:
+                params.stop.extend([rng.choice(("", "a", "x" * 3000, "é"))] * rng.choice((1, 2, 17)))
+            elif kind < 0.9:
+                kinds = (("regex", ODD_REGEXES + REGEXES), ("json_schema", ODD_SCHEMAS + SCHEMAS), ("lark", ODD_LARK))
+                field, grammars = rng.choice(kinds)
+                params.structured_output.CopyFrom(inference_pb2.StructuredOutput(**{field: rng.choice(grammars)}))
+            else:
+                for _ in range(rng.choice((1, 3, 1100))):
+                    params.logit_bias[rng.choice((0, 1, 49, 60, 2**31 - 3)) + rng.randrange(3)] = rng.choice(NUMBERS)
+        return params
+
+
+async def answer_to(stub: InferenceServiceStub, method: str, request: Any, cancelled: bool = False) -> grpc.StatusCode:
+    """The code with which a call ends; `cancelled` leaves after the first message."""
+    call = getattr(stub, method)(request, timeout=30)
+    try:
+        if method == "Generate":
+            async for _ in call:
+                if cancelled:
+                    call.cancel()
+        else:
+            await call
+    except grpc.aio.AioRpcError:
+        pass
+    except BaseException:
+        if not call.cancelled():
+            raise
+    code: grpc.StatusCode = await call.code()
+    return code
+
+
+def described(method: str, request: Any) -> str:
+    """A request in one line, for the report of a failure."""
+    return f"{method} {json.dumps(str(request))[:800]}"
+
+
+FAULTS = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS, grpc.StatusCode.UNAVAILABLE}
+"""Codes that no request may be answered with."""
+
+
+async def fuzz(stub: InferenceServiceStub, seed: int, count: int, together: int = 16) -> tuple[Counter[str], list[str]]:
+    """How so many requests ended, `together` at a time, and those that ended with a fault of the server."""
+    import asyncio
+
+    fuzzer, ended, faults, left = RequestFuzzer(seed), Counter[str](), [], count
+
+    async def work() -> None:
+        nonlocal left
+        while left > 0:
+            left -= 1
+            method, request, valid = fuzzer.next()
+            code = await answer_to(stub, method, request, cancelled=fuzzer.rng.random() < 0.05)
+            ended[code.name] += 1
+            ended["meant valid"] += valid
+            ended["valid and refused"] += valid and code is grpc.StatusCode.INVALID_ARGUMENT
+            if code in FAULTS:
+                faults.append(f"{code.name}: {described(method, request)}")
+
+    await asyncio.gather(*(work() for _ in range(together)))
+    return ended, faults

@@ -1,0 +1,120 @@
+"""`attn explain` says of a decode step what an engine finds that tries to record it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+import pytest
+import torch
+from attn_cli.facts import eager_reason, recorded_step
+from attn_cli.main import application
+from attn_core import AttentionSpec, configure, installed
+from attn_core.kernels.attend import BAND, PagedAttendKernel, PagedAttendProblem, PagedAttentionInputs
+from attn_core.kernels.base import AtMost, Condition, OneOf
+from attn_engine import EngineConfig, Request, SamplingParams, build_engine
+from attn_engine.decode_graphs import DecodeGraphs, Rerun
+from attn_models.decoder.config import DecoderConfig
+from attn_models.decoder.decoder import Decoder
+from torch import Tensor
+from typer.testing import CliRunner
+
+SIZES = {"hidden_size": 64, "num_heads": 4}
+CONTEXT = 32
+REASONS = {
+    "gqa": "gathered before they are read",
+    "alibi": "gathered before they are read",
+    "mla": "gathered before they are read",
+    "linear": "keeps a state of fixed size",
+    "retnet": "keeps a state of fixed size",
+    "deltanet": "keeps a state of fixed size",
+    "h2o": "keeps a state of fixed size",
+    "nsa": "",
+    "path": "",
+}
+
+
+class InPlace(PagedAttendKernel):
+    """A kernel for a GPU that is here; it is asked, and never run."""
+
+    name = "in_place"
+    summary = "meets rows in place"
+    static = True
+    accepts: ClassVar[Mapping[str, Condition]] = {
+        "dtype": OneOf("float32"),
+        "device": OneOf("cuda"),
+        "mask": OneOf(BAND),
+        "score": OneOf("scaled_dot"),
+        "key_size": AtMost(64),
+        "value_size": AtMost(64),
+        "query_heads": AtMost(64),
+        "key_value_heads": AtMost(64),
+    }
+
+    def cost(self, problem: PagedAttendProblem) -> float:
+        return 0.01
+
+    def run(self, spec: AttentionSpec, operands: PagedAttentionInputs) -> Tensor:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def in_place() -> Iterator[InPlace]:
+    registry = installed().kernels
+    before = dict(registry._items)
+    kernel = InPlace()
+    registry.register(kernel, "tests")
+    yield kernel
+    registry._items = before
+
+
+def found_by_an_engine(name: str) -> str | None:
+    torch.manual_seed(0)
+    config = DecoderConfig(vocab_size=11, max_seq_len=CONTEXT, num_layers=1, mechanism=name, positions="none", **SIZES)
+    model = Decoder(config).eval()
+    engine = build_engine(model, None, EngineConfig(kv_cache="paged", max_num_seqs=2), kv_cache_tokens=64)
+    graphs = engine._runner.graphs = DecodeGraphs(model, engine._store, Rerun(), 2)
+    engine.submit(Request(id="r", token_ids=(1, 2, 3), params=SamplingParams(max_new_tokens=3, ignore_eos=True)))
+    while not engine.idle:
+        for output in engine.step():
+            assert output.error is None, output.error
+    return graphs.reason
+
+
+def explained(name: str) -> str | None:
+    mechanism = installed().mechanisms.get(name)
+    return eager_reason(mechanism, configure(mechanism, max_seq_len=CONTEXT, **SIZES), dtype="float32", device="cpu")
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_what_an_engine_cannot_record_is_explained_before_with_its_reason(name: str) -> None:
+    reason, said = found_by_an_engine(name), explained(name)
+    assert reason is not None
+    assert said is not None
+    assert REASONS[name] in reason
+    assert REASONS[name] in said
+
+
+def test_where_no_kernel_meets_rows_in_place_the_kernels_say_why() -> None:
+    gqa = installed().mechanisms.get("gqa")
+    row = recorded_step(gqa, configure(gqa, **SIZES), dtype="float32", device="cuda")
+    assert (row["part"], row["name"], row["verdict"]) == ("decode step", "CUDA graph", "runs eagerly")
+    assert "triton_paged: " in row["reasons"]
+
+
+def test_steps_are_recorded_where_a_kernel_meets_rows_in_place_and_plans_nothing_on_the_host(
+    in_place: InPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gqa, sinks = (installed().mechanisms.get(name) for name in ("gqa", "attention_sinks"))
+    call = {"dtype": "float32", "device": "cuda"}
+    row = recorded_step(gqa, configure(gqa, **SIZES), **call)
+    assert (row["verdict"], row["reasons"]) == ("can be recorded", "")
+    assert "state of fixed size" in (eager_reason(sinks, configure(sinks, **SIZES), **call) or "")
+    assert "encoder's states" in (eager_reason(gqa, configure(gqa, cross=True, **SIZES), **call) or "")
+    monkeypatch.setattr(InPlace, "static", False)
+    assert eager_reason(gqa, configure(gqa, **SIZES), **call) == "the kernel in_place plans each step on the host"
+
+
+def test_an_encoder_has_no_decode_step() -> None:
+    shown = [CliRunner().invoke(application(), ["explain", "mha", *more]).output for more in ((), ("--bidirectional",))]
+    assert ["CUDA graph" in output for output in shown] == [True, False]
