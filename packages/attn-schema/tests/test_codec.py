@@ -37,7 +37,8 @@ from attn_schema.training import TRAINING_NOUNS
 from google.protobuf.descriptor import FieldDescriptor
 
 WITHOUT_MESSAGE = {
-    *("Checked", "Completion", "ConnectionOptions", "DeviceConfig", "Schema", "ScoringParams", "ServerConfig"),
+    *("Checked", "ClusterConfig", "Completion", "ConnectionOptions", "DeviceConfig", "Schema", "ScoringParams"),
+    *("ServedModelConfig", "ServerConfig"),
 }
 """Nouns that never cross the wire."""
 NOUNS = [

@@ -147,3 +147,32 @@ def test_a_second_signal_does_not_wait(on_ray: Server) -> None:
     assert on_ray.process.wait(timeout=60) == 130
     assert on_ray.leftovers() == []
     assert not on_ray.ready_file.exists()
+
+
+def test_at_sighup_the_config_file_is_read_again_and_one_that_is_wrong_changes_nothing(tmp_path: Path) -> None:
+    config = tmp_path / "cluster.yaml"
+    config.write_text("server: {shutdown_timeout: 1}\nmodels: {}\n")
+    code = "from attn_cli.main import main; main()"
+    words = ["serve", "--port", "0", "--config", str(config), "--ready-file"]
+    server = Server([sys.executable, "-c", code, *words], tmp_path)
+    log = tmp_path / "log"
+    try:
+        server.wait_ready()
+        for text in ("modells: {}\n", "models: {a: {deployment: {replicas: 0}}}\n", "models: {}\n"):
+            config.write_text(text)
+            server.process.send_signal(signal.SIGHUP)
+            time.sleep(0.3)
+        assert server.process.poll() is None
+        server.process.send_signal(signal.SIGTERM)
+        _, said = server.process.communicate(timeout=60)
+        log.write_bytes(said)
+    finally:
+        server.kill()
+    lines = [line for line in log.read_text().splitlines() if "config" in line]
+    assert len(lines) == 3
+    assert "not applied" in lines[0]
+    assert "modells" in lines[0]
+    assert "not applied" in lines[1]
+    assert "replicas" in lines[1]
+    assert "applied" in lines[2]
+    assert "not" not in lines[2]

@@ -9,7 +9,7 @@ from attn_schema.catalog import (
     Paper,
     StateKind,
 )
-from attn_schema.deployment import DeploymentConfig
+from attn_schema.deployment import ClusterConfig, DeploymentConfig, ServedModelConfig
 from attn_schema.device import DeviceConfig
 from attn_schema.engine import EngineConfig, EngineStats, ReplicaStats
 from attn_schema.inference import (
@@ -59,6 +59,7 @@ __all__ = [
     "ChatMessage",
     "Checked",
     "CheckpointConfig",
+    "ClusterConfig",
     "Completion",
     "ConnectionOptions",
     "DataConfig",
@@ -95,6 +96,7 @@ __all__ = [
     "ScoreRequest",
     "ScoringParams",
     "SequenceScore",
+    "ServedModelConfig",
     "ServerConfig",
     "StateKind",
     "StructuredOutput",

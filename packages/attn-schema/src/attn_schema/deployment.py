@@ -7,6 +7,7 @@ from typing import Annotated
 from attn_core.errors import InvalidValue
 from msgspec import Meta
 
+from attn_schema.engine import EngineConfig
 from attn_schema.schema import Checked
 
 MAX_REPLICAS = 1000
@@ -60,3 +61,24 @@ class DeploymentConfig(Checked, frozen=True, kw_only=True):
     def at_first(self) -> int:
         """How many engines are started at first."""
         return self.replicas or max(self.min_replicas, 1)
+
+
+class ServedModelConfig(Checked, frozen=True, kw_only=True):
+    """A model that a server serves, as its config file says it."""
+
+    source: Annotated[str, Meta(description="Folder or registered name; the model's name if not given.")] = ""
+    engine: Annotated[
+        EngineConfig, Meta(description="How to run it; as the table engine of the file says if not given.")
+    ] | None = None  # fmt: skip
+    deployment: Annotated[
+        DeploymentConfig, Meta(description="How many engines; as the table deployment of the file says if not given.")
+    ] | None = None  # fmt: skip
+
+
+class ClusterConfig(Checked, frozen=True, kw_only=True):
+    """What a server serves; its config file is read again at SIGHUP, while everything else goes on."""
+
+    models: Annotated[
+        dict[str, ServedModelConfig],
+        Meta(description="Models by the names that requests use.", extra={"wire": False, "flag": False}),
+    ] = {}  # noqa: RUF012 - msgspec copies it  # fmt: skip

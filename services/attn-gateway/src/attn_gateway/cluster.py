@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from attn_core.errors import InvalidValue, Unavailable
-from attn_schema import DeploymentConfig, EngineConfig
+from attn_schema import ClusterConfig, DeploymentConfig, EngineConfig
 from attn_schema.home import home_folder
 
 from attn_gateway.ray_process import RayProcess
@@ -18,10 +18,20 @@ from attn_gateway.ray_process import RayProcess
 
 @dataclass(frozen=True, kw_only=True)
 class ModelToLoad:
-    """A model to serve from the start: the name requests use, and a folder or registered name."""
+    """A model to serve: the name requests use, a folder or registered name, and how, where it is not as others are."""
 
     name: str
     source: str
+    engine: EngineConfig | None = None
+    deployment: DeploymentConfig | None = None
+
+    @classmethod
+    def of(cls, config: ClusterConfig) -> tuple[ModelToLoad, ...]:
+        """The models of a config file."""
+        return tuple(
+            cls(name=name, source=entry.source or name, engine=entry.engine, deployment=entry.deployment)
+            for name, entry in config.models.items()
+        )
 
     @classmethod
     def parse(cls, text: str) -> ModelToLoad:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from attn_schema import DeploymentConfig, EngineConfig, ServerConfig
-from attn_schema.flags import with_flags
+from attn_schema import ClusterConfig, DeploymentConfig, EngineConfig, ServerConfig
+from attn_schema.config_file import read_config
+from attn_schema.flags import CONFIG, with_flags
 from attn_schema.home import home_folder
+from attn_schema.schema import Schema
 
 from attn_gateway.cluster import ClusterSettings, ModelToLoad
 from attn_gateway.gateway import Gateway
@@ -21,9 +23,10 @@ from attn_gateway.settings import GatewaySettings, TlsFiles
 from attn_gateway.tenants import Tenants
 
 
-@with_flags
+@with_flags(top="cluster")
 def serve_command(
     *,
+    context: typer.Context,
     model: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME[=PATH]", help="Serve this model: a registered name, or a folder. May be repeated."),
@@ -38,15 +41,18 @@ def serve_command(
     server: ServerConfig,
     engine: EngineConfig,
     deployment: DeploymentConfig,
+    cluster: ClusterConfig,
 ) -> None:
     """Serve mechanisms, models and training jobs over gRPC.
 
     Starts a private Ray on this machine when a service needs it, or joins the cluster at `RAY_ADDRESS`.
     Ctrl-C drains: running calls may finish, new ones are refused; a second Ctrl-C does not wait. The options of engines
     are those of the models given here; `attn models load` has its own.
+    The models of `--config FILE` are changed to what the file says then when the process gets SIGHUP.
 
     Example: `attn serve --model smollm2-135m-instruct --model mine=./runs/shakespeare`
     """
+    given, path = tuple(ModelToLoad.parse(text) for text in model or ()), context.params.get(CONFIG)
     tenants = Tenants.of_file(server.token_file).all() if server.token_file else []
     tls = TlsFiles(certificate=server.tls_cert, key=server.tls_key) if server.tls_cert and server.tls_key else None
     settings = ServeSettings(
@@ -63,7 +69,7 @@ def serve_command(
             address=os.environ.get("RAY_ADDRESS") or None,
             cpus=server.cpus,
             home=server.home or home_folder(),
-            models=tuple(ModelToLoad.parse(text) for text in model or ()),
+            models=(*given, *ModelToLoad.of(cluster)),
             adapters=tuple(ModelToLoad.parse(text) for text in lora_modules or ()),
             engine=engine.replace(
                 draft_model=_absolute(engine.draft_model),
@@ -73,6 +79,7 @@ def serve_command(
         ),
         ready_file=server.ready_file,
         shutdown_timeout=server.shutdown_timeout,
+        models_again=lambda: (*given, *models_of(path)),
     )
     # gRPC would report each process that Ray starts below it.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -80,6 +87,17 @@ def serve_command(
     received = asyncio.run(serve(settings, announce))
     if received is signal.SIGINT:
         raise KeyboardInterrupt
+
+
+def models_of(path: Path | None) -> tuple[ModelToLoad, ...]:
+    """The models that a config file asks for now; none without a file. Raises as reading it at the start does."""
+    if path is None:
+        return ()
+    tables: dict[str, type[Schema]] = {"server": ServerConfig, "engine": EngineConfig, "deployment": DeploymentConfig}
+    values = read_config(path)
+    for table, noun in tables.items():
+        noun.from_mapping(values.pop(table, {}), table)
+    return ModelToLoad.of(ClusterConfig.from_mapping(values))
 
 
 def _absolute(model: str | None) -> str | None:

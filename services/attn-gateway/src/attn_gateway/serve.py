@@ -14,13 +14,13 @@ from typing import Any
 import attn_core
 import psutil
 import structlog
-from attn_core.errors import MissingPackage
+from attn_core.errors import AttnError, MissingPackage
 from attn_core.plugins.loader import PluginStatus
 
-from attn_gateway.cluster import Cluster, ClusterSettings
+from attn_gateway.cluster import Cluster, ClusterSettings, ModelToLoad
 from attn_gateway.gateway import Gateway
 from attn_gateway.ready import ReadyFile
-from attn_gateway.service import GrpcService, HttpServer
+from attn_gateway.service import GrpcService, HttpServer, ServesModels
 from attn_gateway.settings import GatewaySettings
 
 log = structlog.get_logger()
@@ -28,12 +28,16 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings:
-    """How `attn serve` is set up; `shutdown_timeout` is how long running calls may take at the end, in seconds."""
+    """How `attn serve` is set up; `shutdown_timeout` is how long running calls may take at the end, in seconds.
+
+    `models_again` says at SIGHUP which models of the config file shall be served from then on.
+    """
 
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     ready_file: Path | None = None
     shutdown_timeout: float = 10.0
+    models_again: Callable[[], Sequence[ModelToLoad]] = tuple
 
 
 MODEL_SERVICE = "attn.v1.ModelService"
@@ -59,7 +63,15 @@ async def serve(
     if settings.cluster.models and not any(MODEL_SERVICE in service.names for service in services):
         raise MissingPackage.of("attn-serve", "serving a model")
     gateway = Gateway(settings.gateway, services, offered_http_server(settings.gateway))
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, gateway.tenants.reload)
+    applying: set[asyncio.Task[None]] = set()
+
+    def reload() -> None:
+        gateway.tenants.reload()
+        task = asyncio.ensure_future(apply_models(settings, services))
+        applying.add(task)
+        task.add_done_callback(applying.discard)
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
     try:
         await signals.unless_stopped(gateway.start())
         if not signals.stopped.is_set():
@@ -71,6 +83,18 @@ async def serve(
         ready.remove()
         await gateway.stop(settings.shutdown_timeout)
         await cluster.stop()
+
+
+async def apply_models(settings: ServeSettings, services: Sequence[GrpcService]) -> None:
+    """Serve what the config file says now; where it cannot be, say so, and what ran goes on."""
+    try:
+        models = settings.models_again()
+        for service in services:
+            if isinstance(service, ServesModels):
+                await service.apply(models)
+        log.info("config applied", models=[model.name for model in models])
+    except AttnError as error:
+        log.error("config not applied", reason=error.message)
 
 
 def offered_services(cluster: Cluster) -> Sequence[GrpcService]:

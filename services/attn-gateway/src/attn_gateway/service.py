@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import grpc.aio
 
 if TYPE_CHECKING:
+    from attn_gateway.cluster import ModelToLoad
     from attn_gateway.local_calls import LocalCalls, Metadata
     from attn_gateway.settings import GatewaySettings
 
@@ -80,4 +81,16 @@ class HttpServer(Protocol):
 
     async def stop(self, shutdown_timeout: float) -> None:
         """Refuse new requests and end the others within about `shutdown_timeout` seconds; also if `start` failed."""
+        ...
+
+
+@runtime_checkable
+class ServesModels(Protocol):
+    """A service whose models a config file names."""
+
+    async def apply(self, models: Sequence[ModelToLoad]) -> None:
+        """Serve these models of the config file from now on: load, scale and unload what differs from the file before.
+
+        Raises what is wrong with any of them before anything is changed.
+        """
         ...

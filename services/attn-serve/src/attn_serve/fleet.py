@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from attn_core.errors import AlreadyExists, AttnError, InvalidValue, PermissionDenied, Unavailable, UnknownName
 from attn_models.lora.files import base_of, is_adapter
@@ -19,6 +20,7 @@ from attn_serve.sources import ModelSources
 
 log = logging.getLogger(__name__)
 
+ALLOWED_NAMES = "letters, digits, '-', '_' and '.', beginning with a letter or digit, at most 128 characters"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 EngineMaker = Callable[[str, Path, EngineConfig, DeploymentConfig], EngineClient]
@@ -32,6 +34,14 @@ def engine_name(owner: str, name: str) -> str:
     return f"{owner}.{name}" if owner else name
 
 
+class WantedModel(NamedTuple):
+    """A model as a config file asks for it."""
+
+    source: str
+    config: EngineConfig
+    deployment: DeploymentConfig
+
+
 @dataclass(eq=False)
 class ServedModel:
     """One model and its engine; `info` says what it is and where it is in its life.
@@ -43,6 +53,7 @@ class ServedModel:
     engine: EngineClient
     folder: Path
     config: EngineConfig
+    deployment: DeploymentConfig
     owner: str = ""
     base: ServedModel | None = None
     ready: asyncio.Event = field(default_factory=asyncio.Event)
@@ -107,8 +118,7 @@ class Fleet:
         model that serves; if not given, the one that the adapter names, or the only one.
         """
         if not NAME.fullmatch(name):
-            allowed = "letters, digits, '-', '_' and '.', beginning with a letter or digit, at most 128 characters"
-            raise InvalidValue.of("name", name, allowed)
+            raise InvalidValue.of("name", name, ALLOWED_NAMES)
         owner = tenant or ""
         async with self._loading:
             known = self._models.get((owner, name)) or self._models.get(("", name))
@@ -150,7 +160,39 @@ class Fleet:
                 raise
             former, model.engine = model.engine, engine
             await former.stop(HANDOVER_SECONDS)
+        model.deployment = deployment
         return model
+
+    async def apply(self, wanted: Mapping[str, WantedModel], former: Collection[str]) -> None:
+        """Serve everybody these models: load, scale, and unload those of `former` that are not among them.
+
+        Raises `InvalidValue` or `UnknownName` for one that cannot be, before anything is changed. How a model that
+        serves is computed is not changed under its requests: it is unloaded first, or another name is given.
+        """
+        changed = []
+        for name, one in wanted.items():
+            if not NAME.fullmatch(name):
+                raise InvalidValue.of("models", name, ALLOWED_NAMES)
+            await asyncio.to_thread(self._sources.folder, one.source, None)
+            known = self._models.get(("", name))
+            if known is None:
+                continue
+            config = await self._with_draft(one.config, None)
+            if (known.info.source, known.config) != (one.source, config):
+                allowed = "those that it is served with, until it is unloaded; or a model of another name"
+                raise InvalidValue.of(f"models.{name}", "another source or engine", allowed)
+            if known.deployment != one.deployment:
+                if not one.deployment.deployed:
+                    allowed = "replicas or max_replicas, as the model has become a deployment"
+                    raise InvalidValue.of(f"models.{name}.deployment", None, allowed)
+                changed.append(name)
+        for name in set(former) - set(wanted):
+            if ("", name) in self._models:
+                await self.unload(name, HANDOVER_SECONDS)
+        for name in changed:
+            await self.scale(name, wanted[name].deployment)
+        new = [(name, one) for name, one in wanted.items() if ("", name) not in self._models]
+        await asyncio.gather(*(self.load(name, one.source, one.config, deployment=one.deployment) for name, one in new))
 
     async def unload(self, name: str, shutdown_timeout: float, tenant: str | None = None) -> None:
         """Take a model out of service; running requests have `shutdown_timeout` seconds to finish.
@@ -202,16 +244,14 @@ class Fleet:
                 name=name, source=source, base_model=base.name, state=ModelState.LOADING, load_time=now
             )
             self.engine(base.name, tenant)  # raises where the base does not serve
-            model = ServedModel(info, base.engine, folder, base.config, owner=owner, base=base)
+            model = ServedModel(info, base.engine, folder, base.config, base.deployment, owner, base)
         else:
             if base_model:
                 raise InvalidValue.of("base_model", base_model, "none, as the source is no adapter")
-            if config.draft_model is not None:
-                draft = await asyncio.to_thread(self._sources.folder, config.draft_model, tenant)
-                config = config.replace(draft_model=str(draft))
+            config = await self._with_draft(config, tenant)
             info = ModelInfo(name=name, source=source, state=ModelState.LOADING, load_time=now)
             engine = self._make(engine_name(owner, name), folder, config, deployment)
-            model = ServedModel(info, engine, folder, config, owner=owner)
+            model = ServedModel(info, engine, folder, config, deployment, owner)
         self._models[owner, name] = model
         return model
 
@@ -224,6 +264,13 @@ class Fleet:
             raise
         finally:
             model.ready.set()
+
+    async def _with_draft(self, config: EngineConfig, tenant: str | None) -> EngineConfig:
+        """The config with the folder of its draft model, if it names one."""
+        if config.draft_model is None:
+            return config
+        draft = await asyncio.to_thread(self._sources.folder, config.draft_model, tenant)
+        return config.replace(draft_model=str(draft))
 
     def _base_of(self, folder: Path, given: str, tenant: str | None) -> ServedModel:
         """The loaded model that an adapter is for; raises `InvalidValue` where that is not clear."""

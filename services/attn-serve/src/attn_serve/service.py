@@ -9,12 +9,12 @@ from pathlib import Path
 import grpc.aio
 from attn.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from attn.v1.model_pb2_grpc import add_ModelServiceServicer_to_server
-from attn_gateway import Cluster
+from attn_gateway import Cluster, ModelToLoad
 from attn_schema import DeploymentConfig, EngineConfig, ModelState
 from attn_storage import ArtifactStore, Database, ModelRecords, database_url
 
 from attn_serve.engine_client import EngineClient
-from attn_serve.fleet import Fleet
+from attn_serve.fleet import Fleet, WantedModel
 from attn_serve.ray_backend import RayBackend
 from attn_serve.servicers import InferenceServicer, ModelServicer
 from attn_serve.sources import ModelSources
@@ -30,6 +30,7 @@ class InferenceGrpc:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self._applied: set[str] = set()
         self._database = Database(database_url(cluster.home))
         sources = ModelSources(cluster.home, ModelRecords(self._database), ArtifactStore.from_environment(cluster.home))
         self.fleet = Fleet(sources, self._engine)
@@ -42,13 +43,29 @@ class InferenceGrpc:
     async def start(self) -> None:
         """Start Ray and load the models that were asked for at the start."""
         await self._cluster.start()
-        models, settings = self._cluster.models, self._cluster.settings
-        deployment = settings.deployment
+        settings = self._cluster.settings
+        wanted = self._wanted(self._cluster.models)
         await asyncio.gather(
-            *(self.fleet.load(one.name, one.source, settings.engine, deployment=deployment) for one in models)
+            *(self.fleet.load(name, *one[:2], deployment=one.deployment) for name, one in wanted.items())
         )
+        self._applied = set(wanted)
         for adapter in settings.adapters:
             await self.fleet.load(adapter.name, adapter.source, settings.engine)
+
+    async def apply(self, models: Sequence[ModelToLoad]) -> None:
+        """Serve these models of the config file from now on; see `attn_gateway.service.ServesModels`."""
+        wanted = self._wanted(models)
+        await self.fleet.apply(wanted, self._applied)
+        self._applied = set(wanted)
+
+    def _wanted(self, models: Sequence[ModelToLoad]) -> dict[str, WantedModel]:
+        settings = self._cluster.settings
+        return {
+            model.name: WantedModel(
+                model.source, model.engine or settings.engine, model.deployment or settings.deployment
+            )
+            for model in models
+        }
 
     async def stop(self, shutdown_timeout: float) -> None:
         """Unload all models."""

@@ -11,6 +11,7 @@ from attn_core.errors import UserError
 from attn_models.adapters.registry import VIT_ADAPTERS
 from attn_models.loading import load_model
 from attn_models.loading.encoders import build_encoder, load_image_classifier
+from attn_models.loading.images import load_image_encoder
 from attn_models.weights import read_folder
 from attn_testing.config_changes import changes
 
@@ -39,6 +40,23 @@ T5 = {
 FAMILIES = {
     "t5": T5,
     "mt5": T5,
+    "whisper": {
+        "vocab_size": 61,
+        "d_model": 32,
+        "num_mel_bins": 6,
+        "max_source_positions": 10,
+        "max_target_positions": 24,
+        **dict.fromkeys(("encoder_layers", "decoder_layers"), 2),
+        **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+        **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 48),
+        **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), 1),
+        "begin_suppress_tokens": None,
+    },
+    "clip": {
+        "text_config": NARROW | {"eos_token_id": 60, "bos_token_id": 59},
+        "vision_config": NARROW | {"image_size": 8, "patch_size": 4},
+        "projection_dim": 12,
+    },
     "bert": NARROW,
     "roberta": NARROW,
     "xlm-roberta": NARROW,
@@ -117,7 +135,10 @@ FOREIGN = {
 }
 """Fields of other encoders with values that mean something there."""
 ENCODER_DECODERS = ("t5", "mt5")
-HEADS = {"vit": "ForImageClassification"} | dict.fromkeys(ENCODER_DECODERS, "ForSeq2SeqLM")
+TOWERS = ("text_config", "vision_config")
+HEADS = {"vit": "ForImageClassification", "whisper": "ForSpeechSeq2Seq"} | dict.fromkeys(
+    ENCODER_DECODERS, "ForSeq2SeqLM"
+)
 TOLERANCE = 1e-4
 TEXT = torch.randint(2, 30, (2, 20), generator=torch.Generator().manual_seed(1))
 KEEP = torch.arange(20) < torch.tensor([[20], [13]])
@@ -149,6 +170,11 @@ def their_rows(folder, values):
 def of_text(model, values):
     """Rows of the real tokens; a Reformer's of each text alone, as in transformers they depend on its company."""
     tokens, keep = text(values)
+    if values["model_type"] == "whisper":
+        return model(sound(values), decoder_input_ids=target(values)).logits
+    if values["model_type"] == "clip":
+        found = model(input_ids=words(values), pixel_values=pixels(values))
+        return torch.cat([found.text_embeds, found.image_embeds])
     if values["model_type"] in ENCODER_DECODERS:
         return model(tokens, keep, decoder_input_ids=target(values)).logits
     if values["model_type"] != "reformer":
@@ -161,6 +187,12 @@ def our_rows(folder, values):
     if images(values):
         return load_image_classifier(folder).model(IMAGES)
     tokens, keep = text(values)
+    if values["model_type"] == "whisper":
+        return load_model(folder).model(target(values), sound(values).transpose(1, 2))
+    if values["model_type"] == "clip":
+        rows = build_encoder(read_folder(folder), torch.float32).eval()(words(values))[:, -1]
+        seen = load_image_encoder(folder).embed(pixels(values))
+        return torch.cat([torch.nn.functional.normalize(rows, dim=-1), seen])
     if values["model_type"] in ENCODER_DECODERS:
         return load_model(folder).model(target(values), tokens, keep.bool())
     return build_encoder(read_folder(folder), torch.float32).eval()(tokens, keep.bool())[KEEP]
@@ -168,6 +200,36 @@ def our_rows(folder, values):
 
 def images(values):
     return values["model_type"] in VIT_ADAPTERS
+
+
+def drawn(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+
+
+def sound(values):
+    """Frames as many as the config says, as transformers lays them."""
+    return drawn(2, values.get("num_mel_bins", 80), 2 * values.get("max_source_positions", 1500))
+
+
+def words(values):
+    """Texts with the token that ends them, of different lengths."""
+    tokens, end = TEXT[:, :12].clone(), (values.get("text_config") or {}).get("eos_token_id", 49407)
+    tokens[0, -1], tokens[1, 7:] = end, end
+    return tokens
+
+
+def pixels(values):
+    """Images of the side that the config says."""
+    tower = values.get("vision_config") or {}
+    return drawn(2, tower.get("num_channels", 3), *[tower.get("image_size", 224)] * 2)
+
+
+def every_change(config):
+    """Changes of the config and, where it has towers, of each of them."""
+    yield from changes(config, FOREIGN)
+    for tower in set(TOWERS) & config.keys():
+        for words, changed in changes(config[tower], FOREIGN):
+            yield f"{tower}: {words}", config | {tower: changed}
 
 
 def target(values):
@@ -205,7 +267,7 @@ def test_every_change_of_a_config_gives_the_rows_of_transformers_or_is_refused(f
     config = transformers.AutoConfig.for_model(family, **FAMILIES[family])
     found = {
         words: outcome(tmp_path / str(number), values)
-        for number, (words, values) in enumerate(changes(config.to_dict(), FOREIGN))
+        for number, (words, values) in enumerate(every_change(config.to_dict()))
     }
     record_property("outcomes", dict(Counter(what.split(" by ")[0] for what in found.values())))
     wrong = {words: what for words, what in found.items() if what.startswith("differs")}
