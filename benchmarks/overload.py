@@ -48,7 +48,7 @@ async def server() -> AsyncIterator[str]:
         save(Path(home) / "models" / "m")
         ready = Path(home) / "ready.json"
         words = ["serve", "--model", "m", "--home", home, "--port", "0", "--ready-file", str(ready)]
-        sizes = ["--max-num-seqs", "16", "--max-num-batched-tokens", "64"]
+        sizes = ["--max-num-seqs", "16", "--max-num-batched-tokens", "64", "--log-level", "warning"]
         process = await asyncio.create_subprocess_exec("attn", *words, *sizes)
         try:
             while not ready.exists():

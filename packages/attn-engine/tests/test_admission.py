@@ -88,6 +88,17 @@ def test_no_measurement_makes_work_free_or_negative(steps):
     assert cost.seconds(300, steps=300) > 0
 
 
+def test_one_step_in_which_the_machine_slept_is_no_pace_and_a_slow_machine_is_believed_soon():
+    cost = StepCost()
+    for tokens in [1, 5, 64, 3, 20] * 4:
+        cost.measured(tokens, FIXED + PER_TOKEN * tokens)
+    cost.measured(8, 60.0)
+    assert cost.seconds(8) < 2 * (FIXED + 8 * PER_TOKEN)
+    for _ in range(20):
+        cost.measured(8, 1.0)
+    assert cost.seconds(8) > 0.4
+
+
 def test_a_request_whose_deadline_cannot_be_met_is_refused_at_once_with_a_time_to_retry():
     admission = control()
     for number in range(20):
@@ -100,7 +111,7 @@ def test_a_request_whose_deadline_cannot_be_met_is_refused_at_once_with_a_time_t
 
 def test_an_idle_engine_takes_what_comes_however_slow_it_once_was():
     admission = control()
-    for _ in range(MIN_STEPS):
+    for _ in range(4 * MIN_STEPS):
         admission.computed({}, 100.0)
     admission.admit(asked("first", deadline=1), 8, now=0.0)
     with pytest.raises(OutOfCapacity):

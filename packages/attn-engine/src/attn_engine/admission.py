@@ -21,6 +21,8 @@ DECAY = 0.95
 """Weight of a step in the measured pace, for each later step."""
 MIN_STEPS = 5
 """Steps measured before a request is refused for its deadline."""
+OUTLIER = 4.0
+"""A step counts as at most so many times as long as was expected."""
 MIN_RETRY_SECONDS = 0.05
 
 
@@ -34,6 +36,9 @@ class StepCost:
 
     def measured(self, tokens: int, seconds: float) -> None:
         """Note a step that computed so many tokens."""
+        if self.steps >= MIN_STEPS:
+            # The machine may have done something else meanwhile; what stays slow is believed step by step.
+            seconds = min(seconds, OUTLIER * self.seconds(tokens)) or seconds
         self.steps += 1
         new = (1.0, tokens, seconds, tokens * tokens, tokens * seconds)
         self._sums = tuple(DECAY * old + value for old, value in zip(self._sums, new, strict=True))

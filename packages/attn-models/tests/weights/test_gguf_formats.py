@@ -91,6 +91,91 @@ def q6_k(raw: np.ndarray) -> list[np.float32]:
     return out
 
 
+def fifth_bits(raw: np.ndarray) -> list[int]:
+    """The fifth bit of each of 32 weights, from a little-endian word."""
+    word = int.from_bytes(raw.tobytes(), "little")
+    return [word >> place & 1 for place in range(32)]
+
+
+def q5_0(raw: np.ndarray) -> list[np.float32]:
+    low = [int(byte) >> shift & 15 for shift in (0, 4) for byte in raw[6:22]]
+    both = zip(low, fifth_bits(raw[2:6]), strict=True)
+    return [half(raw[0:2]) * F32((value | fifth << 4) - 16) for value, fifth in both]
+
+
+def q5_1(raw: np.ndarray) -> list[np.float32]:
+    low = [int(byte) >> shift & 15 for shift in (0, 4) for byte in raw[8:24]]
+    d, least = half(raw[0:2]), half(raw[2:4])
+    return [d * F32(value | fifth << 4) + least for value, fifth in zip(low, fifth_bits(raw[4:8]), strict=True)]
+
+
+def q2_k(raw: np.ndarray) -> list[np.float32]:
+    scales, quants, d, least = raw[0:16], raw[16:80], half(raw[80:82]), half(raw[82:84])
+    out, turn = [], 0
+    for part in (0, 1):
+        for shift in (0, 2, 4, 6):
+            for side in (0, 1):
+                scale = int(scales[turn])
+                step, low = d * F32(scale & 15), least * F32(scale >> 4)
+                run = quants[32 * part + 16 * side : 32 * part + 16 * side + 16]
+                out += [step * F32(int(byte) >> shift & 3) - low for byte in run]
+                turn += 1
+    return out
+
+
+def q3_k(raw: np.ndarray) -> list[np.float32]:
+    high, quants, packed, d = raw[0:32], raw[32:96], [int(byte) for byte in raw[96:108]], half(raw[108:110])
+    scales = [
+        (packed[j % 8] >> 4 * (j // 8) & 15 | (packed[8 + j % 4] >> 2 * (j // 4) & 3) << 4) - 32 for j in range(16)
+    ]
+    out, turn = [], 0
+    for part in (0, 1):
+        for quarter in range(4):
+            for side in (0, 1):
+                step = d * F32(scales[turn])
+                for place in range(16 * side, 16 * side + 16):
+                    third = int(high[place]) >> (4 * part + quarter) & 1
+                    low = int(quants[32 * part + place]) >> 2 * quarter & 3
+                    out.append(step * F32(low - (0 if third else 4)))
+                turn += 1
+    return out
+
+
+LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""kvalues_iq4nl of ggml."""
+
+
+def iq4_nl(raw: np.ndarray) -> list[np.float32]:
+    return [half(raw[0:2]) * F32(LEVELS[int(byte) >> shift & 15]) for shift in (0, 4) for byte in raw[2:18]]
+
+
+def iq4_xs(raw: np.ndarray) -> list[np.float32]:
+    d, high, low, quants = half(raw[0:2]), int.from_bytes(raw[2:4].tobytes(), "little"), raw[4:8], raw[8:136]
+    out = []
+    for block in range(8):
+        scale = int(low[block // 2]) >> 4 * (block % 2) & 15 | (high >> 2 * block & 3) << 4
+        step = d * F32(scale - 32)
+        run = quants[16 * block : 16 * block + 16]
+        out += [step * F32(LEVELS[int(byte) >> shift & 15]) for shift in (0, 4) for byte in run]
+    return out
+
+
+FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""The positive numbers of E2M1 (OCP Microscaling Formats 1.0, table 5)."""
+
+
+def mxfp4(raw: np.ndarray) -> list[np.float32]:
+    scale = 2.0 ** (int(raw[0]) - 127)
+    values = [int(byte) >> shift & 15 for shift in (0, 4) for byte in raw[1:17]]
+    with np.errstate(over="ignore"):
+        return [F32(scale * (-FP4[value & 7] if value & 8 else FP4[value])) for value in values]
+
+
+def exponent(values: np.ndarray) -> np.ndarray:
+    """Powers of two near one as E8M0; what is not finite as the largest, with which most weights overflow."""
+    return np.where(np.isfinite(values), 127 + 4 * np.nan_to_num(values, posinf=0, neginf=0), 255).astype(np.uint8)
+
+
 @dataclass(frozen=True)
 class Format:
     """Weights and bytes of a block, the numbers in it that are no whole ones, and the loop over its weights."""
@@ -109,6 +194,13 @@ FORMATS = {
     "Q8_0": Format(32, 34, (0,), q8_0),
     "Q4_0": Format(32, 18, (0,), q4_0),
     "Q4_1": Format(32, 20, (0, 2), q4_1),
+    "Q5_0": Format(32, 22, (0,), q5_0),
+    "Q5_1": Format(32, 24, (0, 2), q5_1),
+    "Q2_K": Format(256, 84, (80, 82), q2_k),
+    "Q3_K": Format(256, 110, (108,), q3_k),
+    "IQ4_NL": Format(32, 18, (0,), iq4_nl),
+    "IQ4_XS": Format(256, 136, (0,), iq4_xs),
+    "MXFP4": Format(32, 17, (0,), mxfp4, exponent),
     "Q4_K": Format(256, 144, (0, 2), q4_k),
     "Q5_K": Format(256, 176, (0, 2), q5_k),
     "Q6_K": Format(256, 210, (208,), q6_k),
@@ -150,7 +242,7 @@ def test_a_tensor_of_random_blocks_comes_back_as_the_format_says(name: str, tmp_
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("number", [np.nan, np.inf])
-@pytest.mark.filterwarnings("ignore:invalid value encountered in multiply")
+@pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered in multiply")
 def test_a_number_that_is_not_finite_is_refused_in_every_format(name: str, number: float, tmp_path: Path) -> None:
     kind = FORMATS[name]
     blocks = random_blocks(kind)

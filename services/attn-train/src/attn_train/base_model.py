@@ -19,7 +19,7 @@ from attn_models.lora.files import is_adapter, modules_of, weights_sha256
 from attn_models.lora.frozen import let_gradients_through
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights.safe_files import read_config
-from attn_schema.home import models_folder
+from attn_schema.home import model_folder_name, model_names, models_folder
 from attn_schema.training import DECODER, TrainingConfig
 from torch import nn
 
@@ -39,18 +39,16 @@ LORA = "lora"
 
 def base_folder(name: str, home: Path) -> Path:
     """The folder of the model of this name in `home`, or at this path; raises `UnknownName` and `InvalidValue`."""
+    if name in model_names(home):
+        return models_folder(home) / model_folder_name(name)
     if "/" in name:
         folder = Path(name)
         if not folder.is_absolute() or not (folder / "config.json").is_file():
             raise InvalidValue.of(FIELD, name, "a model's name, or the absolute path of a folder with a config.json")
         return folder
-    models = models_folder(home)
-    folder = models / name
-    if (folder / "config.json").is_file():
-        return folder
-    if is_adapter(folder):
+    if is_adapter(models_folder(home) / name):
         raise InvalidValue.of(FIELD, name, "a model; this is an adapter of one")
-    raise UnknownName.of("model", name, sorted(path.parent.name for path in models.glob("*/config.json")))
+    raise UnknownName.of("model", name, model_names(home))
 
 
 def completed(config: TrainingConfig, *, home: Path, settings: TrainSettings) -> TrainingConfig:

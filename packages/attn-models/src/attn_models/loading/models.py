@@ -50,6 +50,7 @@ from attn_models.quantization.quantize import (
 )
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import CheckpointFolder, Verify, read_folder, write_folder
+from attn_models.weights.quantized_tensors import with_plain_weights
 
 PLACES = ("mechanism", "encoder", "decoder", "cross")
 """Fields of a config that name mechanisms."""
@@ -120,7 +121,7 @@ def hf_config_of(model: Any) -> dict[str, Any]:
     for place in PLACES:
         if place in values:
             values[place] = registry.full_name(values[place])
-    family = family_of(model.config) or ""
+    family = family_of(model.config)
     owners = {registry.owner(values[place]) for place in PLACES if place in values} | {family.rpartition("/")[0]}
     layout = SOURCE if hasattr(model, "max_encoder_len") else LANGUAGE
     return {
@@ -132,10 +133,18 @@ def hf_config_of(model: Any) -> dict[str, Any]:
     }
 
 
-def family_of(config: Any) -> str | None:
+def installed_family_of(config: Any) -> str | None:
     """`distribution/name` of the installed family whose config this is; None where there is none."""
     registry = installed().models
     return next((registry.name_of(item) for item in registry if item.Config is type(config)), None)
+
+
+def family_of(config: Any) -> str:
+    """As `installed_family_of`; raises `Incompatible` where there is none."""
+    found = installed_family_of(config)
+    if found is None:
+        raise Incompatible(f"no installed family (hook attn_models) has the `Config` {type(config).__name__}")
+    return found
 
 
 def adapter_of(config: Any) -> StateDictAdapter:
@@ -181,7 +190,7 @@ class LoadedModel:
         """The name of the model's family."""
         if isinstance(self.config, DecoderConfig):
             return "decoder"
-        return (family_of(self.config) or adapter_of(self.config).name).rpartition("/")[2]
+        return (installed_family_of(self.config) or adapter_of(self.config).name).rpartition("/")[2]
 
     @property
     def max_encoder_len(self) -> int | None:
@@ -219,7 +228,7 @@ def load_model(
         raise InvalidValue.of("dtype", dtype, ", ".join(FLOATS))
     if quantization not in (None, *QUANTIZATIONS):
         raise InvalidValue.of("quantization", quantization, ", ".join(QUANTIZATIONS))
-    checkpoint = read_folder(folder, verify=verify, device=place)
+    checkpoint = with_plain_weights(read_folder(folder, verify=verify, device=place))
     joined = quantization == "auto" and place.type == "cuda"
     if quantization == "none" or (quantization == "auto" and (name != "float32" or place.type != "cpu")):
         quantization = None
@@ -275,7 +284,7 @@ def save_model(
             "its folder would be read as a Decoder; its layout needs a `Config` of its own, a subclass of DecoderConfig"
         )
         raise Incompatible(f"a {type(model).__name__} with a DecoderConfig cannot be saved: {rule}")
-    if layout is None and not own and family_of(model.config) is not None:
+    if layout is None and not own and installed_family_of(model.config) is not None:
         described, tensors = hf_config_of(model), parameters
     else:
         native = NativeAdapter.model_type if own else adapter_of(model.config).model_type

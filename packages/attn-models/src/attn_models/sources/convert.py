@@ -109,10 +109,9 @@ def _convert_folder(path: Path, target: Path, dtype: WeightDtype, origin: Mappin
     import torch
 
     from attn_models.adapters.registry import packages_of, require_known_family
+    from attn_models.weights.quantized_tensors import with_plain_weights
 
-    folder = read_folder(path)
-    if "quantization_config" in folder.config:
-        raise Incompatible(f"{path}: its weights are quantised; only plain weights and GGUF are converted", path=path)
+    folder = with_plain_weights(read_folder(path))
     layout = require_known_family(folder.config.get("model_type"), folder.config.get("requires"))
     require_plain_pooling(path, folder.config)
     require_loads(folder, layout)

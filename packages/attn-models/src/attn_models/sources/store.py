@@ -21,6 +21,7 @@ from attn_models.sources.progress import Report, silent
 from attn_models.tokenizers.settings import read_settings
 from attn_models.weights.atomic_write import staged_folder
 from attn_models.weights.manifest import MANIFEST_LIMIT, MANIFEST_NAME, read_manifest, verify_manifest
+from attn_models.weights.quantized_tensors import format_of
 from attn_models.weights.safe_files import read_config, read_json_object
 from attn_models.weights.safetensors_files import INDEX_NAME
 
@@ -318,6 +319,7 @@ def _fetch_repository(repository: hub.HubRepository, file: str | None, work: Pat
             raise UserError(f"{repository.name} has no {CONFIG}, without which nobody knows what its weights are")
         config = read_config(work / CONFIG)
         require_known_family(config.get("model_type"), config.get("requires"))
+        format_of(config, work / CONFIG)
         if INDEX_NAME in side:
             weights = hub.shards_of(repository, work / INDEX_NAME)
             hub.require_space(work, repository, weights)

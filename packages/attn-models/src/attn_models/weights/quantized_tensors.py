@@ -1,0 +1,427 @@
+"""Folders whose weights are quantised (`quantization_config`): GPTQ, AWQ, FP8 and MXFP4, dequantised as they are read.
+
+Each weight becomes the float32 numbers that its format says, by the formula of the format's reference; what FP8 folders
+say of activations (`input_scale`) is not followed: activations keep the type that the model computes in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from math import ceil, prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from attn_core.errors import CheckpointInvalid, Incompatible
+
+from attn_models.weights.safetensors_files import LazyTensors, TensorEntry, is_finite
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attn_models.weights.checkpoint_folder import CheckpointFolder
+
+CONFIG_KEY = "quantization_config"
+Read = Callable[[str], "Tensor"]
+Allowed = Mapping[str, tuple[Any, ...] | None]
+"""Keys of a configuration, with the values that are computed here; None where any value changes nothing."""
+
+
+def with_plain_weights(checkpoint: CheckpointFolder) -> CheckpointFolder:
+    """The folder with its weights dequantised, and a config.json that says nothing of it; itself where none are.
+
+    Raises `Incompatible` naming what of the `quantization_config` is not known here, and `CheckpointInvalid` for
+    tensors that are not those of the format.
+    """
+    stored = format_of(checkpoint.config, checkpoint.path / "config.json")
+    if stored is None:
+        return checkpoint
+    config = {key: value for key, value in checkpoint.config.items() if key != CONFIG_KEY}
+    return dataclasses.replace(checkpoint, config=config, tensors=DequantizedTensors(checkpoint, stored))
+
+
+def format_of(config: Mapping[str, Any], path: Path) -> StoredFormat | None:
+    """The format of the weights of a config.json, None where they are plain; raises as `with_plain_weights`."""
+    given = config.get(CONFIG_KEY)
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise CheckpointInvalid.of(path, f"{CONFIG_KEY} must be an object")
+    method = given.get("quant_method")
+    if not isinstance(method, str) or method not in FORMATS:
+        raise _refused(path, "quant_method", method, " or ".join(repr(name) for name in FORMATS))
+    return FORMATS[method](given, path)
+
+
+class DequantizedTensors(LazyTensors):
+    """The tensors of a folder by their plain names; quantised ones are dequantised when they are asked for."""
+
+    def __init__(self, checkpoint: CheckpointFolder, stored: StoredFormat) -> None:
+        self._inner = checkpoint.tensors
+        self._path, self._format = checkpoint.path, stored
+        self.nonfinite, self.device = self._inner.nonfinite, self._inner.device
+        weights = stored.weights(self._inner.entries)
+        if not weights:
+            rule = f"{CONFIG_KEY}: says {type(stored).__name__}, but no tensor is stored so; allowed: null"
+            raise CheckpointInvalid.of(checkpoint.path / "config.json", rule)
+        used = {name for parts in weights.values() for name in parts.values()}
+        self._parts = weights
+        plain = {name: entry for name, entry in self._inner.entries.items() if name not in used}
+        if both := sorted(plain.keys() & weights.keys()):
+            raise CheckpointInvalid.of(checkpoint.path, f"tensor {both[0]!r} is there plain and quantised")
+        shapes = {name: stored.shape(name, parts, self._inner.entries) for name, parts in weights.items()}
+        self.entries = plain | {name: TensorEntry("F32", shape, 4 * prod(shape)) for name, shape in shapes.items()}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._parts:
+            return self._inner[name]
+        parts = self._parts[name]
+        weight = self._format.dequantized({part: self._inner[own] for part, own in parts.items()})
+        if not is_finite(weight):
+            raise CheckpointInvalid.of(self._path, f"tensor {name!r} holds NaN or infinity once it is dequantised")
+        return weight.contiguous()
+
+
+class StoredFormat(ABC):
+    """A way to store weights, as a `quantization_config` describes it."""
+
+    allowed: ClassVar[Allowed]
+
+    def __init__(self, config: Mapping[str, Any], path: Path) -> None:
+        self.path = path
+        require_known(config, self.allowed, path)
+
+    @abstractmethod
+    def weights(self, entries: Mapping[str, TensorEntry]) -> dict[str, dict[str, str]]:
+        """The quantised weights by their plain names: the stored tensors of each, by their part in it."""
+
+    @abstractmethod
+    def shape(self, name: str, parts: Mapping[str, str], entries: Mapping[str, TensorEntry]) -> tuple[int, ...]:
+        """The shape of a weight; raises `CheckpointInvalid` where its parts do not fit one another."""
+
+    @abstractmethod
+    def dequantized(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """The weight in float32."""
+
+    def fail(self, name: str, rule: str) -> CheckpointInvalid:
+        """The error for the parts of a weight."""
+        return CheckpointInvalid.of(self.path.parent, f"tensor {name!r}: {rule}")
+
+
+def require_known(config: Mapping[str, Any], allowed: Allowed, path: Path, place: str = "") -> None:
+    """Raise `Incompatible` for a key that is not known, or has a value that is not computed here."""
+    for key, value in config.items():
+        if key not in allowed:
+            raise _refused(path, f"{place}{key}", value, f"one of the keys {', '.join(sorted(allowed))}")
+        values = allowed[key]
+        if values is not None and value not in values:
+            raise _refused(path, f"{place}{key}", value, " or ".join(repr(item) for item in values))
+
+
+def _refused(path: Path, key: str, value: Any, allowed: str) -> Incompatible:
+    shown = repr(value)[:100]
+    return Incompatible(f"{path}: {CONFIG_KEY}.{key}: {shown} is not computed here; allowed: {allowed}", field=key)
+
+
+GROUP_KEYS = ("desc_act", "sym", "true_sequential", "static_groups", "damp_percent", "damp_auto_increment", "lm_head")
+NOTES = ("quant_method", "meta", "model_name_or_path", "model_file_base_name", "uuid", "tokenizer", "dataset")
+KERNELS = ("backend", "use_exllama", "exllama_config", "max_input_length", "disable_exllama", "use_cuda_fp16")
+
+
+class Grouped(StoredFormat):
+    """Whole numbers in int32 words, with a scale and a zero point for each group of inputs."""
+
+    names: ClassVar[tuple[str, ...]] = ("qweight", "qzeros", "scales")
+    bits: int
+
+    def __init__(self, config: Mapping[str, Any], path: Path) -> None:
+        super().__init__(config, path)
+        if type(config.get("bits")) is not int:
+            raise _refused(path, "bits", config.get("bits"), "a number of bits")
+        self.bits = config["bits"]
+        self.group_size = config.get("group_size", 128)
+        if type(self.group_size) is not int or self.group_size < -1 or self.group_size == 0:
+            raise _refused(path, "group_size", self.group_size, "-1 or a whole number from 1")
+
+    def weights(self, entries: Mapping[str, TensorEntry]) -> dict[str, dict[str, str]]:
+        """Those of `qweight`, `qzeros` and `scales`, with `g_idx` where there is one."""
+        found: dict[str, dict[str, str]] = {}
+        for name in entries:
+            layer, _, part = name.rpartition(".")
+            if part == self.names[0]:
+                parts = {own: f"{layer}.{own}" for own in self.names}
+                missing = [own for own in parts.values() if own not in entries]
+                if missing:
+                    raise self.fail(missing[0], f"is missing beside {name!r}")
+                if f"{layer}.g_idx" in entries:
+                    parts["g_idx"] = f"{layer}.g_idx"
+                found[f"{layer}.weight"] = parts
+        return found
+
+    def check(self, name: str, sizes: tuple[int, int], shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
+        """[outputs, inputs], of `sizes` inputs and outputs, if scales and zero points are those of the groups."""
+        inputs, outputs = sizes
+        groups = 1 if self.group_size == -1 else ceil(inputs / self.group_size)
+        expected = {"scales": (groups, outputs), "qzeros": (groups, outputs * self.bits // 32), "g_idx": (inputs,)}
+        for part, shape in shapes.items():
+            if part in expected and shape != expected[part]:
+                raise self.fail(name, f"{part} has shape {list(shape)}; needed: {list(expected[part])}")
+        return outputs, inputs
+
+    def group_of(self, parts: Mapping[str, Tensor], inputs: int) -> Tensor:
+        """The group [inputs] of each input."""
+        import torch
+
+        scales = parts["scales"]
+        if "g_idx" in parts:
+            group = parts["g_idx"].long()
+            if int(group.min()) < 0 or int(group.max()) >= len(scales):
+                raise CheckpointInvalid.of(
+                    self.path.parent, f"a g_idx names a group outside the {len(scales)} there are"
+                )
+            return group
+        size = inputs if self.group_size == -1 else self.group_size
+        return torch.arange(inputs, device=scales.device) // size
+
+
+def unpacked(words: Tensor, bits: int) -> Tensor:
+    """The numbers from 0 of so many bits of int32 words [..., words], lowest first: int32 [..., words * 32 / bits]."""
+    import torch
+
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
+    numbers = (words[..., None] >> shifts) & ((1 << bits) - 1)
+    return numbers.flatten(-2)
+
+
+class Gptq(Grouped):
+    """GPTQ (Frantar et al. 2022, arXiv 2210.17323) as AutoGPTQ and GPTQModel write it: w = s (q - z), packed along the
+    inputs. `gptq` stores z - 1, `gptq_v2` z."""
+
+    allowed = dict.fromkeys(
+        (*NOTES, *KERNELS, *GROUP_KEYS, "group_size", "batch_size", "module_name_preceding_first_block")
+    ) | {
+        "bits": (2, 4, 8),
+        "checkpoint_format": ("gptq", "gptq_v2", None),
+        "is_marlin_format": (False, None),
+        "dynamic": (None, {}),
+        "pack_dtype": ("int32", None),
+        "modules_in_block_to_quantize": None,
+        "block_name_to_quantize": None,
+        "cache_block_outputs": None,
+        "pad_token_id": None,
+        "quantizer": None,
+    }
+
+    def __init__(self, config: Mapping[str, Any], path: Path) -> None:
+        super().__init__(config, path)
+        self.below = 0 if config.get("checkpoint_format") == "gptq_v2" else 1
+
+    def shape(self, name: str, parts: Mapping[str, str], entries: Mapping[str, TensorEntry]) -> tuple[int, ...]:
+        """[outputs, inputs]."""
+        shapes = {part: entries[own].shape for part, own in parts.items()}
+        if len(shapes["qweight"]) != 2:
+            raise self.fail(name, f"qweight has shape {list(shapes['qweight'])}; a matrix is needed")
+        rows, outputs = shapes["qweight"]
+        return self.check(name, (rows * 32 // self.bits, outputs), shapes)
+
+    def dequantized(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """[outputs, inputs]."""
+        numbers = unpacked(parts["qweight"].T.contiguous(), self.bits)
+        zeros = unpacked(parts["qzeros"], self.bits) + self.below
+        group = self.group_of(parts, numbers.shape[1])
+        return (parts["scales"].float()[group] * (numbers.T - zeros[group])).T
+
+
+class Awq(Grouped):
+    """AWQ (Lin et al. 2023, arXiv 2306.00978) as AutoAWQ's GEMM kernels store it: w = s (q - z), eight outputs to a
+    word in the order 0, 2, 4, 6, 1, 3, 5, 7."""
+
+    allowed = dict.fromkeys(
+        (*NOTES, *KERNELS, "group_size", "modules_to_not_convert", "do_fuse", "fuse_max_seq_len")
+    ) | {
+        "bits": (4,),
+        "version": ("gemm", "GEMM", None),
+        "zero_point": (True,),
+        "modules_to_fuse": (None,),
+        "format": ("gemm", None),
+    }
+    order: ClassVar[tuple[int, ...]] = (0, 4, 1, 5, 2, 6, 3, 7)
+    """Where in a word the outputs 0 to 7 are."""
+
+    def shape(self, name: str, parts: Mapping[str, str], entries: Mapping[str, TensorEntry]) -> tuple[int, ...]:
+        """[outputs, inputs]."""
+        shapes = {part: entries[own].shape for part, own in parts.items()}
+        if len(shapes["qweight"]) != 2:
+            raise self.fail(name, f"qweight has shape {list(shapes['qweight'])}; a matrix is needed")
+        inputs, words = shapes["qweight"]
+        return self.check(name, (inputs, words * 32 // self.bits), shapes)
+
+    def dequantized(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """[outputs, inputs]."""
+        numbers, zeros = (self._in_order(parts[part]) for part in ("qweight", "qzeros"))
+        group = self.group_of(parts, len(numbers))
+        return (parts["scales"].float()[group] * (numbers - zeros[group])).T
+
+    def _in_order(self, words: Tensor) -> Tensor:
+        numbers = unpacked(words, self.bits)
+        return numbers.view(len(words), -1, 8)[..., list(self.order)].flatten(1)
+
+
+SCALES = ("weight_scale_inv", "weight_scale")
+ACTIVATIONS = ("input_scale", "activation_scale")
+FLOAT8 = "F8_E4M3"
+
+
+class Fp8(StoredFormat):
+    """Floats of 8 bits (E4M3, arXiv 2209.05433) times a scale: one for a tensor, a row of outputs or a block of both,
+    as DeepSeek-V3 has them (arXiv 2412.19437, section 3.3.2)."""
+
+    allowed: ClassVar[Allowed] = {
+        "quant_method": None,
+        "fmt": ("e4m3", "float8_e4m3fn", None),
+        "activation_scheme": ("dynamic", "static", None),
+        "weight_block_size": None,
+        "modules_to_not_convert": None,
+        "ignored_layers": None,
+        "dequantize": None,
+        "scale_fmt": (None, "float", "ue8m0"),
+    }
+
+    def __init__(self, config: Mapping[str, Any], path: Path) -> None:
+        super().__init__(config, path)
+        self.block = self.block_of(config.get("weight_block_size"))
+
+    def block_of(self, given: Any) -> tuple[int, int] | None:
+        """The block of outputs and inputs that share a scale."""
+        if given is None:
+            return None
+        if not isinstance(given, list) or len(given) != 2 or any(type(size) is not int or size < 1 for size in given):
+            raise _refused(self.path, "weight_block_size", given, "null, or two whole numbers from 1")
+        return given[0], given[1]
+
+    def weights(self, entries: Mapping[str, TensorEntry]) -> dict[str, dict[str, str]]:
+        """Those that are stored as E4M3, each with its scale; scales of activations belong to them."""
+        found: dict[str, dict[str, str]] = {}
+        for name, entry in entries.items():
+            if entry.dtype != FLOAT8:
+                continue
+            layer = name.removesuffix(".weight")
+            scale = next((f"{layer}.{own}" for own in SCALES if f"{layer}.{own}" in entries), None)
+            if scale is None or layer == name:
+                raise self.fail(name, f"is {FLOAT8} without a {' or '.join(SCALES)}")
+            beside = {own: f"{layer}.{own}" for own in ACTIVATIONS if f"{layer}.{own}" in entries}
+            found[name] = {"weight": name, "scale": scale, **beside}
+        return found
+
+    def shape(self, name: str, parts: Mapping[str, str], entries: Mapping[str, TensorEntry]) -> tuple[int, ...]:
+        """That of the floats."""
+        shape, scale = entries[parts["weight"]].shape, entries[parts["scale"]].shape
+        if self.block is not None:
+            fits = len(shape) == 2 and scale == (ceil(shape[0] / self.block[0]), ceil(shape[1] / self.block[1]))
+        else:
+            fits = prod(scale) == 1 or (len(shape) == 2 and scale in ((shape[0], 1), (shape[0],)))
+        if not fits:
+            said = f"blocks of {list(self.block)}" if self.block else "one scale, or one for each output"
+            raise self.fail(name, f"of shape {list(shape)} has scales {list(scale)}, which are not {said}")
+        return shape
+
+    def dequantized(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """The floats times their scales."""
+        weight, scale = parts["weight"].float(), parts["scale"].float()
+        if self.block is None:
+            return weight * (scale.reshape(-1, 1) if scale.numel() > 1 else scale.reshape(()))
+        whole = scale.repeat_interleave(self.block[0], 0).repeat_interleave(self.block[1], 1)
+        return weight * whole[: weight.shape[0], : weight.shape[1]]
+
+
+class CompressedTensors(Fp8):
+    """FP8 as the library compressed-tensors (llm-compressor, vLLM) writes it; its other formats are refused by name."""
+
+    allowed = dict.fromkeys(
+        ("quant_method", "ignore", "global_compression_ratio", "quantization_status", "version")
+    ) | {
+        "format": ("float-quantized", "naive-quantized"),
+        "config_groups": None,
+        "kv_cache_scheme": (None,),
+        "sparsity_config": (None, {}),
+        "transform_config": (None, {}),
+    }
+    of_weights: ClassVar[Allowed] = dict.fromkeys(
+        ("observer", "observer_kwargs", "dynamic", "strategy", "block_structure", "scale_dtype", "zp_dtype")
+    ) | {"num_bits": (8,), "type": ("float",), "symmetric": (True,), "group_size": (None,), "actorder": (None,)}
+
+    def __init__(self, config: Mapping[str, Any], path: Path) -> None:
+        StoredFormat.__init__(self, config, path)
+        groups = config.get("config_groups")
+        if not isinstance(groups, Mapping) or not groups:
+            raise _refused(path, "config_groups", groups, "a description of the weights")
+        blocks = {self._block_of_group(name, group) for name, group in groups.items()}
+        if len(blocks) != 1:
+            raise _refused(path, "config_groups", list(groups), "groups whose weights share one strategy")
+        self.block = blocks.pop()
+
+    def _block_of_group(self, name: str, group: Any) -> tuple[int, int] | None:
+        place = f"config_groups.{name}."
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        if not isinstance(weights, Mapping):
+            raise _refused(self.path, f"{place}weights", weights, "an object")
+        known = dict.fromkeys(("targets", "weights", "input_activations")) | {"output_activations": (None,)}
+        require_known(group, known | {"format": (*self.allowed["format"], None)}, self.path, place)  # type: ignore[misc]
+        require_known(weights, self.of_weights, self.path, f"{place}weights.")
+        strategy = weights.get("strategy")
+        if strategy not in ("tensor", "channel", "block"):
+            raise _refused(self.path, f"{place}weights.strategy", strategy, "'tensor', 'channel' or 'block'")
+        return self.block_of(weights.get("block_structure")) if strategy == "block" else None
+
+
+FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""The numbers of E2M1 by their four bits (OCP Microscaling Formats 1.0, table 5)."""
+SCALE_BIAS = 127
+
+
+class Mxfp4(StoredFormat):
+    """Experts as gpt-oss has them (OpenAI 2025): 32 inputs in 16 bytes `..._blocks` [experts, outputs, groups, 16],
+    lower four bits first, times 2^(e - 127) of `..._scales` [experts, outputs, groups]; as a weight of
+    [experts, inputs, outputs]."""
+
+    allowed = dict.fromkeys(("quant_method", "modules_to_not_convert", "dequantize"))
+
+    def weights(self, entries: Mapping[str, TensorEntry]) -> dict[str, dict[str, str]]:
+        """Those of `..._blocks` with `..._scales`."""
+        found = {}
+        for name in entries:
+            plain = name.removesuffix("_blocks")
+            if plain != name:
+                if f"{plain}_scales" not in entries:
+                    raise self.fail(f"{plain}_scales", f"is missing beside {name!r}")
+                found[plain] = {"blocks": name, "scales": f"{plain}_scales"}
+        return found
+
+    def shape(self, name: str, parts: Mapping[str, str], entries: Mapping[str, TensorEntry]) -> tuple[int, ...]:
+        """[experts, inputs, outputs]."""
+        blocks, scales = entries[parts["blocks"]], entries[parts["scales"]]
+        bytes_of = blocks.dtype == scales.dtype == "U8"
+        if not bytes_of or len(blocks.shape) != 4 or blocks.shape != (*scales.shape, 16):
+            raise self.fail(name, f"blocks {list(blocks.shape)} and scales {list(scales.shape)} do not fit")
+        experts, outputs, groups, _ = blocks.shape
+        return experts, groups * 32, outputs
+
+    def dequantized(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """[experts, inputs, outputs]."""
+        import torch
+
+        blocks, scales = parts["blocks"], parts["scales"].int() - SCALE_BIAS
+        levels = torch.tensor(FP4, device=blocks.device)
+        both = torch.stack([levels[(blocks & 15).long()], levels[(blocks >> 4).long()]], dim=-1).flatten(-2)
+        return torch.ldexp(both, scales[..., None]).flatten(2).transpose(1, 2)
+
+
+FORMATS: Mapping[str, type[StoredFormat]] = {
+    "gptq": Gptq,
+    "awq": Awq,
+    "fp8": Fp8,
+    "compressed-tensors": CompressedTensors,
+    "mxfp4": Mxfp4,
+}
+"""By `quant_method`."""
