@@ -48,7 +48,8 @@ def peers(family: str) -> Iterator[Any]:
     for sizes in FAMILIES[family].values():
         torch.manual_seed(0)
         config = transformers.AutoConfig.for_model(family, **sizes)
-        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+        build: Any = transformers.AutoModelForCausalLM.from_config
+        model = build(config, attn_implementation="eager").float().eval()
         for name, parameter in model.named_parameters():
             parameter.data.normal_(mean=float("norm" in name or "ln_" in name), std=0.2)
         yield model
@@ -97,8 +98,9 @@ def main() -> None:
     """Print the table, or write it."""
     import transformers
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    logging: Any = transformers.logging
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     found = table()
     print(found)
     if "--write" in sys.argv[1:]:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import public_api
 import typer
@@ -108,9 +109,9 @@ def contents(title: str, folder: str) -> str:
 
 def notebook(text: str) -> str:
     """A page as a notebook: its Python in cells that run, the rest as text between them."""
-    cells = []
+    cells: list[dict[str, Any]] = []
     for odd, part in enumerate(re.split(r"^```python\n(.*?)^```\n", text, flags=re.DOTALL | re.MULTILINE)):
-        code = {"execution_count": None, "outputs": []} if odd % 2 else {}
+        code: dict[str, Any] = {"execution_count": None, "outputs": []} if odd % 2 else {}
         kind = "code" if odd % 2 else "markdown"
         if part.strip():
             cells.append({"cell_type": kind, "id": f"cell-{odd}", "metadata": {}, "source": part.strip()} | code)

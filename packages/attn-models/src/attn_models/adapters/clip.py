@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
 
 from attn_models.adapters.base import ACTIVATIONS, EncoderAdapter, Layout, StoredTensor, require_allowed
 from attn_models.adapters.hf_config import check_unread_keys
-from attn_models.encoder.clip import ClipImageConfig, ClipText, ClipTextConfig
+from attn_models.encoder.config import ClipImageConfig, ClipTextConfig
+
+if TYPE_CHECKING:
+    from attn_models.encoder.clip import ClipText
 
 SHARED = {
     "hidden_size": "hidden_size",
@@ -121,6 +124,8 @@ class ClipAdapter(EncoderAdapter):
 
     def build(self, config: ClipTextConfig) -> ClipText:
         """A fresh tower of texts."""
+        from attn_models.encoder.clip import ClipText
+
         return ClipText(config)
 
     def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:

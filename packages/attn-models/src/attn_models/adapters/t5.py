@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_core.errors import Incompatible, InvalidValue
 
@@ -19,7 +19,9 @@ from attn_models.adapters.base import (
 )
 from attn_models.encoder_decoder.config import T5Config
 from attn_models.encoder_decoder.families import T5Family
-from attn_models.encoder_decoder.t5 import T5
+
+if TYPE_CHECKING:
+    from attn_models.encoder_decoder.t5 import T5
 
 SIZES = {
     "vocab_size": "vocab_size",
@@ -153,6 +155,8 @@ class T5Adapter(StateDictAdapter):
 
     def build(self, config: T5Config) -> T5:
         """A fresh model."""
+        from attn_models.encoder_decoder.t5 import T5
+
         return T5(config)
 
     def layout(self, config: T5Config) -> Layout:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attn_core.errors import Incompatible
 
@@ -18,7 +18,9 @@ from attn_models.adapters.base import (
     required_count,
 )
 from attn_models.encoder_decoder.config import WhisperConfig
-from attn_models.encoder_decoder.whisper import Whisper
+
+if TYPE_CHECKING:
+    from attn_models.encoder_decoder.whisper import Whisper
 
 SIZES = {
     "vocab_size": "vocab_size",
@@ -117,6 +119,8 @@ class WhisperAdapter(StateDictAdapter):
 
     def build(self, config: WhisperConfig) -> Whisper:
         """A fresh model."""
+        from attn_models.encoder_decoder.whisper import Whisper
+
         return Whisper(config)
 
     def canonical_names(self, names: Iterable[str]) -> dict[str, str]:

@@ -3,83 +3,13 @@ arXiv 2103.00020)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from attn_core.errors import InvalidValue
 from torch import Tensor, nn
 
 from attn_models.decoder.layers import STANDARD, build_norm, initialise
-from attn_models.encoder.config import ACTIVATIONS, EncoderShape
+from attn_models.encoder.config import ClipImageConfig, ClipTextConfig
 from attn_models.encoder.encoder import PreNormBlock, share_among
-from attn_models.plain_config import require_count
-
-CLIP_ACTIVATIONS = (*ACTIVATIONS, "quick_gelu")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClipTextConfig(EncoderShape):
-    """The tower of texts: causal pre-norm blocks over token and position embeddings, projected to `size` elements.
-
-    `end_id` is the token that ends a text, whose row is the text's. Raises `InvalidValue` for a field outside its
-    range.
-    """
-
-    vocab_size: int
-    max_seq_len: int
-    size: int
-    end_id: int
-    norm_place: ClassVar[str] = "pre"
-    causal: ClassVar[bool] = True
-    feed_forwards: ClassVar[tuple[str, ...]] = CLIP_ACTIVATIONS
-    noun: ClassVar[str] = "a CLIP of texts"
-
-    def __post_init__(self) -> None:
-        require_count("size", self.size)
-        if type(self.end_id) is not int or not 0 <= self.end_id < self.vocab_size:
-            raise InvalidValue.of("end_id", self.end_id, f"0 to {self.vocab_size - 1}, a token")
-        super().__post_init__()
-
-    @property
-    def kinds(self) -> int:
-        """The size of the vocabulary."""
-        return self.vocab_size
-
-    @property
-    def places(self) -> int:
-        """The longest sequence, in tokens."""
-        return self.max_seq_len
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClipImageConfig(EncoderShape):
-    """The tower of images, as `VisionConfig`, projected to `size` elements instead of classified."""
-
-    image: int
-    patch: int
-    size: int
-    channels: int = 3
-    norm_place: ClassVar[str] = "pre"
-    feed_forwards: ClassVar[tuple[str, ...]] = CLIP_ACTIVATIONS
-    noun: ClassVar[str] = "a CLIP of images"
-
-    def __post_init__(self) -> None:
-        for name in ("image", "patch", "size", "channels"):
-            require_count(name, getattr(self, name))
-        if self.patch > self.image:
-            raise InvalidValue.of("patch", self.patch, f"at most the image's side of {self.image} pixels")
-        super().__post_init__()
-
-    @property
-    def kinds(self) -> int:
-        """The elements of a vector."""
-        return self.size
-
-    @property
-    def places(self) -> int:
-        """The patches and the class token."""
-        return (self.image // self.patch) ** 2 + 1
 
 
 class ClipText(nn.Module):

@@ -8,7 +8,8 @@ import pytest
 import tokenizers
 import torch
 from attn_core.errors import CheckpointInvalid, InvalidValue
-from attn_models.encoder.clip import ClipImage, ClipImageConfig, ClipText, ClipTextConfig
+from attn_models.encoder.clip import ClipImage, ClipText
+from attn_models.encoder.config import ClipImageConfig, ClipTextConfig
 from attn_models.loading.images import ImageEncoder, ImageReader, load_image_encoder, save_clip
 from attn_models.loading.sentences import load_sentence_encoder
 from attn_models.sources import convert
