@@ -46,6 +46,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> StrictCuda:
         return torch.tensor(data, dtype=options.get("dtype", like.dtype), device=like.device)
 
     monkeypatch.setattr(torch.Tensor, "new_tensor", new_tensor)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "pretended GPU")
     return StrictCuda()
 
 

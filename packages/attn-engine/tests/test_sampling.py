@@ -140,7 +140,7 @@ def test_without_a_seed_two_runs_differ():
 def test_a_large_repetition_penalty_never_repeats():
     model = small_model("paged")
     request = Request(
-        id="x", token_ids=(1, 2, 3), params=SamplingParams(max_new_tokens=50, repetition_penalty=1e9, ignore_eos=True)
+        id="x", token_ids=(1, 2, 3), params=SamplingParams(max_new_tokens=50, repetition_penalty=1000, ignore_eos=True)
     )
     ids = run(make_engine(model), [request])["x"].ids
     # Logits that are negative for every unseen token would make a seen one win; these are not.

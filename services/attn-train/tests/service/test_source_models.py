@@ -50,15 +50,16 @@ async def test_a_recipe_becomes_a_model_that_translates(server, recipe, submit, 
 
 
 @pytest.mark.parametrize("name", recipe_names())
-async def test_every_recipe_is_admitted(server, name, tmp_path):
+async def test_every_recipe_is_admitted(server, home, name):
+    folder = home / "data"
     config = to_message(read_recipe(name))
     if "/" in config.data.dataset:
         arrays = {"x": np.zeros((10, 784), np.uint8), "y": np.arange(10)}
-        np.savez(tmp_path / "mnist.npz", **arrays)
-        (tmp_path / "x-train.conllu").write_text("1\ta\t_\tX\t_\t_\t0\t_\t_\t_\n")
+        np.savez(folder / "mnist.npz", **arrays)
+        (folder / "x-train.conllu").write_text("1\ta\t_\tX\t_\t_\t0\t_\t_\t_\n")
         for part, language in product(("train", "val"), config.data.languages.split("-")):
-            (tmp_path / f"{part}.{language}").write_text("a dog runs\n" * 3)
-        config.data.dataset = str(tmp_path / "mnist.npz" if config.data.dataset.endswith(".npz") else tmp_path)
+            (folder / f"{part}.{language}").write_text("a dog runs\n" * 3)
+        config.data.dataset = str(folder / "mnist.npz" if config.data.dataset.endswith(".npz") else folder)
     async with server() as stub:
         request = pb.SubmitTrainingJobRequest(config=config, validate_only=True)
         admitted = (await stub.SubmitTrainingJob(request)).job.config.data
@@ -70,7 +71,7 @@ async def test_every_recipe_is_admitted(server, name, tmp_path):
     [
         (lambda config: setattr(config.model, "family", "rnnsaerch"), "rnnsearch"),
         (lambda config: set_fields(config.model, {"vocab_size": 9}), "data decide"),
-        (lambda config: set_fields(config.model, {"mechanism": "mha"}), "is not cross"),
+        (lambda config: set_fields(config.model, {"mechanism": "gla"}), "cross"),
         (lambda config: set_fields(config.model, {"hiden_size": 3}), "hidden_size"),
         (lambda config: set_fields(config.model, {"hidden_size": -3}), "hidden_size"),
         (lambda config: config.model.ClearField("max_seq_len"), "max_seq_len"),

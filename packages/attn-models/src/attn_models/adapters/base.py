@@ -125,11 +125,20 @@ def needed(values: Mapping[str, Any], key: str) -> Any:
     return value
 
 
+MOST_LAYERS = 10_000
+"""More than any model has, and few enough to be listed one by one."""
+
+
 def required_count(values: Mapping[str, Any], key: str, default: int | None = None, least: int = 1) -> int:
-    """The whole number at `key`; raises `InvalidValue` for any other value, or if it is missing without a default."""
+    """The whole number at `key`; raises `InvalidValue` for any other value, or if it is missing without a default.
+
+    Layers are bounded: something is made for each of them before anything else could refuse their number.
+    """
     value = whole(needed(values, key) if default is None else values.get(key, default))
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise InvalidValue.of(key, value, f"a whole number from {least}")
+    if "layer" in key and value > MOST_LAYERS:
+        raise InvalidValue.of(key, value, f"a whole number from {least} to {MOST_LAYERS}")
     return value
 
 

@@ -133,6 +133,7 @@ class FamilyAdapter(StateDictAdapter):
     def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a config.json of this family."""
         values = {**self.defaults, **values}
+        required_count(values, self.fields["num_layers"])
         require_allowed(values, self.allowed)
         fields: dict[str, Any] = {"num_kv_heads": None, **self.fixed}
         for ours, theirs in self.fields.items():

@@ -73,6 +73,8 @@ def _write(method: str, request: Any, context: Context, result: str) -> None:
     named = {name: shortened(str(getattr(request, name)), NAME_BYTES) for name in NAMES if getattr(request, name, None)}
     role = "admin" if call.caller.is_admin else "user"
     peer = str(context.peer())
+    if not structlog.is_configured():  # a gateway within another program, such as a notebook, does not print
+        return
     log.info(
         "audit", action=method, result=result, tenant=call.tenant, role=role, peer=peer, call=call.request_id, **named
     )
