@@ -80,7 +80,8 @@ def api_modules(package: workspace.Package) -> Iterator[tuple[str, list[str]]]:
         found = {line.removeprefix(f"{name}.").partition("(")[0] for line in public_api.module_names(paths[name], name)}
         module = importlib.import_module(name)
         # A name that is imported when it is first used is documented where it is defined.
-        members = {one: vars(module)[one] for one in found if one in vars(module) and f"{name}.{one}" not in paths}
+        documented = {one for one in found if f"{name}.{one}" not in paths and not one.endswith("_command")}
+        members = {one: vars(module)[one] for one in documented if one in vars(module)}
         own = [one for one, value in members.items() if id(value) not in seen and _defined_in(value, package)]
         seen |= {id(value) for value in members.values()}
         if own:
