@@ -122,7 +122,7 @@ class ModelConfig(Checked, frozen=True, kw_only=True):
             str,
             _model(
                 "Model to go on training, by name or folder on the server: its weights, config and tokenizer. Other "
-                "options of the model may only say what it is; max_seq_len is then the length of training sequences.",
+                "options of the model must agree with its config; max_seq_len is then that of training sequences.",
                 short="--from",
                 metavar="NAME|PATH",
             ),
