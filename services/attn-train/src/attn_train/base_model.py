@@ -25,7 +25,7 @@ from torch import nn
 
 from attn_train.data.load import tokenizer_folder
 from attn_train.data.synthetic import TASKS
-from attn_train.data_checks import allowed_roots, require_inside
+from attn_train.data_checks import require_inside_models
 from attn_train.settings import TrainSettings
 from attn_train.tasks.base import derived
 from attn_train.tasks.language_modeling import CHARACTER
@@ -60,8 +60,7 @@ def completed(config: TrainingConfig, *, home: Path, settings: TrainSettings) ->
     if config.model.base_model is None:
         return config
     if "/" in config.model.base_model:
-        roots = allowed_roots(home, settings)
-        require_inside(Path(config.model.base_model), FIELD, (*roots, models_folder(home)))
+        require_inside_models(Path(config.model.base_model), FIELD, home=home, settings=settings)
     folder = base_folder(config.model.base_model, home)
     base = _config_of(folder)
     _require_same_model(config, base, folder)
