@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "tools"))
 
 import changelog_settings  # noqa: E402 -- these four lie in the folder that the line above adds
-import release as release_of  # noqa: E402
 import releases  # noqa: E402
+import shipping  # noqa: E402
 import workspace  # noqa: E402
 
 nox.needs_version = ">=2025.2.9"
@@ -358,12 +358,12 @@ def release(session: nox.Session) -> None:
     session.run(python, "-m", "pip", "check", external=True)
     session.run(str(fresh / "bin" / "attn"), "doctor", external=True)
     session.run("cyclonedx-py", "environment", python, "-o", str(WHEELS / "attn.cdx.json"))
-    session.log(f"hashes: {release_of.write_sums(WHEELS)}")
+    session.log(f"hashes: {shipping.write_sums(WHEELS)}")
 
 
 @nox.session(python=PYTHON, requires=["wheels"], default=False)
-@nox.parametrize("line", [nox.param(found, id=found.label) for found in release_of.install_sets()])
-def installs(session: nox.Session, line: release_of.InstallSet) -> None:
+@nox.parametrize("line", [nox.param(found, id=found.label) for found in shipping.install_sets()])
+def installs(session: nox.Session, line: shipping.InstallSet) -> None:
     """A line of README's section Install, from wheels alone: it brings the commands that it promises, and no CUDA."""
     if workspace.needs_torch(workspace.closure(set(line.packages), PACKAGES), PACKAGES):
         install_torch(session)

@@ -1,4 +1,4 @@
-"""Sphinx settings of the documentation site: `nox -s site` builds it into dist/site."""
+"""Sphinx settings of the documentation site: `nox -s docs` builds it into dist/site."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import shipping
 import workspace
 from attn_cli.main import ELSEWHERE
 from attn_core import installed
@@ -36,6 +37,13 @@ def test_every_command_of_ours_is_listed_with_a_package_that_brings_it() -> None
     assert set(listed) == {name for name, owner in owned.items() if owner in packages and owner != "attn-cli"}
     for name, package in listed.items():
         assert owned[name] in workspace.closure({package}, packages), f"{package} does not bring attn {name}"
+
+
+@pytest.mark.parametrize("line", shipping.install_sets(), ids=lambda line: line.label)
+def test_what_readme_installs_brings_the_commands_that_it_promises(line: shipping.InstallSet) -> None:
+    commands, brought = installed().commands, workspace.closure(set(line.packages), workspace.packages())
+    assert {commands.owner(command) for command in line.commands} <= brought
+    assert not line.commands or "attn-cli" in brought
 
 
 def test_a_command_of_a_missing_package_says_what_to_install() -> None:

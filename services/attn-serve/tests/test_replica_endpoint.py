@@ -14,6 +14,7 @@ from asking_inference import until
 from attn_core.errors import AttnError, InternalError, InvalidValue, LayerFailed, Unavailable, error_of_reasons
 from attn_engine.sequence import NoTokenError
 from attn_host import EmbedTask, TextTask, open_host
+from attn_host.preparation import LANES
 from attn_schema import (
     AttentionMapsRequest,
     EngineConfig,
@@ -160,6 +161,26 @@ async def test_a_call_in_flight_when_the_connection_is_closed_goes_on_elsewhere(
     with pytest.raises(asyncio.CancelledError):
         await cancelled
     held.set()
+
+
+async def test_a_task_that_is_cancelled_while_it_waits_to_be_prepared_is_not_begun(
+    server: ReplicaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit, held, begun = server.host.submit, threading.Event(), []
+    monkeypatch.setattr(server.host, "submit", lambda task: (begun.append(task.id), held.wait(10), submit(task)))
+    async with Gateway(server) as gateway:
+        before = [asyncio.create_task(gateway.tokens(task())) for _ in range(LANES["text"])]
+        await until(lambda: len(begun) == LANES["text"])
+        waiting = task()
+        submitting = asyncio.create_task(gateway.client.submit(waiting))
+        await until(lambda: any(waiting.id in session.tasks for session in server._sessions.values()))
+        await gateway.client.cancel(waiting.id)
+        with pytest.raises(EngineLost, match="cancelled"):
+            await asyncio.wait_for(submitting, 5)
+        held.set()
+        assert [len(ids) for ids in await asyncio.gather(*before)] == [20, 20]
+        assert waiting.id not in begun
+        assert not any(session.tasks for session in server._sessions.values())
 
 
 async def test_a_replica_that_drains_says_so_and_waits_for_its_tasks(server: ReplicaServer) -> None:

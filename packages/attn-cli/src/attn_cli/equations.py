@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from pylatexenc import latexwalker
 from pylatexenc.latex2text import LatexNodes2Text, MacroTextSpec, get_default_latex_context_db
@@ -32,6 +33,7 @@ def _without_layout(part: str) -> str:
     return cases.sub(lambda found: found[1].replace("&", r"\text{ if }").replace(r"\\", ";"), part)
 
 
+@cache
 def _converter() -> LatexNodes2Text:
     context = get_default_latex_context_db()
     own = [MacroTextSpec("frac", _fraction), *(MacroTextSpec(name, text) for name, text in WORDS.items())]

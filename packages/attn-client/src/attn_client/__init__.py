@@ -1,4 +1,4 @@
-"""The Python client of attn, sync and asyncio, and the nouns of attn-schema that its calls need most. No torch."""
+"""The Python client of attn, sync and asyncio, and what its calls need most of attn-schema. No torch."""
 
 from __future__ import annotations
 

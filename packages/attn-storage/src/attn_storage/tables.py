@@ -32,7 +32,7 @@ jobs = Table(
     Column("last_event", LARGE, nullable=False, server_default="0"),
     sqlite_autoincrement=True,
 )
-"""Training jobs; nouns as JSON, times in seconds since 1970. `owner` is a tenant, empty for everybody's."""
+"""Training jobs; config and metrics as JSON, times since 1970 in seconds. `owner` is a tenant, "" for everybody's."""
 
 events = Table(
     "events",

@@ -82,8 +82,7 @@ def call_of(context: Context) -> Call:
     """The call that `context` belongs to."""
     remaining: float | None = context.time_remaining()  # the stubs forget that there may be none
     deadline = None if remaining is None else time.monotonic() + remaining
-    said = tenant_of(context)
-    caller = CALLER.get() or Caller(tenant=said, owner="", is_admin=True)
+    caller = CALLER.get() or Caller(tenant=tenant_of(context), owner="", is_admin=True)
     return Call(
         request_id=request_id_of(context), deadline=deadline, tenant=caller.tenant, caller=caller, spend=SPEND.get()
     )
@@ -91,8 +90,13 @@ def call_of(context: Context) -> Call:
 
 def tenant_of(context: Context) -> str:
     """The same word for every call with the same bearer token; empty without a token."""
-    given = [value for key, value in context.invocation_metadata() or () if key == AUTHORIZATION]
-    return _name(str(given[0])) if given else ""
+    given = authorization_in(context.invocation_metadata())
+    return _name(given[0]) if given else ""
+
+
+def authorization_in(metadata: Any) -> list[str]:
+    """The values of `authorization` in a call's metadata, which may be None."""
+    return [str(value) for key, value in metadata or () if key == AUTHORIZATION]
 
 
 def tenant_named(token: str) -> str:

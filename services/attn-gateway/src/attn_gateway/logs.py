@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 import structlog
 
@@ -40,3 +41,9 @@ def configure_logs(level: str = "info") -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(number)
+
+
+def report(log: Any, event: str, **facts: Any) -> None:
+    """Write a line about a call; a gateway within another program, such as a notebook, does not print these."""
+    if structlog.is_configured():
+        log.info(event, **facts)

@@ -70,7 +70,11 @@ class Tenants:
 
     def all(self) -> list[Tenant]:
         """All tenants, each once."""
-        return list({tenant.name: tenant for _, tenant in self._expected}.values())
+        return list(self._by_name.values())
+
+    def named(self, name: str) -> Tenant | None:
+        """The tenant of this name; None for an unknown one."""
+        return self._by_name.get(name)
 
     def of(self, authorization: Iterable[str]) -> Tenant | None:
         """The tenant of a call with these values of `authorization`; None for a wrong token, none, or several."""
@@ -101,6 +105,7 @@ class Tenants:
 
     def _set(self, by_token: Mapping[str, Tenant]) -> None:
         self._expected = [(f"Bearer {token}".encode(), tenant) for token, tenant in by_token.items()]
+        self._by_name = {tenant.name: tenant for tenant in by_token.values()}
 
 
 def read_tenants(path: Path) -> dict[str, Tenant]:

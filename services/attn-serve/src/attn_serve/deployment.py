@@ -155,11 +155,11 @@ class DeploymentBackend:
         self._where[task.id] = replica
         await replica.submit(task)
 
-    async def _ask_any(self, method: str, argument: Any, *more: Any) -> Any:
+    async def _ask_any(self, method: str, argument: Any, *more: str) -> Any:
         """The answer of any replica; a task that has an id can be cancelled there."""
         replica = self._choose(())
         if method == "attention_maps":
-            return await replica.call(method, argument, more[0] if more else "")
+            return await replica.call(method, argument, *more)
         self._where[argument.id] = replica
         replica.tasks.add(argument.id)
         try:

@@ -61,6 +61,9 @@ class Scalable(Protocol):
 class EngineClient:
     """One model behind asyncio calls. Errors are those of `attn_core.errors`."""
 
+    adapter = ""
+    """The adapter that calls name; none."""
+
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self._streams = Streams()
@@ -105,7 +108,8 @@ class EngineClient:
 
     async def attention_maps(self, request: AttentionMapsRequest) -> list[AttentionMap]:
         """Attention weights, one map a layer."""
-        return cast("list[AttentionMap]", await repeated(partial(self.backend.call, "attention_maps", request)))
+        call = partial(self.backend.call, "attention_maps", request, self.adapter)
+        return cast("list[AttentionMap]", await repeated(call))
 
     async def stats(self) -> EngineStats:
         """How busy the model is."""
@@ -152,10 +156,6 @@ class AdapterClient(EngineClient):
         self.backend = base.backend
         self.adapter = adapter
         self._streams = base._streams  # noqa: SLF001 -- one engine has one stream of outputs
-
-    async def attention_maps(self, request: AttentionMapsRequest) -> list[AttentionMap]:
-        """Attention weights with the adapter, one map a layer."""
-        return cast("list[AttentionMap]", await self.backend.call("attention_maps", request, self.adapter))
 
     async def stop(self, shutdown_timeout: float) -> None:  # noqa: ARG002 -- requests that run go on
         """Unload the adapter; the model stays."""

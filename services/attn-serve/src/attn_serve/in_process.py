@@ -26,7 +26,7 @@ async def call_host(host: ModelHost, method: str, *arguments: Any) -> Any:
     """The answer of a method of a host, without holding up the event loop for long."""
     if method in IN_THREAD:
         return await asyncio.to_thread(getattr(host, method), *arguments)
-    preparation = PREPARATIONS.setdefault(host, Preparation())
+    preparation = PREPARATIONS.get(host) or PREPARATIONS.setdefault(host, Preparation())
     match method, arguments:
         case "submit", (task,):
             answer: Any = preparation.submit(host, task)

@@ -136,10 +136,13 @@ class ReplicaServer:
             (task,) = arguments
             session.tasks.add(task.id)
             try:
-                # Tokenising a long prompt takes seconds, in which the outputs of others go on.
-                await asyncio.to_thread(self.host.submit, task)
-            except BaseException:
+                await call_host(self.host, method, task)
+            except BaseException as error:
                 session.tasks.discard(task.id)
+                handler = asyncio.current_task()
+                if isinstance(error, asyncio.CancelledError) and not (handler and handler.cancelling()):
+                    # Another call has cancelled the task; gRPC would leave this one without an answer.
+                    raise EngineLost("the task was cancelled before it began") from None
                 raise
             return None
         return await call_host(self.host, method, *arguments)

@@ -78,7 +78,7 @@ class SentError(msgspec.Struct, frozen=True):
 
 
 class SentTask(msgspec.Struct, frozen=True):
-    """A `TextTask`, with its parameters by name: msgspec decodes no number as large as a seed can be into a noun."""
+    """A `TextTask`, its parameters as a dict: msgspec decodes no integer as large as a seed into a Struct."""
 
     id: str
     prompt: Prompt

@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 from attn.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_pb2_grpc
 from attn_core.errors import InvalidValue
-from attn_gateway import Context, call_of, page_of
+from attn_gateway import Call, Context, call_of, page_of
 from attn_host import EmbedTask, TextTask
 from attn_schema import (
     AttentionMapsRequest,
@@ -37,11 +37,10 @@ MAX_SHUTDOWN_TIMEOUT = 3600.0
 def text_task(
     prompt: Prompt,
     params: SamplingParams | ScoringParams,
-    context: Context,
+    call: Call,
     resume: Resumption | None = None,
 ) -> TextTask:
     """A task under an id of its own, with the deadline and the tenant of the call."""
-    call = call_of(context)
     return TextTask(prompt=prompt, params=params, timeout=call.remaining(), tenant=call.tenant, resume=resume)
 
 
@@ -55,30 +54,32 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """Stream completions."""
-        engine = self._engine(request.model, context)
+        call = call_of(context)
+        engine = self._engine(request.model, call)
         asked = from_message(GenerateRequest, request)
-        task = text_task(asked.prompt, asked.sampling, context, asked.resume)
-        spend = call_of(context).spend
+        task = text_task(asked.prompt, asked.sampling, call, asked.resume)
         async with aclosing(engine.generate(task)) as deltas:
             async for delta in deltas:
-                spend(len(delta.tokens) + (delta.usage.prompt_tokens if delta.usage else 0))
+                call.spend(len(delta.tokens) + (delta.usage.prompt_tokens if delta.usage else 0))
                 yield to_message(delta)
 
     async def Score(self, request: inference_pb2.ScoreRequest, context: Context) -> inference_pb2.ScoreResponse:
         """Score given sequences."""
-        engine = self._engine(request.model, context)
+        call = call_of(context)
+        engine = self._engine(request.model, call)
         asked = from_message(ScoreRequest, request)
         params = ScoringParams(top_logprobs=asked.top_logprobs)
-        scores = await engine.score([text_task(prompt, params, context) for prompt in asked.prompts])
+        scores = await engine.score([text_task(prompt, params, call) for prompt in asked.prompts])
         usage = Usage(prompt_tokens=sum(len(score.tokens) for score in scores))
-        call_of(context).spend(usage.prompt_tokens)
+        call.spend(usage.prompt_tokens)
         return inference_pb2.ScoreResponse(scores=map(to_message, scores), usage=to_message(usage))
 
     async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> inference_pb2.EmbedResponse:
         """Embed texts."""
-        engine = self._engine(request.model, context)
+        call = call_of(context)
+        engine = self._engine(request.model, call)
         asked = from_message(EmbedRequest, request)
-        task = EmbedTask(texts=asked.texts, timeout=call_of(context).remaining())
+        task = EmbedTask(texts=asked.texts, timeout=call.remaining())
         response: inference_pb2.EmbedResponse = to_message(await engine.embed(task))
         return response
 
@@ -88,7 +89,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         context: Context,
     ) -> inference_pb2.TokenizeResponse:
         """Tokenise a prompt."""
-        engine = self._engine(request.model, context)
+        engine = self._engine(request.model, call_of(context))
         found = await engine.tokenize(from_message(TokenizeRequest, request).prompt)
         # A long text has so many tokens that writing them down would keep other calls waiting.
         response: inference_pb2.TokenizeResponse = await asyncio.to_thread(to_message, found)
@@ -100,7 +101,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         context: Context,
     ) -> AsyncIterator[inference_pb2.AttentionMapsResponse]:
         """Stream attention weights, one layer a message."""
-        engine = self._engine(request.model, context)
+        engine = self._engine(request.model, call_of(context))
         for found in await engine.attention_maps(from_message(AttentionMapsRequest, request)):
             yield to_message(found)
 
@@ -110,11 +111,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         context: Context,
     ) -> inference_pb2.GetEngineStatsResponse:
         """Say how busy a model is."""
-        response: inference_pb2.GetEngineStatsResponse = to_message(await self._engine(request.model, context).stats())
+        engine = self._engine(request.model, call_of(context))
+        response: inference_pb2.GetEngineStatsResponse = to_message(await engine.stats())
         return response
 
-    def _engine(self, model: str, context: Context) -> EngineClient:
-        return self._fleet.engine(model, call_of(context).caller.sees)
+    def _engine(self, model: str, call: Call) -> EngineClient:
+        return self._fleet.engine(model, call.caller.sees)
 
 
 class ModelServicer(model_pb2_grpc.ModelServiceServicer):

@@ -14,6 +14,7 @@ from attn_core.errors import AttnError
 
 from attn_gateway.call import Context, call_of
 from attn_gateway.interceptors.handlers import Continuation, Handler, behaviour_of, is_own, rebuild
+from attn_gateway.logs import report
 from attn_gateway.status import code_of, shortened
 
 log = structlog.get_logger("audit")
@@ -73,8 +74,5 @@ def _write(method: str, request: Any, context: Context, result: str) -> None:
     named = {name: shortened(str(getattr(request, name)), NAME_BYTES) for name in NAMES if getattr(request, name, None)}
     role = "admin" if call.caller.is_admin else "user"
     peer = str(context.peer())
-    if not structlog.is_configured():  # a gateway within another program, such as a notebook, does not print
-        return
-    log.info(
-        "audit", action=method, result=result, tenant=call.tenant, role=role, peer=peer, call=call.request_id, **named
-    )
+    told = {"tenant": call.tenant, "role": role, "peer": peer, "call": call.request_id}
+    report(log, "audit", action=method, result=result, **told, **named)

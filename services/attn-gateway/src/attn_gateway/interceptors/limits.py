@@ -144,7 +144,7 @@ class Limits(grpc.aio.ServerInterceptor):
 
     def use_of(self, tenant: str) -> TenantUse | None:
         """What a tenant uses, by its present limits; None for one without limits."""
-        known = next((found for found in self._tenants.all() if found.name == tenant), None)
+        known = self._tenants.named(tenant)
         if known is None:
             return None
         use = self._uses.get(tenant)

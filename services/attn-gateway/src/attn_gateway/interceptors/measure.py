@@ -15,8 +15,9 @@ import structlog
 from attn.v1 import inference_pb2
 from attn_core.errors import Unauthenticated, UnknownName
 
-from attn_gateway.call import AUTHORIZATION, Context, request_id_of
+from attn_gateway.call import Context, authorization_in, request_id_of
 from attn_gateway.interceptors.handlers import Continuation, Handler, behaviour_of, is_own, rebuild
+from attn_gateway.logs import report
 from attn_gateway.metrics import INFERENCE, Metrics
 from attn_gateway.status import code_of, public_error
 from attn_gateway.tenants import Tenants
@@ -102,8 +103,7 @@ class Measured(grpc.aio.ServerInterceptor):
     @contextmanager
     def _call(self, method: str, request: Any, context: Context) -> Any:
         model = getattr(request, "model", "")
-        given = (str(value) for key, value in context.invocation_metadata() or () if key == AUTHORIZATION)
-        known_tenant = self._tenants.of(given)
+        known_tenant = self._tenants.of(authorization_in(context.invocation_metadata()))
         tenant = known_tenant.name if known_tenant else ""
         record = CallRecord(method, model if isinstance(model, str) else "", tenant)
         code = grpc.StatusCode.OK
@@ -144,9 +144,8 @@ class Measured(grpc.aio.ServerInterceptor):
             told |= {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
         if record.first_token is not None:
             told["first_token_seconds"] = round(record.first_token, 6)
-        if structlog.is_configured():  # a gateway within another program, such as a notebook, does not print
-            told = {name: value for name, value in told.items() if value != ""}
-            log.info("call", method=record.method, code=code.name, seconds=round(seconds, 6), **told)
+        told = {name: value for name, value in told.items() if value != ""}
+        report(log, "call", method=record.method, code=code.name, seconds=round(seconds, 6), **told)
 
     def _measure(self, record: CallRecord, response: Any) -> None:
         """Note the tokens of one message of a completion."""

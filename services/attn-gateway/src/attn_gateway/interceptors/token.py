@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 from attn_core.errors import Unauthenticated
 
-from attn_gateway.call import AUTHORIZATION, CALLER, Caller, Context
+from attn_gateway.call import CALLER, Caller, Context, authorization_in
 from attn_gateway.interceptors.handlers import Continuation, Handler, around
 from attn_gateway.tenants import Tenants
 
@@ -28,8 +28,7 @@ class BearerToken(grpc.aio.ServerInterceptor):
         """Let the call in, as one of its tenant, or answer it with a refusal."""
         if details.method.startswith(HEALTH):
             return await continuation(details)
-        metadata: Any = details.invocation_metadata or ()
-        tenant = self._tenants.of(str(value) for key, value in metadata if key == AUTHORIZATION)
+        tenant = self._tenants.of(authorization_in(details.invocation_metadata))
         if tenant is None:
             # The kinds of calls look the same on the wire, and this one reads no request before it refuses.
             return grpc.stream_stream_rpc_method_handler(_refuse)
@@ -48,7 +47,7 @@ class BearerToken(grpc.aio.ServerInterceptor):
 
     def admits(self, metadata: Any) -> bool:
         """Whether this metadata gives one of the tokens."""
-        return self._tenants.of(str(value) for key, value in metadata or () if key == AUTHORIZATION) is not None
+        return self._tenants.of(authorization_in(metadata)) is not None
 
 
 async def _refuse(_requests: Any, _context: Context) -> AsyncIterator[bytes]:

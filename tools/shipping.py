@@ -14,7 +14,7 @@ SUMS = "SHA256SUMS"
 
 @dataclass(frozen=True)
 class InstallSet:
-    """A line of README that installs packages: their names, and the subcommands of `attn` that its comment promises."""
+    """A line of README that installs packages: their names, and the subcommands of `attn` that end its comment."""
 
     packages: tuple[str, ...]
     commands: tuple[str, ...]
@@ -25,16 +25,14 @@ class InstallSet:
         return "+".join(self.packages)
 
 
-def install_sets(text: str | None = None) -> list[InstallSet]:
+def install_sets() -> list[InstallSet]:
     """The sets of README's section Install, in its order."""
-    text = (workspace.ROOT / "README.md").read_text(encoding="utf-8") if text is None else text
-    found = []
-    for line in re.findall(r"^pip install ((?:attn-[a-z-]+ ?)+) *#(.*)$", text, re.MULTILINE):
-        promised = line[1].rpartition(": ")[2] if ": attn" in line[1] else line[1].partition(":")[0]
-        _, attn, rest = promised.partition("attn ")
-        commands = tuple(word for word in re.findall(r"[a-z]+", attn + rest) if word != "attn")
-        found.append(InstallSet(tuple(line[0].split()), commands))
-    return found
+    text = (workspace.ROOT / "README.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^pip install ((?:attn-[a-z-]+ ?)+) *#(.*)$", text, re.MULTILINE)
+    return [
+        InstallSet(tuple(names.split()), tuple(re.findall(r"[a-z]+", comment.partition("attn ")[2])))
+        for names, comment in lines
+    ]
 
 
 def write_sums(folder: Path) -> Path:
