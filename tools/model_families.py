@@ -16,15 +16,13 @@ from typing import Any
 
 import torch
 import workspace
-from attn_core import RaggedBatch
 from attn_models.adapters.base import EncoderAdapter, Layout, StateDictAdapter
 from attn_models.adapters.native import LAYOUTS, NativeAdapter
 from attn_models.adapters.registry import our_adapters
 from attn_models.loading import load_model
 from attn_models.weights.gguf_families import GGUF_FAMILIES
 from attn_testing.families import FAMILIES
-from attn_testing.memory import DictionaryStore
-from torch import Tensor
+from attn_testing.memory import stepped_logits
 
 README = workspace.ROOT / "packages" / "attn-models" / "README.md"
 BEGIN, END = "<!-- families: python tools/model_families.py --write -->", "<!-- end of families -->"
@@ -55,17 +53,6 @@ def peers(family: str) -> Iterator[Any]:
         yield model
 
 
-def stepped(model: Any, tokens: Tensor) -> Tensor:
-    """Logits [tokens, vocabulary] of one sequence [tokens], computed in two chunks and then token by token."""
-    store, done, parts = DictionaryStore(model.state_specs(), "float32"), 0, []
-    store.admit(0)
-    for count in (6, 9, *[1] * (len(tokens) - 15)):
-        batch = RaggedBatch.of([count], [done], torch.tensor)
-        parts.append(model.logits(model.step(tokens[done : done + count], batch, store.view(batch, [0]))))
-        done += count
-    return torch.cat(parts)
-
-
 @torch.no_grad()
 def difference(family: str) -> float:
     """The largest difference of a logit over all tiny configs of a family."""
@@ -75,7 +62,7 @@ def difference(family: str) -> float:
             peer.save_pretrained(folder)
             model, tokens = load_model(folder).model, torch.randint(61, (20,))
             theirs = peer(tokens[None]).logits[0]
-            for ours in (model(tokens[None])[0], stepped(model, tokens)):
+            for ours in (model(tokens[None])[0], stepped_logits(model, tokens, [6, 9, 1, 1, 1, 1, 1])):
                 found = max(found, (ours - theirs).abs().max().item())
     return found
 

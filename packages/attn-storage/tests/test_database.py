@@ -13,7 +13,7 @@ from alembic.runtime.migration import MigrationContext
 from attn_core.errors import InvalidValue, Unavailable, WrongState
 from attn_storage import Database, database_url, schema_version
 from attn_storage.tables import jobs, metadata
-from sqlalchemy import func, insert, select, text, update
+from sqlalchemy import event, func, insert, select, text, update
 
 
 def add(database: Database, name: str) -> None:
@@ -86,6 +86,30 @@ def test_the_version_changes_with_each_write_and_only_then(database, url):
     with Database(url) as other:
         add(other, "b")
     assert database.version() != before
+
+
+def test_closing_waits_for_a_thread_that_asks_for_the_version(url):
+    database = Database(url)
+    database.version()
+    asked, go_on, answers = threading.Event(), threading.Event(), []
+
+    def slow(*_given: object) -> None:
+        asked.set()
+        go_on.wait(30)
+
+    event.listen(database._engine, "before_cursor_execute", slow)
+    asking = threading.Thread(target=lambda: answers.append(database.version()))
+    closing = threading.Thread(target=database.close)
+    asking.start()
+    assert asked.wait(30)
+    closing.start()
+    closing.join(0.2)
+    assert closing.is_alive()
+    go_on.set()
+    asking.join(30)
+    closing.join(30)
+    assert len(answers) == 1
+    assert not closing.is_alive()
 
 
 def test_the_migrations_make_just_the_tables_that_are_used(database):

@@ -11,51 +11,27 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from attn_core import RaggedBatch
 from attn_core.errors import CheckpointInvalid, Incompatible, UserError
 from attn_local import LocalClient
 from attn_models.loading import load_model, save_model
 from attn_models.sources import convert
 from attn_models.tokenizers import character_tokenizer
 from attn_schema import SamplingParams
-from attn_testing import DictionaryStore
 from attn_testing.config_changes import changes
-
-SIZES = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
+from attn_testing.families import NARROW
+from attn_testing.memory import stepped_logits
 
 
 def written(folder, **fields):
     """A random model of transformers in a folder, every weight far from its initial value."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    peer = transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**SIZES | fields)).eval()
+    peer = transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**NARROW | fields)).eval()
     with torch.no_grad():
         for name, weight in peer.named_parameters():
             weight.normal_(mean=float("norm" in name), std=0.2)
     peer.save_pretrained(folder)
     return peer
-
-
-def stepped(model, tokens, sizes):
-    store, done, found = DictionaryStore(model.state_specs(), "float32"), 0, []
-    store.admit(0)
-    for size in sizes:
-        batch = RaggedBatch.of([size], [done], torch.tensor)
-        with torch.no_grad():
-            found.append(model.logits(model.step(tokens[done : done + size], batch, store.view(batch, [0]))))
-        done += size
-    return torch.cat(found)
 
 
 def test_the_family_takes_at_most_90_lines():
@@ -87,7 +63,7 @@ def test_logits_are_those_of_transformers_whole_in_steps_and_padded(tmp_path, fi
             expected = theirs[row, : len(prompt)]
             torch.testing.assert_close(model(prompt[None])[0], expected, rtol=0, atol=1e-5)
             sizes = [1] * len(prompt) if row else [6, 9, 1, 1, 1, 1, 1]
-            torch.testing.assert_close(stepped(model, prompt, sizes), expected, rtol=0, atol=1e-5)
+            torch.testing.assert_close(stepped_logits(model, prompt, sizes), expected, rtol=0, atol=1e-5)
     save_model(tmp_path / "ours", model, layout="olmo2")
     again = type(peer).from_pretrained(tmp_path / "ours").eval()
     with torch.no_grad():
@@ -125,7 +101,7 @@ def test_every_change_of_a_config_gives_the_logits_of_transformers_or_is_refused
     transformers = pytest.importorskip("transformers")
     transformers.logging.disable_progress_bar()
     ids = torch.randint(1, 30, (1, 20), generator=torch.Generator().manual_seed(1))
-    config = transformers.Olmo2Config(**SIZES)
+    config = transformers.Olmo2Config(**NARROW)
     found = {
         words: outcome(transformers, tmp_path / str(number), values, ids if values.get("vocab_size") != 1 else 0 * ids)
         for number, (words, values) in enumerate(changes(config.to_dict()))
@@ -231,7 +207,7 @@ def test_a_tensor_that_is_missing_is_named(tmp_path):
     from safetensors.torch import load_file, save_file
 
     adapter = attn_olmo2.olmo2.Olmo2Adapter()
-    values = {key: value for key, value in SIZES.items() if value is not None} | {"model_type": "olmo2"}
+    values = {key: value for key, value in NARROW.items() if value is not None} | {"model_type": "olmo2"}
     folder = save_model(tmp_path / "model", adapter.build(adapter.from_hf_config(values)), layout="olmo2")
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.layers.1.self_attn.q_norm.weight"]

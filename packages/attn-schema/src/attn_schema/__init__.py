@@ -12,6 +12,7 @@ from attn_schema.catalog import (
 from attn_schema.deployment import ClusterConfig, DeploymentConfig, ServedModelConfig
 from attn_schema.device import DeviceConfig
 from attn_schema.engine import EngineConfig, EngineStats, ReplicaStats
+from attn_schema.finetuning import LoraConfig, ObjectiveConfig
 from attn_schema.inference import (
     AttentionMap,
     AttentionMapsRequest,
@@ -78,11 +79,13 @@ __all__ = [
     "GenerateRequest",
     "JobEvent",
     "JobState",
+    "LoraConfig",
     "Mechanism",
     "MechanismOption",
     "ModelConfig",
     "ModelInfo",
     "ModelState",
+    "ObjectiveConfig",
     "OptimizerConfig",
     "OutputDelta",
     "Paper",

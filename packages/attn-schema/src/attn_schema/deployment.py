@@ -37,10 +37,10 @@ class DeploymentConfig(Checked, frozen=True, kw_only=True):
     ] | None = None  # fmt: skip
     target_requests: Annotated[
         float,
-        Meta(gt=0, description="Requests, computed or waiting, for each of which load there is one engine."),
+        Meta(gt=0, description="Running and waiting requests per engine that autoscaling aims at."),
     ] = 16.0  # fmt: skip
     idle_seconds: Annotated[
-        float, Meta(ge=0, description="How long the load must be lower before an engine is given back, in seconds.")
+        float, Meta(ge=0, description="How long the load must stay lower before an engine is removed, in seconds.")
     ] = 60.0  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -20,26 +20,28 @@ class LoraConfig(Checked, frozen=True, kw_only=True):
     Without `lora_rank` there is none, and all weights are trained.
     """
 
-    lora_rank: Annotated[int, _lora("Rank of the adapter that is trained; without it all weights.", ge=1)] | None = None
+    lora_rank: Annotated[int, _lora("Rank of the LoRA adapter; all weights are trained if not given.", ge=1)] | None = (
+        None
+    )
     lora_alpha: (
         Annotated[
             float,
-            _lora("What the adapter adds is multiplied by lora_alpha / lora_rank; twice lora_rank if not given.", gt=0),
+            _lora("Output of the adapter is scaled by lora_alpha / lora_rank; twice lora_rank if not given.", gt=0),
         ]
         | None
     ) = None
-    lora_dropout: Annotated[float, _lora("Probability of dropping inputs of the adapter.", ge=0, lt=1)] = 0.0
+    lora_dropout: Annotated[float, _lora("Dropout probability of the adapter's inputs.", ge=0, lt=1)] = 0.0
     lora_target_modules: Annotated[
         tuple[str, ...],
         _lora(
             "Linear layers that get an adapter, by the end of their names, such as q_proj; all of the blocks if empty."
         ),
     ] = ()
-    use_rslora: Annotated[bool, _lora("Divide lora_alpha by the root of lora_rank (arXiv 2312.03732).")] = False
-    use_dora: Annotated[bool, _lora("Train magnitudes and directions apart (DoRA, arXiv 2402.09353).")] = False
+    use_rslora: Annotated[bool, _lora("Scale by lora_alpha / sqrt(lora_rank) (rsLoRA, arXiv 2312.03732).")] = False
+    use_dora: Annotated[bool, _lora("Split weights into magnitude and direction (DoRA, arXiv 2402.09353).")] = False
     base_quantization: Annotated[
         Literal["none", "int8", "int4"],
-        _lora("Storage of the frozen weights of the base (QLoRA, arXiv 2305.14314)."),
+        _lora("Quantization of the frozen weights of the base (QLoRA, arXiv 2305.14314)."),
     ] = "none"
 
     def __post_init__(self) -> None:
@@ -71,7 +73,7 @@ class ObjectiveConfig(Checked, frozen=True, kw_only=True):
         Annotated[
             float,
             _objective(
-                f"How strongly preferences keep to the base, with data of the format preference; "
+                f"Beta of DPO, with data of the format preference: a higher one keeps the model closer to its base; "
                 f"{DPO_BETA:g} if not given.",
                 gt=0,
             ),
@@ -90,12 +92,16 @@ class ObjectiveConfig(Checked, frozen=True, kw_only=True):
         | None
     ) = None
     distillation_temperature: (
-        Annotated[float, _objective("What logits of teacher and model are divided by; 1 if not given.", gt=0)] | None
+        Annotated[float, _objective("Softmax temperature of teacher and model; 1 if not given.", gt=0)] | None
     ) = None
     distillation_weight: (
         Annotated[
             float,
-            _objective("Weight of the teacher in the loss, against that of the text; 0.5 if not given.", gt=0, le=1),
+            _objective(
+                "Weight of the distillation loss; that of the cross-entropy is 1 minus it; 0.5 if not given.",
+                gt=0,
+                le=1,
+            ),
         ]
         | None
     ) = None

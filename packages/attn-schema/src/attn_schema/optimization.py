@@ -78,7 +78,8 @@ class OptimizerConfig(Checked, frozen=True, kw_only=True):
         | None
     ) = None
     weight_decay: (
-        Annotated[float, _optimizer("Decoupled weight decay of matrices, of adamw; 0.1 if not given.", ge=0)] | None
+        Annotated[float, _optimizer("Decoupled weight decay of matrices, of adamw and muon; 0.1 if not given.", ge=0)]
+        | None
     ) = None
     beta1: (
         Annotated[float, _optimizer("Decay of the mean of gradients, of adamw; 0.9 if not given.", ge=0, lt=1)] | None
@@ -90,7 +91,9 @@ class OptimizerConfig(Checked, frozen=True, kw_only=True):
     epsilon: (
         Annotated[float, _optimizer("Added to divisors; 1e-8 for adamw, 1e-6 for adadelta if not given.", gt=0)] | None
     ) = None
-    momentum: Annotated[float, _optimizer("Momentum of sgd; 0 if not given.", ge=0, lt=1)] | None = None
+    momentum: Annotated[float, _optimizer("Momentum of sgd, 0 if not given, and of muon, 0.95.", ge=0, lt=1)] | None = (
+        None
+    )
     rho: Annotated[float, _optimizer("Decay of the means of adadelta; 0.95 if not given.", ge=0, lt=1)] | None = None
     gradient_accumulation_steps: Annotated[
         int, _optimizer("Batches of batch_size whose gradients make one step, as one batch of them all would.", ge=1)

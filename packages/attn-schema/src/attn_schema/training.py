@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
 import msgspec
-from attn_core.errors import AttnError, InvalidValue
+from attn_core.errors import AttnError, InvalidValue, error_of_reasons
 from msgspec import Meta
 
 from attn_schema.device import AUTO, Device, require_device
@@ -122,7 +122,7 @@ class ModelConfig(Checked, frozen=True, kw_only=True):
             str,
             _model(
                 "Model to go on training, by name or folder on the server: its weights, config and tokenizer. Other "
-                "options of the model may only say what it is; max_seq_len is then the length of training sequences.",
+                "options of the model must agree with its config; max_seq_len is then that of training sequences.",
                 short="--from",
                 metavar="NAME|PATH",
             ),
@@ -334,16 +334,7 @@ class JobError(Schema, frozen=True, kw_only=True):
 
     def error(self) -> AttnError:
         """The exception, of the class that has the reason."""
-        kind = _by_reason(AttnError, self.reason) or AttnError
-        error = kind.__new__(kind)
-        AttnError.__init__(error, self.message, **self.metadata)
-        return error
-
-
-def _by_reason(kind: type[AttnError], reason: str) -> type[AttnError] | None:
-    if kind.reason == reason:
-        return kind
-    return next((found for child in kind.__subclasses__() if (found := _by_reason(child, reason))), None)
+        return error_of_reasons([self.reason, AttnError.reason], self.message, self.metadata)
 
 
 class Checkpoint(Schema, frozen=True, kw_only=True):

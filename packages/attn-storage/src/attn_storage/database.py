@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -45,6 +46,7 @@ class Database:
         self._sqlite = self.url.get_backend_name() == "sqlite"
         self._engine = _engine(self.url)
         self._watch: Connection | None = None
+        self._watching = threading.Lock()
         try:
             with self._transaction("BEGIN IMMEDIATE", patience=0.0) as connection:
                 schema_version.lock(connection)
@@ -77,6 +79,10 @@ class Database:
 
     def version(self) -> object:
         """Differs from the last answer when somebody has written since, this process included; asked by one thread."""
+        with self._watching:
+            return self._version()
+
+    def _version(self) -> object:
         try:
             if self._watch is None:
                 self._watch = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
@@ -90,9 +96,11 @@ class Database:
             raise self._unavailable(error) from None
 
     def close(self) -> None:
-        """Close all connections."""
-        if self._watch is not None:
-            self._watch.close()
+        """Close all connections, once no thread asks for the `version` any more."""
+        # SQLite crashes where a connection is closed by one thread while another uses it.
+        with self._watching:
+            if self._watch is not None:
+                self._watch.close()
         self._engine.dispose()
 
     def __enter__(self) -> Self:

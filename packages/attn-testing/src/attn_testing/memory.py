@@ -137,6 +137,21 @@ class DictionaryStore:
                         del rows[position]
 
 
+@torch.no_grad()
+def stepped_logits(model: Any, tokens: Tensor, counts: Iterable[int], source: Tensor | None = None) -> Tensor:
+    """Logits [tokens, vocabulary] of one sequence [tokens], computed in steps of so many tokens; `source` is what an
+    encoder-decoder model reads."""
+    store, done, found = DictionaryStore(model.state_specs(), "float32"), 0, []
+    store.admit(0)
+    if source is not None:
+        store.write_source(0, model.encode(source))
+    for count in counts:
+        batch = RaggedBatch.of([count], [done], torch.tensor)
+        found.append(model.logits(model.step(tokens[done : done + count], batch, store.view(batch, [0]))))
+        done += count
+    return torch.cat(found)
+
+
 def rounding(states: Iterable[StateSpecs]) -> float:
     """What float64 computations may differ by that remember these states: more where fewer bits are kept."""
     kept = {row.dtype for specs in states for spec in specs.values() for row in spec.fields.values()}

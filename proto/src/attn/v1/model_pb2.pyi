@@ -301,9 +301,9 @@ class DeploymentConfig(_message.Message):
     max_replicas: _builtins.int
     """Most engines; between `min_replicas` and this the load decides."""
     target_requests: _builtins.float
-    """Requests for each of which load there is one engine. Absent means 16."""
+    """Running and waiting requests per engine that autoscaling aims at. Absent means 16."""
     idle_seconds: _builtins.float
-    """How long the load must be lower before an engine is given back, in seconds. Absent means 60."""
+    """How long the load must stay lower before an engine is removed, in seconds. Absent means 60."""
     def __init__(
         self,
         *,

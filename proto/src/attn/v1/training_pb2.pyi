@@ -183,15 +183,15 @@ class ObjectiveConfig(_message.Message):
     DISTILLATION_TEMPERATURE_FIELD_NUMBER: _builtins.int
     DISTILLATION_WEIGHT_FIELD_NUMBER: _builtins.int
     dpo_beta: _builtins.float
-    """How strongly preferences keep to the base, with data of the format preference; 0.1 if not given."""
+    """Beta of DPO, with data of the format preference: a higher one keeps the model closer to its base; 0.1 if not given."""
     teacher: _builtins.str
     """Model whose probabilities are learned beside the text (distillation), by name or folder; its vocabulary is that of
     the model.
     """
     distillation_temperature: _builtins.float
-    """What logits of teacher and model are divided by; 1 if not given."""
+    """Softmax temperature of teacher and model; 1 if not given."""
     distillation_weight: _builtins.float
-    """Weight of the teacher in the loss, against that of the text; 0.5 if not given."""
+    """Weight of the distillation loss; that of the cross-entropy is 1 minus it; 0.5 if not given."""
     def __init__(
         self,
         *,
@@ -237,17 +237,17 @@ class LoraConfig(_message.Message):
     USE_DORA_FIELD_NUMBER: _builtins.int
     BASE_QUANTIZATION_FIELD_NUMBER: _builtins.int
     lora_rank: _builtins.int
-    """Rank of the adapter that is trained; without it all weights are."""
+    """Rank of the LoRA adapter; all weights are trained if not given."""
     lora_alpha: _builtins.float
-    """What the adapter adds is multiplied by lora_alpha / lora_rank; twice lora_rank if not given."""
+    """Output of the adapter is scaled by lora_alpha / lora_rank; twice lora_rank if not given."""
     lora_dropout: _builtins.float
-    """Probability of dropping inputs of the adapter."""
+    """Dropout probability of the adapter's inputs."""
     use_rslora: _builtins.bool
-    """Divide lora_alpha by the root of lora_rank."""
+    """Scale by lora_alpha / sqrt(lora_rank) (rsLoRA)."""
     use_dora: _builtins.bool
-    """Train magnitudes and directions apart (DoRA)."""
+    """Split weights into magnitude and direction (DoRA)."""
     base_quantization: _builtins.str
-    """Storage of the frozen weights of the base: none, int8 or int4."""
+    """Quantization of the frozen weights of the base: none, int8 or int4."""
     @_builtins.property
     def lora_target_modules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Linear layers that get an adapter, by the end of their names, such as q_proj; all of the blocks if empty."""
@@ -594,7 +594,7 @@ class OptimizerConfig(_message.Message):
     warmup_steps: _builtins.int
     """Steps in which the learning rate rises from 0."""
     weight_decay: _builtins.float
-    """Decoupled weight decay of matrices, of adamw; 0.1 if not given."""
+    """Decoupled weight decay of matrices, of adamw and muon; 0.1 if not given."""
     beta1: _builtins.float
     """Decay of the mean of gradients, of adamw; 0.9 if not given."""
     beta2: _builtins.float
@@ -614,7 +614,7 @@ class OptimizerConfig(_message.Message):
     epsilon: _builtins.float
     """Added to divisors; 1e-8 for adamw, 1e-6 for adadelta if not given."""
     momentum: _builtins.float
-    """Momentum of sgd; 0 if not given."""
+    """Momentum of sgd, 0 if not given, and of muon, 0.95."""
     rho: _builtins.float
     """Decay of the means of adadelta; 0.95 if not given."""
     gradient_accumulation_steps: _builtins.int

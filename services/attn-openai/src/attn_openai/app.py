@@ -90,6 +90,21 @@ async def gone(receive: Receive) -> None:
         pass
 
 
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Any]) -> Any:
+    """The result of `work`, which is cancelled when the caller goes away; raises `CallerGoneError` then."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(gone(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise CallerGoneError
+        return working.result()
+    finally:
+        leaving.cancel()
+        working.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
 class EventStream:
     """Sends events as they come; a caller who goes away ends their source, and an error ends the stream aloud.
 
@@ -115,16 +130,8 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer an HTTP request."""
-        sending = asyncio.ensure_future(self._answer(scope, receive, send))
-        leaving = asyncio.ensure_future(gone(receive))
-        try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                sending.result()
-        finally:
-            leaving.cancel()
-            sending.cancel()
-            await asyncio.gather(sending, leaving, return_exceptions=True)
+        with contextlib.suppress(CallerGoneError):
+            await unless_gone(receive, self._answer(scope, receive, send))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with contextlib.aclosing(self._events):
@@ -217,12 +224,11 @@ class HttpApplication:
         """Answers requests of a kind at once, or as a stream where they ask for one."""
 
         async def handle(request: Request, caller: Caller) -> Any:
-            values = await self._body(request)
-            asked = kind.read(values) if hasattr(kind, "read") else kind.from_mapping(_mapping(values), "request")
+            asked = kind.read(await self._body(request))
             structlog.contextvars.bind_contextvars(**({"user": asked.user} if asked.user else {}))
             timed = caller.until(asked.timeout)
             if stream is None or not asked.stream:
-                return json_response(await unless_gone(request, answer(asked, timed)))
+                return json_response(await unless_gone(request.receive, answer(asked, timed)))
             return EventStream(stream(asked, timed), caller.request_id, done=done)
 
         return self._guarded(handle)
@@ -231,7 +237,7 @@ class HttpApplication:
         """Answers requests of a few fields, which `answer` checks itself."""
 
         async def handle(request: Request, caller: Caller) -> Any:
-            return json_response(await unless_gone(request, answer(_mapping(await self._body(request)), caller)))
+            return json_response(await unless_gone(request.receive, answer(await self._body(request), caller)))
 
         return self._guarded(handle)
 
@@ -269,8 +275,8 @@ class HttpApplication:
             return
         raise InvalidValue.of("host", request.url.hostname, "localhost or an address, on a server without tokens")
 
-    async def _body(self, request: Request) -> Any:
-        """The decoded body; raises `UserError` for one that is too long, too slow, or not JSON."""
+    async def _body(self, request: Request) -> dict[str, Any]:
+        """The decoded body; raises `UserError` for one that is too long, too slow, or not a JSON object."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             # A page of another site can send other types without asking, and would be let in.
@@ -286,12 +292,15 @@ class HttpApplication:
         except TimeoutError:
             raise UserError(f"the body did not come within {BODY_SECONDS:g} seconds") from None
         try:
-            return msgspec.json.decode(b"".join(parts))
+            values = msgspec.json.decode(b"".join(parts))
         except (msgspec.DecodeError, RecursionError, ValueError) as error:
             raise UserError(f"the body is not JSON: {error}", field="body") from None
+        if not isinstance(values, dict):
+            raise InvalidValue.of("body", type(values).__name__, "a JSON object")
+        return values
 
     async def _models(self, request: Request, caller: Caller) -> Response:
-        return json_response(await unless_gone(request, completions.models(caller)))
+        return json_response(await unless_gone(request.receive, completions.models(caller)))
 
     async def _model(self, request: Request, caller: Caller) -> Response:
         return json_response(completions.model_of(await caller.model(request.path_params["name"])))
@@ -304,7 +313,9 @@ class HttpApplication:
         lists = request.query_params.get("tensors") == transcoding.LISTS
         timed = caller.until(timeout_of(request))
         if not calls.streams(name):
-            return json_response(await unless_gone(request, transcoding.call(name, message, timed, lists=lists)))
+            return json_response(
+                await unless_gone(request.receive, transcoding.call(name, message, timed, lists=lists))
+            )
         return LineStream(transcoding.stream(name, message, timed, lists=lists), caller.request_id)
 
     def _document(self) -> Any:
@@ -335,28 +346,6 @@ def is_own_host(name: str) -> bool:
     except ValueError:
         return name in {"localhost", "testserver"}
     return True
-
-
-async def unless_gone(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of `work`, which is cancelled when the caller goes away; raises `CallerGoneError` then."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(gone(request.receive))
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise CallerGoneError
-        return working.result()
-    finally:
-        leaving.cancel()
-        if not working.done():
-            working.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-def _mapping(values: Any) -> dict[str, Any]:
-    if not isinstance(values, dict):
-        raise InvalidValue.of("body", type(values).__name__, "a JSON object")
-    return values
 
 
 def _request_id(request: Request) -> str:

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from attn_core.errors import InvalidValue
 from attn_schema import ModelInfo, OutputDelta, Prompt, SequenceScore, Token, Usage
@@ -98,6 +98,14 @@ def _logprobs(tokens: Sequence[Token], offset: int) -> dict[str, Any]:
     }
 
 
+class Echo(NamedTuple):
+    """A prompt that is returned: its text, its number of tokens, and these with log probabilities if asked for."""
+
+    text: str = ""
+    num_tokens: int = 0
+    scored: tuple[Token, ...] = ()
+
+
 @dataclass(frozen=True)
 class CompletionTask:
     """The prompts of a request and its completions; choice i is completion i modulo n of prompt i // n."""
@@ -116,16 +124,16 @@ class CompletionTask:
         """Completions of each prompt."""
         return self.request.n or 1
 
-    async def echoes(self) -> list[tuple[str, tuple[Token, ...]]]:
-        """Text and tokens of each prompt, with log probabilities where they are asked for; empty without echo."""
+    async def echoes(self) -> list[Echo]:
+        """The prompts as choices begin with them; empty without echo."""
         request, caller = self.request, self.caller
         if not request.echo:
-            return [("", ())] * len(self.prompts)
+            return [Echo()] * len(self.prompts)
         read = await asyncio.gather(*(caller.tokenize(request.model, prompt) for prompt in self.prompts))
         if request.logprobs is None:
-            return [(each.text, ()) for each in read]
+            return [Echo(each.text, len(each.tokens)) for each in read]
         scores: list[SequenceScore] = await caller.score(request.model, self.prompts, request.logprobs)
-        return [(each.text, score.tokens) for each, score in zip(read, scores, strict=True)]
+        return [Echo(each.text, len(each.tokens), score.tokens) for each, score in zip(read, scores, strict=True)]
 
     async def deltas(self) -> AsyncGenerator[tuple[int, OutputDelta], None]:
         """The deltas of all prompts as they come, with the index of the choice."""
@@ -191,8 +199,7 @@ async def complete(request: CompletionRequest, caller: Caller) -> dict[str, Any]
     states = [CompletionState(index) for index in range(len(task.prompts) * task.n)]
     usages: list[Usage] = []
     if request.echo and request.token_limit == 0:
-        read = await asyncio.gather(*(caller.tokenize(request.model, prompt) for prompt in task.prompts))
-        usages = [Usage(prompt_tokens=len(each.tokens)) for each in read]
+        usages = [Usage(prompt_tokens=echo.num_tokens) for echo in echoes]
         for state in states:
             state.finish_reason = "length"
     else:
@@ -202,8 +209,8 @@ async def complete(request: CompletionRequest, caller: Caller) -> dict[str, Any]
                 usages += [delta.usage] if delta.usage else []
     choices = []
     for state in states:
-        text, tokens = echoes[state.index // task.n]
-        choices.append(state.shown(text + state.text, [*tokens, *state.tokens]))
+        echo = echoes[state.index // task.n]
+        choices.append(state.shown(echo.text + state.text, [*echo.scored, *state.tokens]))
     return {**_head(request, caller), "choices": choices, "usage": usage_of(_sum(usages))}
 
 
@@ -219,9 +226,9 @@ async def stream_completions(request: CompletionRequest, caller: Caller) -> Asyn
     if request.echo:
         echoes = await task.echoes()
         for state in states:
-            text, tokens = echoes[state.index // task.n]
-            state.offset = len(text)
-            yield {**head, "choices": [state.shown(text, tokens)]}
+            echo = echoes[state.index // task.n]
+            state.offset = len(echo.text)
+            yield {**head, "choices": [state.shown(echo.text, echo.scored)]}
     usages: list[Usage] = []
     async with aclosing(task.deltas()) as deltas:
         async for index, delta in deltas:

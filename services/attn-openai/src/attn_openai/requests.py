@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from attn_core.errors import InvalidValue
 from attn_schema import SamplingParams, StructuredOutput
@@ -124,13 +124,11 @@ class SamplingFields(Checked, frozen=True, kw_only=True):
             raise InvalidValue.of("stream_options", "an object", "only with stream: true")
 
     @classmethod
-    def read(cls, values: Any) -> Any:
+    def read(cls, values: Mapping[str, Any]) -> Self:
         """The request in a decoded body.
 
         Raises `InvalidValue` or `UnknownName` naming the field that is wrong or not known.
         """
-        if not isinstance(values, dict):
-            raise InvalidValue.of("body", type(values).__name__, "a JSON object")
         known = dict(values)
         for name in NEUTRAL.keys() & known.keys() - set(cls.__struct_fields__):
             allowed = NEUTRAL[name]
@@ -299,6 +297,11 @@ class EmbeddingsRequest(Checked, frozen=True, kw_only=True):
     ] | None = None  # fmt: skip
     user: Annotated[str, Meta(description="Name of the end user, for the server's log.")] | None = None
     timeout: Annotated[float, Meta(gt=0, description="Seconds after which the request ends with 504.")] | None = None
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Self:
+        """The request in a decoded body; raises as `SamplingFields.read`."""
+        return cls.from_mapping(values, "request")
 
     def texts(self) -> tuple[str, ...]:
         """The texts to embed; raises `InvalidValue` for anything else."""

@@ -168,15 +168,17 @@ def _choice(given: Any, functions: dict[str, Function]) -> tuple[Choice, Functio
 
 @dataclass
 class CallReader:
-    """Takes the text of a completion as it grows apart into text and calls; `called` counts the calls so far."""
+    """Takes the text of a completion as it grows apart into text and calls.
+
+    With a named function the whole text is the arguments of one call: see `ChoiceState`.
+    """
 
     tools: Tools
-    called: int = 0
     _held: str = ""
     _is_text: bool = field(default=False)
 
     def read(self, text: str, *, last: bool = False) -> Iterator[str | ToolCall]:
-        """What is certain after more `text`: text, and whole calls. With a named function see `named`."""
+        """What is certain after more `text`: text, and whole calls."""
         if self._is_text or self.tools.choice is Choice.NONE:
             if text:
                 yield text
@@ -197,5 +199,4 @@ class CallReader:
 
     def _call(self, text: str) -> ToolCall:
         told = msgspec.json.decode(text.removeprefix(OPENING))
-        self.called += 1
         return ToolCall(new_call_id(), told["name"], json.dumps(told["arguments"], ensure_ascii=False))

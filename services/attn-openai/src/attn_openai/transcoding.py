@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncGenerator
+from functools import cache
 from html import escape
 from typing import Any
 
@@ -55,10 +56,8 @@ def method_of(service: str, method: str, calls: LocalCalls) -> tuple[str, type[M
     return name, message_factory.GetMessageClass(found.input_type)
 
 
-def read_message(kind: type[Message], values: Any) -> Message:
+def read_message(kind: type[Message], values: dict[str, Any]) -> Message:
     """A message from its JSON form, by either spelling of its fields; raises `InvalidValue` for an unknown field."""
-    if not isinstance(values, dict):
-        raise InvalidValue.of("body", type(values).__name__, "a JSON object")
     try:
         return json_format.ParseDict(values, kind())
     except (json_format.ParseError, TypeError, ValueError) as error:
@@ -180,6 +179,7 @@ def _single(field: FieldDescriptor, schemas: dict[str, Any]) -> dict[str, Any]:
     return dict(JSON_TYPES[field.cpp_type])
 
 
+@cache
 def _descriptions() -> dict[str, dict[str, str]]:
     """What the fields of messages mean, by the names of message and field, as attn-schema says it."""
     found: dict[str, dict[str, str]] = {}

@@ -7,20 +7,18 @@ import secrets
 from pathlib import Path
 
 from attn_core.errors import AlreadyExists, InvalidValue
-from attn_schema.home import models_folder
 from attn_schema.training import TrainingConfig
 
 from attn_train.data.load import IMAGES, MASKED, PAIRS, TAGS, TEXT, data_kind_of, tokenizer_folder
 from attn_train.data.synthetic import TASKS
 from attn_train.data_checks import (
-    allowed_roots,
     check_conversations,
     check_images,
     check_masked,
     check_pairs,
     check_tags,
     check_text,
-    require_inside,
+    require_inside_models,
 )
 from attn_train.model import check_model
 from attn_train.settings import Layout, TrainSettings
@@ -55,8 +53,7 @@ def check_config(config: TrainingConfig, *, home: Path, settings: TrainSettings)
 def _check_teacher(config: TrainingConfig, home: Path, settings: TrainSettings) -> None:
     teacher = config.objective.teacher or ""
     if "/" in teacher:
-        roots = (*allowed_roots(home, settings), models_folder(home))
-        require_inside(Path(teacher), "config.objective.teacher", roots)
+        require_inside_models(Path(teacher), "config.objective.teacher", home=home, settings=settings)
     if data_kind_of(config.model) != TEXT or config.data.name in TASKS:
         raise InvalidValue.of("config.objective.teacher", config.objective.teacher, "none but for texts and chats")
     folder = Path(tokenizer_folder(config.data.tokenizer, home))

@@ -25,7 +25,7 @@ from torch import nn
 
 from attn_train.data.load import tokenizer_folder
 from attn_train.data.synthetic import TASKS
-from attn_train.data_checks import allowed_roots, require_inside
+from attn_train.data_checks import require_inside_models
 from attn_train.settings import TrainSettings
 from attn_train.tasks.base import derived
 from attn_train.tasks.language_modeling import CHARACTER
@@ -60,8 +60,7 @@ def completed(config: TrainingConfig, *, home: Path, settings: TrainSettings) ->
     if config.model.base_model is None:
         return config
     if "/" in config.model.base_model:
-        roots = allowed_roots(home, settings)
-        require_inside(Path(config.model.base_model), FIELD, (*roots, models_folder(home)))
+        require_inside_models(Path(config.model.base_model), FIELD, home=home, settings=settings)
     folder = base_folder(config.model.base_model, home)
     base = _config_of(folder)
     _require_same_model(config, base, folder)
@@ -114,14 +113,20 @@ def _require_same_model(config: TrainingConfig, base: Any, folder: Path) -> None
 def _require_same_tokenizer(base: Path, given: Path) -> None:
     """Raise `Incompatible` for a tokenizer that spells a token otherwise than the base's."""
     theirs, ours = Tokenizer.from_folder(given), Tokenizer.from_folder(base)
-    said = f"tokenizer {given.name}"
+    require_same_vocabulary(f"tokenizer {given.name}", theirs, "base", ours, field="config.data.tokenizer")
+
+
+def require_same_vocabulary(name: str, theirs: Tokenizer, other: str, ours: Tokenizer, *, field: str) -> None:
+    """Raise `Incompatible` that names the first token in which the tokenizer of `name` differs from that of `other`."""
+    said = f"{name}: another vocabulary"
     if theirs.vocab_size != ours.vocab_size:
-        sizes = f"{theirs.vocab_size} tokens, the base {ours.vocab_size}"
-        raise Incompatible(f"{said}: another vocabulary: it has {sizes}", field="config.data.tokenizer")
+        sizes = f"{theirs.vocab_size} tokens, the {other} {ours.vocab_size}"
+        raise Incompatible(f"{said}: it has {sizes}", field=field)
     for token in range(ours.vocab_size):
         if theirs.token(token) != ours.token(token):
-            message = f"{said}: another vocabulary: token {token} is {theirs.token(token)!r}, not {ours.token(token)!r}"
-            raise Incompatible(message, field="config.data.tokenizer")
+            raise Incompatible(
+                f"{said}: token {token} is {theirs.token(token)!r}, not {ours.token(token)!r}", field=field
+            )
 
 
 def adapter_config(config: TrainingConfig, folder: Path) -> AdapterConfig:
@@ -166,11 +171,10 @@ def _fresh(model: Any, config: TrainingConfig, said: AdapterConfig, folder: Path
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class BaseModel:
-    """A loaded base with what of it is trained: all its weights, or an adapter (`adapted`) while they are frozen."""
+    """A loaded base with what of it is trained: all its weights, or an adapter while they are frozen."""
 
     folder: Path
     loaded: LoadedModel
-    adapted: AdaptedModel | None
     adapter: LoraAdapter | None
 
     @property
@@ -200,7 +204,7 @@ def load_base(config: TrainingConfig, home: Path, log: Callable[[str], None]) ->
             # Weights may lie in the file still, which must stay as it is.
             parameter.data = parameter.data.clone()
             parameter.requires_grad_(parameter.is_floating_point())
-        return BaseModel(folder=folder, loaded=loaded, adapted=None, adapter=None)
+        return BaseModel(folder=folder, loaded=loaded, adapter=None)
     model.requires_grad_(requires_grad=False)
     adapter = _fresh(model, config, adapter_config(config, folder), folder)
     adapted = AdaptedModel(model)
@@ -210,7 +214,7 @@ def load_base(config: TrainingConfig, home: Path, log: Callable[[str], None]) ->
     model.add_module(LORA, adapter)
     model.adapted = adapted
     log(f"LoRA of rank {config.lora.lora_rank} on {len(adapter)} layers of {folder.name}")
-    return BaseModel(folder=folder, loaded=loaded, adapted=adapted, adapter=adapter)
+    return BaseModel(folder=folder, loaded=loaded, adapter=adapter)
 
 
 def adapter_of(model: nn.Module) -> LoraAdapter | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from attn_core.errors import InvalidValue, UnknownName
 from attn_models.tokenizers import Tokenizer
+from attn_schema.home import models_folder
 from attn_schema.training import DataConfig
 
 from attn_train.data.conversations import CHOSEN, MESSAGES, PROMPT, REJECTED, read_lines, require_template
@@ -37,8 +38,7 @@ def check_text(data: DataConfig, *, home: Path, settings: TrainSettings) -> None
         check_learned(data.tokenizer)
     elif data.tokenizer != CHARACTER:
         folder = Path(tokenizer_folder(data.tokenizer, home))
-        roots = allowed_roots(home, settings)
-        require_inside(folder, "config.data.tokenizer", (*roots, home / "models"))
+        require_inside_models(folder, "config.data.tokenizer", home=home, settings=settings)
         if not (folder / "tokenizer.json").is_file():
             allowed = "'character', 'byte_pairs:N', a model on this server, or a folder with a tokenizer.json"
             raise InvalidValue.of("config.data.tokenizer", data.tokenizer, allowed)
@@ -93,6 +93,11 @@ def require_inside(path: Path, field: str, roots: tuple[Path, ...]) -> None:
     if not any(path.resolve().is_relative_to(root.resolve()) for root in roots):
         below = " or ".join(str(root) for root in roots) or "no folder: paths are switched off"
         raise InvalidValue.of(field, str(path), f"a path below {below}; the server's {DATA_ROOTS} names other folders")
+
+
+def require_inside_models(path: Path, field: str, *, home: Path, settings: TrainSettings) -> None:
+    """As `require_inside`, for a model's folder: below the home's models, or where data may be."""
+    require_inside(path, field, (*allowed_roots(home, settings), models_folder(home)))
 
 
 def check_pairs(data: DataConfig, *, home: Path, settings: TrainSettings) -> None:

@@ -240,12 +240,15 @@ def _visible(query: Select[Any], tenant: str | None) -> Select[Any]:
 
 def _locked(connection: Connection, job_id: str, tenant: str | None = None) -> JobRecord:
     """The job, which nobody else changes until the transaction ends."""
-    connection.execute(select(jobs.c.number).where(jobs.c.id == job_id).with_for_update())
-    return _job(connection, job_id, tenant)
+    return _found(connection, select(jobs).with_for_update(), job_id, tenant)
 
 
 def _job(connection: Connection, job_id: str, tenant: str | None = None) -> JobRecord:
-    row = connection.execute(_visible(select(jobs).where(jobs.c.id == job_id), tenant)).mappings().first()
+    return _found(connection, select(jobs), job_id, tenant)
+
+
+def _found(connection: Connection, query: Select[Any], job_id: str, tenant: str | None) -> JobRecord:
+    row = connection.execute(_visible(query.where(jobs.c.id == job_id), tenant)).mappings().first()
     if row is None:
         recent = _visible(select(jobs.c.id), tenant).order_by(jobs.c.number.desc()).limit(NAMED_IN_ERRORS)
         raise UnknownName.of("training job", job_id, list(connection.execute(recent).scalars()))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from attn_core import installed
+from attn_core import Mechanism, MechanismConfig, installed
 from attn_core.computation import WholeCall
 from attn_core.errors import Incompatible, InvalidValue, MissingPackage
 from attn_core.kernels.rowwise import ROW_FORMS
@@ -135,7 +135,7 @@ def explain_command(
     dropout: Annotated[bool, typer.Option("--dropout", help="Attention weights are dropped at random.")] = False,
     rows: Annotated[
         str | None,
-        typer.Option(help="A step of serving over rows where a cache keeps them: plain, int8, int4, latent."),
+        typer.Option(help="A step of serving that reads a KV cache in place, of rows plain, int8, int4 or latent."),
     ] = None,
     form: Annotated[str | None, typer.Option(help="The form of an operation on rows, such as added or pairs.")] = None,
     option: Options = None,
@@ -170,24 +170,40 @@ def explain_command(
         dropout=dropout or (training and config.dropout > 0),
         tokens=seq,
     )
-    if rows is None:
-        found = verdicts(mechanism, config, call)
-        if not (training or padded or varlen or dropout) and (config.causal or config.cross):
-            found.append(recorded_step(mechanism, config, dtype=dtype_name(dtype), device=RECORDED))
-        if varlen and all(row["verdict"] != "runs" for row in found):
-            typer.echo(
-                "no kernel here computes documents together: each is computed alone, see without --varlen",
-                err=True,
-            )
-    elif training or padded or varlen or dropout:
-        allowed = "no --training, --padded, --varlen or --dropout beside it: it is a step of serving"
-        raise InvalidValue.of("--rows", rows, allowed)
-    else:
-        found = paged_verdicts(mechanism, config, dtype=dtype_name(dtype), device=device, rows=rows)
-        if not found:
-            message = f"the steps of mechanism {name!r} gather {rows} rows: no kernel is asked to meet them in place"
-            raise Incompatible(message, mechanism=name)
+    found = whole_rows(mechanism, config, call) if rows is None else step_rows(mechanism, config, call, rows)
     show(found, json=json)
+
+
+def whole_rows(mechanism: Mechanism, config: MechanismConfig, call: WholeCall) -> list[dict[str, Any]]:
+    """The verdicts on a call over whole sequences, and on recording a decode step, where steps do all that is asked."""
+    found = verdicts(mechanism, config, call)
+    if not beyond_a_step(call) and (config.causal or config.cross):
+        found.append(recorded_step(mechanism, config, dtype=call.dtype, device=RECORDED))
+    if call.varlen and all(row["verdict"] != "runs" for row in found):
+        typer.echo(
+            "no kernel here computes documents together: each is computed alone, see without --varlen",
+            err=True,
+        )
+    return found
+
+
+def step_rows(mechanism: Mechanism, config: MechanismConfig, call: WholeCall, form: str) -> list[dict[str, Any]]:
+    """The verdicts on a step over rows of this form where a cache keeps them; raises `InvalidValue` for a call that
+    asks for what no step does, `Incompatible` where no kernel is asked."""
+    if beyond_a_step(call):
+        allowed = "no --training, --padded, --varlen or --dropout beside it: it is a step of serving"
+        raise InvalidValue.of("--rows", form, allowed)
+    found = paged_verdicts(mechanism, config, dtype=call.dtype, device=call.device, rows=form)
+    if not found:
+        gathered = f"the steps of mechanism {mechanism.name!r} gather {form} rows"
+        message = f"{gathered}: no kernel is asked to meet them in place"
+        raise Incompatible(message, mechanism=mechanism.name)
+    return found
+
+
+def beyond_a_step(call: WholeCall) -> bool:
+    """Whether a call asks for what no step of serving does."""
+    return call.gradients or call.padded or call.varlen or call.dropout
 
 
 def show(found: list[dict[str, Any]], *, json: bool) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import json as json_module
 import time
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from attn_core.errors import InvalidValue, UserError
@@ -18,6 +18,7 @@ from attn_client.commands.options import Json
 from attn_client.serving_load import (
     METRICS,
     AttnBackend,
+    Backend,
     LoadRequest,
     OpenAIBackend,
     RequestTimes,
@@ -106,12 +107,16 @@ def serve_command(  # noqa: PLR0913 - a command has the options it has
         Path | None, typer.Option(exists=True, dir_okay=False, help='JSON lines {"prompt", "output_len"} instead.')
     ] = None,
     request_rate: Annotated[float, typer.Option(help="Requests a second; inf sends all at once.")] = float("inf"),
-    burstiness: Annotated[float, typer.Option(help="Shape of the gamma distribution; 1 is a Poisson process.")] = 1.0,
+    burstiness: Annotated[
+        float, typer.Option(help="Shape of the gamma distribution of times between requests; 1 is a Poisson process.")
+    ] = 1.0,
     max_concurrency: Annotated[int | None, typer.Option(min=1, help="The most requests at a time.")] = None,
     num_warmups: Annotated[int, typer.Option(min=0, help="Requests before those that count.")] = 1,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Generate past end-of-sequence tokens.")] = False,
-    percentile_metrics: Annotated[str, typer.Option(help="Metrics to report.")] = "ttft,tpot,itl",
-    metric_percentiles: Annotated[str, typer.Option(help="Percentiles to report.")] = "99",
+    percentile_metrics: Annotated[
+        str, typer.Option(help=f"Metrics to report, separated by commas: {', '.join(METRICS)}.")
+    ] = "ttft,tpot,itl",
+    metric_percentiles: Annotated[str, typer.Option(help="Percentiles to report, separated by commas.")] = "99",
     goodput: Annotated[
         list[str] | None, typer.Option(metavar="METRIC:MS", help="Count requests within these times; repeatable.")
     ] = None,
@@ -127,13 +132,15 @@ def serve_command(  # noqa: PLR0913 - a command has the options it has
     percentiles, shown = parse_numbers(metric_percentiles, "metric_percentiles"), percentile_metrics.split(",")
     if unknown := [name for name in shown if name not in METRICS]:
         raise InvalidValue.of("percentile_metrics", unknown[0], ", ".join(METRICS))
-    if not (request_rate > 0 and burstiness > 0):
-        raise InvalidValue.of("request_rate" if burstiness > 0 else "burstiness", request_rate, "above 0")
+    for name, value in (("burstiness", burstiness), ("request_rate", request_rate)):
+        if not value > 0:
+            raise InvalidValue.of(name, value, "above 0")
     goals = parse_goodput(goodput)
-    requests = random_requests(
-        num_prompts, random_input_len, random_output_len, range_ratio=random_range_ratio, seed=seed
-    )
-    if dataset_path is not None:
+    if dataset_path is None:
+        requests = random_requests(
+            num_prompts, random_input_len, random_output_len, range_ratio=random_range_ratio, seed=seed
+        )
+    else:
         given = read_requests(dataset_path, random_output_len)
         requests = [given[number % len(given)] for number in range(num_prompts)]
 
@@ -155,7 +162,7 @@ def serve_command(  # noqa: PLR0913 - a command has the options it has
         raise UserError(f"{figures['failed']} requests failed; the first: {sorted(errors)[0]}")
 
 
-async def _warm_up(server: Any, request: LoadRequest, count: int) -> None:
+async def _warm_up(server: Backend, request: LoadRequest, count: int) -> None:
     """Do a request some times; what goes wrong is raised, before anything is measured."""
     for _ in range(count):
         times = RequestTimes(start=time.perf_counter())

@@ -105,6 +105,7 @@ def unload_command(
 @app.command("local")
 def local_command(*, json: Json = False) -> None:
     """List the models of this machine: those that were pulled, converted or trained, and those half fetched."""
+    models = _store().models()
     found = [
         {
             "name": model.name,
@@ -113,10 +114,10 @@ def local_command(*, json: Json = False) -> None:
             "from": model.origin,
             "state": "" if model.complete else "incomplete",
         }
-        for model in _store().models()
+        for model in models
     ]
     if json:
-        for model, row in zip(_store().models(), found, strict=True):
+        for model, row in zip(models, found, strict=True):
             print_json(row | {"size": model.nbytes, "path": str(model.path), "state": row["state"] or "complete"})
     else:
         print_table(found, "no model is on this machine; fetch one with: attn pull NAME")
@@ -165,11 +166,6 @@ def _store() -> LocalStore:
         store: LocalStore = open_store()
         return store
     raise MissingPackage.of("attn-models", "the models of this machine")
-
-
-def _absolute(model: str) -> str:
-    """A folder as an absolute path; a name as it is."""
-    return str(Path(model).resolve()) if model and Path(model).is_dir() else model
 
 
 def _row(model: ModelInfo) -> dict[str, str]:

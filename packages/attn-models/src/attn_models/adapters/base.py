@@ -142,18 +142,28 @@ def required_count(values: Mapping[str, Any], key: str, default: int | None = No
     return value
 
 
-def layer_kinds(values: Mapping[str, Any], layers: int, kinds: tuple[str, str], period: int) -> list[str]:
-    """The `layer_types` of a config.json; without that key those of one period, whose last layer is of another type.
+def listed_layer_types(values: Mapping[str, Any], layers: int, kinds: tuple[str, str]) -> list[str] | None:
+    """The `layer_types` of a config.json; None without that key.
 
-    `kinds` are the usual type and that of the last layer of a period. Raises `InvalidValue` unless there is one for
-    each of the layers.
+    Raises `InvalidValue` unless there is one of `kinds` for each of the layers.
     """
     given = values.get("layer_types")
     if given is None:
-        return [kinds[0]] if period > layers else [kinds[0]] * (period - 1) + [kinds[1]]
+        return None
     if not isinstance(given, list) or len(given) != layers or any(kind not in kinds for kind in given):
         raise InvalidValue.of("layer_types", given, f"{kinds[0]!r} or {kinds[1]!r} for each of {layers} layers")
     return given
+
+
+def layer_kinds(values: Mapping[str, Any], layers: int, kinds: tuple[str, str], period: int) -> list[str]:
+    """The `layer_types` of a config.json; without that key those of one period, whose last layer is of another type.
+
+    `kinds` are the usual type and that of the last layer of a period. Raises as `listed_layer_types`.
+    """
+    given = listed_layer_types(values, layers, kinds)
+    if given is not None:
+        return given
+    return [kinds[0]] if period > layers else [kinds[0]] * (period - 1) + [kinds[1]]
 
 
 def require_allowed(values: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) -> None:

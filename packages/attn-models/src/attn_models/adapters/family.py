@@ -13,7 +13,15 @@ from typing import Any, ClassVar
 from attn_core import AttentionSpec, Window
 from attn_core.errors import Incompatible, InvalidValue
 
-from attn_models.adapters.base import StateDictAdapter, StoredTensor, needed, require_allowed, required_count
+from attn_models.adapters.base import (
+    ACTIVATIONS,
+    StateDictAdapter,
+    StoredTensor,
+    listed_layer_types,
+    needed,
+    require_allowed,
+    required_count,
+)
 from attn_models.adapters.hf_config import Rope, hf_rope_parameters, read_rope
 from attn_models.attention import layer_attentions
 from attn_models.decoder.config import COUNTS, FLAGS, OWN_BIASES, AttentionChoice, DecoderConfig
@@ -35,7 +43,7 @@ SIZES = {
 GROUPED = SIZES | {"num_kv_heads": "num_key_value_heads"}
 RMS = {"norm": "rms", "norm_eps": "rms_norm_eps"}
 SILU: dict[str, str] = {"silu": "swiglu", "swish": "swiglu"}
-GELUS: dict[str, str] = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
+GELUS: dict[str, str] = ACTIVATIONS
 LLAMA_NAMES: dict[str, str] = {
     "embedding": "model.embed_tokens",
     "norm": "model.norm",
@@ -270,12 +278,8 @@ def listed_kinds(values: Mapping[str, Any], usual: Sequence[str]) -> Sequence[st
 
     Raises `InvalidValue` unless there is a full or sliding one for each layer.
     """
-    given = values.get("layer_types")
-    if given is None:
-        return usual
-    if not isinstance(given, list) or len(given) != len(usual) or any(kind not in (FULL, SLIDING) for kind in given):
-        raise InvalidValue.of("layer_types", given, f"{FULL!r} or {SLIDING!r} for each of {len(usual)} layers")
-    return given
+    given = listed_layer_types(values, len(usual), (FULL, SLIDING))
+    return usual if given is None else given
 
 
 def kind_keys(config: DecoderConfig) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from attn_models.adapters.base import (
     HEADS,
     EncoderAdapter,
     StoredTensor,
+    listed_layer_types,
     needed,
     require_allowed,
     required_count,
@@ -145,13 +146,11 @@ def layer_types(values: Mapping[str, Any], layers: int) -> list[str]:
 
     Raises `InvalidValue` for a list that has another kind or another number of them.
     """
-    given = values.get("layer_types")
-    if given is None:
-        every = required_count(values, "global_attn_every_n_layers", 3)
-        return [SLIDING if layer % every else FULL for layer in range(layers)]
-    if not isinstance(given, list) or len(given) != layers or any(kind not in ROPES for kind in given):
-        raise InvalidValue.of("layer_types", given, f"{FULL!r} or {SLIDING!r} for each of {layers} layers")
-    return given
+    given = listed_layer_types(values, layers, (FULL, SLIDING))
+    if given is not None:
+        return given
+    every = required_count(values, "global_attn_every_n_layers", 3)
+    return [SLIDING if layer % every else FULL for layer in range(layers)]
 
 
 def read_ropes(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -189,7 +189,7 @@ class Qwen3NextAdapter(LlamaAdapter):
         values = DEFAULTS | {"partial_rotary_factor": ROTATED, "rms_norm_eps": 1e-6} | dict(values)
         plain = super().from_hf_config(values | {"attention_bias": False, "mlp_bias": False})
         period = required_count(values, "full_attention_interval", PERIOD)
-        kinds = layer_kinds(values, plain.num_layers, (LINEAR, FULL), period)
+        kinds = layer_kinds(values, required_count(values, "num_hidden_layers"), (LINEAR, FULL), period)
         for name in sorted({SOFTMAX if kind == FULL else DELTA for kind in kinds}):
             require_mechanism(name, self.model_type)
         softmax = AttentionChoice(mechanism=SOFTMAX, options={"norm_eps": plain.norm_eps})

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from attn_models.decoder.layers import STANDARD, build_norm, initialise
 from attn_models.encoder.config import ClipImageConfig, ClipTextConfig
-from attn_models.encoder.encoder import PreNormBlock, share_among
+from attn_models.encoder.encoder import PreNormBlock, require_images, share_among
 
 
 class ClipText(nn.Module):
@@ -74,10 +74,7 @@ class ClipImage(nn.Module):
 
         Raises `InvalidValue` for images of another shape than the model's.
         """
-        side, channels = self.config.image, self.config.channels
-        if images.dim() != 4 or images.shape[1:] != (channels, side, side):
-            allowed = f"[batch, {channels}, {side}, {side}]"
-            raise InvalidValue.of("images", f"the shape {list(images.shape)}", allowed)
+        require_images(images, self.config.image, self.config.channels)
         words = self.patches(images).flatten(2).transpose(1, 2)
         hidden = torch.cat([self.begin.expand(len(words), 1, -1), words], dim=1) + self.positions.weight
         hidden = self.embedding_norm(hidden)

@@ -116,7 +116,25 @@ class EncoderShape(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderConfig(EncoderShape):
+class TextEncoderShape(EncoderShape):
+    """What encoders of token ids have in common: a vocabulary, and the longest sequence in tokens."""
+
+    vocab_size: int
+    max_seq_len: int
+
+    @property
+    def kinds(self) -> int:
+        """The size of the vocabulary."""
+        return self.vocab_size
+
+    @property
+    def places(self) -> int:
+        """The longest sequence, in tokens."""
+        return self.max_seq_len
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig(TextEncoderShape):
     """Blocks over token, position and segment embeddings (BERT's shape).
 
     `type_vocab_size` is the number of token types (segments) of an input, 0 where there are none. `positions` "every"
@@ -125,8 +143,6 @@ class EncoderConfig(EncoderShape):
     for a field outside its range.
     """
 
-    vocab_size: int
-    max_seq_len: int
     type_vocab_size: int = 2
     positions: str = "every"
     first_position: int = 0
@@ -143,16 +159,6 @@ class EncoderConfig(EncoderShape):
             raise InvalidValue.of("first_position", self.first_position, allowed)
         super().__post_init__()
 
-    @property
-    def kinds(self) -> int:
-        """The size of the vocabulary."""
-        return self.vocab_size
-
-    @property
-    def places(self) -> int:
-        """The longest sequence, in tokens."""
-        return self.max_seq_len
-
 
 @dataclass(frozen=True, kw_only=True)
 class TaggerConfig:
@@ -166,7 +172,7 @@ class TaggerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReformerConfig(EncoderShape):
+class ReformerConfig(TextEncoderShape):
     """Reversible blocks over token and position embeddings.
 
     With `axial_pos_shape` (rows, columns), position p has the vector of row p // columns concatenated with that of
@@ -174,8 +180,6 @@ class ReformerConfig(EncoderShape):
     its own. Raises `InvalidValue` for a field outside its range.
     """
 
-    vocab_size: int
-    max_seq_len: int
     axial_pos_shape: tuple[int, int] | None = None
     axial_pos_embds_dim: tuple[int, int] | None = None
     norm_place: ClassVar[str] = "pre"
@@ -206,19 +210,9 @@ class ReformerConfig(EncoderShape):
                 "axial_pos_embds_dim", self.axial_pos_embds_dim, f"a sum of {self.hidden_size}, the width"
             )
 
-    @property
-    def kinds(self) -> int:
-        """The size of the vocabulary."""
-        return self.vocab_size
-
-    @property
-    def places(self) -> int:
-        """The longest sequence, in tokens."""
-        return self.max_seq_len
-
 
 @dataclass(frozen=True, kw_only=True)
-class ModernBertConfig(EncoderShape):
+class ModernBertConfig(TextEncoderShape):
     """Pre-norm blocks with gates, without biases, over token embeddings and rotary positions.
 
     `rope_theta` and `rope_scaling` are the rotary positions of layers that see all tokens, `local_rope_theta` and
@@ -226,8 +220,6 @@ class ModernBertConfig(EncoderShape):
     field outside its range.
     """
 
-    vocab_size: int
-    max_seq_len: int
     rope_theta: float = 160000.0
     rope_scaling: Mapping[str, Any] | None = None
     local_rope_theta: float = 10000.0
@@ -253,16 +245,6 @@ class ModernBertConfig(EncoderShape):
             base=self.local_rope_theta if local else self.rope_theta,
             scaling=None if scaling is None else rotary_scaling(scaling),
         )
-
-    @property
-    def kinds(self) -> int:
-        """The size of the vocabulary."""
-        return self.vocab_size
-
-    @property
-    def places(self) -> int:
-        """The longest sequence, in tokens."""
-        return self.max_seq_len
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,15 +307,13 @@ CLIP_ACTIVATIONS = (*ACTIVATIONS, "quick_gelu")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClipTextConfig(EncoderShape):
+class ClipTextConfig(TextEncoderShape):
     """The tower of texts: causal pre-norm blocks over token and position embeddings, projected to `size` elements.
 
     `end_id` is the token that ends a text, whose row is the text's. Raises `InvalidValue` for a field outside its
     range.
     """
 
-    vocab_size: int
-    max_seq_len: int
     size: int
     end_id: int
     norm_place: ClassVar[str] = "pre"
@@ -346,16 +326,6 @@ class ClipTextConfig(EncoderShape):
         if type(self.end_id) is not int or not 0 <= self.end_id < self.vocab_size:
             raise InvalidValue.of("end_id", self.end_id, f"0 to {self.vocab_size - 1}, a token")
         super().__post_init__()
-
-    @property
-    def kinds(self) -> int:
-        """The size of the vocabulary."""
-        return self.vocab_size
-
-    @property
-    def places(self) -> int:
-        """The longest sequence, in tokens."""
-        return self.max_seq_len
 
 
 @dataclass(frozen=True, kw_only=True)

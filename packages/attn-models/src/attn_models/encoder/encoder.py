@@ -275,6 +275,13 @@ class Reformer(nn.Module):
         return rows
 
 
+def require_images(images: Tensor, side: int, channels: int) -> None:
+    """Raises `InvalidValue` unless these are images [batch, channels, side, side]."""
+    if images.dim() != 4 or images.shape[1:] != (channels, side, side):
+        allowed = f"[batch, {channels}, {side}, {side}]"
+        raise InvalidValue.of("images", f"the shape {list(images.shape)}", allowed)
+
+
 class VisionTransformer(nn.Module):
     """z_0 = [x_class; x_1 E; ...; x_N E] + E_pos; blocks; y = LN(z_L^0) W."""
 
@@ -296,10 +303,7 @@ class VisionTransformer(nn.Module):
 
         Raises `InvalidValue` for images of another shape than the model's.
         """
-        side, channels = self.config.image, self.config.channels
-        if images.dim() != 4 or images.shape[1:] != (channels, side, side):
-            allowed = f"[batch, {channels}, {side}, {side}]"
-            raise InvalidValue.of("images", f"the shape {list(images.shape)}", allowed)
+        require_images(images, self.config.image, self.config.channels)
         words = self.patches(images).flatten(2).transpose(1, 2)
         hidden = torch.cat([self.begin.expand(len(words), -1, -1), words], dim=1) + self.positions
         for block in self.blocks:

@@ -169,24 +169,11 @@ class TransformerConfig(EncoderDecoderConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class T5Config(TransformerConfig):
-    """T5 (Raffel et al. 2020): pre-norm blocks with RMSNorm, whose only positions are learned biases of distances.
+class PreNormTransformerConfig(TransformerConfig):
+    """A pre-norm Transformer with `num_decoder_layers` blocks in the decoder, by default `num_layers`."""
 
-    `head_dim` elements a head, whatever the width; `num_decoder_layers` blocks in the decoder, by default `num_layers`.
-    The options of `encoder` and `decoder` are those of `t5_bias`. `feed_forward` is "relu" or, with a gate, as
-    `DecoderConfig`'s. With `tie_word_embeddings` the embedding is the unembedding, and `scale_output` multiplies what
-    it gets by 1/√width.
-    """
-
-    head_dim: int
     num_decoder_layers: int | None = None
-    encoder: str = "attn-variants/t5_bias"
-    decoder: str = "attn-variants/t5_bias"
     norm_place: str = "pre"
-    norm_eps: float = 1e-6
-    feed_forward: str = "relu"
-    tie_word_embeddings: bool = True
-    scale_output: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -196,14 +183,33 @@ class T5Config(TransformerConfig):
         _ = self.block
 
     @property
-    def attention_sizes(self) -> dict[str, Any]:
-        """As of `TransformerConfig`, and the size of a head."""
-        return super().attention_sizes | {"head_dim": self.head_dim}
-
-    @property
     def decoder_layers(self) -> int:
         """Blocks of the decoder."""
         return self.num_decoder_layers or self.num_layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class T5Config(PreNormTransformerConfig):
+    """T5 (Raffel et al. 2020): pre-norm blocks with RMSNorm, whose only positions are learned biases of distances.
+
+    `head_dim` elements a head, whatever the width; `num_decoder_layers` blocks in the decoder, by default `num_layers`.
+    The options of `encoder` and `decoder` are those of `t5_bias`. `feed_forward` is "relu" or, with a gate, as
+    `DecoderConfig`'s. With `tie_word_embeddings` the embedding is the unembedding, and `scale_output` multiplies what
+    it gets by 1/√width.
+    """
+
+    head_dim: int
+    encoder: str = "attn-variants/t5_bias"
+    decoder: str = "attn-variants/t5_bias"
+    norm_eps: float = 1e-6
+    feed_forward: str = "relu"
+    tie_word_embeddings: bool = True
+    scale_output: bool = True
+
+    @property
+    def attention_sizes(self) -> dict[str, Any]:
+        """As of `TransformerConfig`, and the size of a head."""
+        return super().attention_sizes | {"head_dim": self.head_dim}
 
     @property
     def block(self) -> DecoderConfig:
@@ -224,7 +230,7 @@ class T5Config(TransformerConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WhisperConfig(TransformerConfig):
+class WhisperConfig(PreNormTransformerConfig):
     """Whisper (Radford et al. 2022): pre-norm blocks over audio, of which `num_mel_bins` numbers are known at a time.
 
     Two frames of audio become one of at most `max_encoder_len` rows of the encoder; every audio has as many frames.
@@ -232,26 +238,12 @@ class WhisperConfig(TransformerConfig):
     """
 
     num_mel_bins: int
-    num_decoder_layers: int | None = None
-    norm_place: str = "pre"
     feed_forward: str = "gelu"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_word("norm_place", self.norm_place, ("pre",))
-        if self.num_decoder_layers is not None:
-            require_count("num_decoder_layers", self.num_decoder_layers)
-        _ = self.block
 
     @property
     def attention_sizes(self) -> dict[str, Any]:
         """As of `TransformerConfig`, with biases."""
         return super().attention_sizes | {"bias": True}
-
-    @property
-    def decoder_layers(self) -> int:
-        """Blocks of the decoder."""
-        return self.num_decoder_layers or self.num_layers
 
     @property
     def num_frames(self) -> int:

@@ -58,7 +58,18 @@ PLACES = ("mechanism", "encoder", "decoder", "cross")
 
 def build_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
     """The model in a checkpoint folder; raises `CheckpointInvalid` naming what is damaged or does not fit."""
-    path = checkpoint.path / "config.json"
+    family, config = _family_and_config(checkpoint)
+    check_config_fits(checkpoint, config)
+    with init_empty_weights():
+        model = family.build(config)
+    load_parameters(model, read_parameters(checkpoint, NativeAdapter(), saved_parameters(model), dtype))
+    if any(buffer.is_meta for buffer in model.buffers()):
+        fill_buffers(model, family.build(config), checkpoint.tensors.device)
+    return model
+
+
+def _family_and_config(checkpoint: CheckpointFolder) -> tuple[ModelFamily, Any]:
+    """The installed family that a config.json of ours names, and the config of its model."""
     try:
         values, name = needed(checkpoint.config, "model"), needed(checkpoint.config, "family")
         if not isinstance(values, Mapping) or not isinstance(name, str):
@@ -67,16 +78,9 @@ def build_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
             if isinstance(values.get(place), str):
                 require_installed(values[place], checkpoint.config.get("requires"))
         family = _family_named(name, checkpoint.config.get("requires"))
-        config = family.configure(values)
+        return family, family.configure(values)
     except InvalidValue as error:
-        raise CheckpointInvalid.of(path, error.message) from error
-    check_config_fits(checkpoint, config)
-    with init_empty_weights():
-        model = family.build(config)
-    load_parameters(model, read_parameters(checkpoint, NativeAdapter(), saved_parameters(model), dtype))
-    if any(buffer.is_meta for buffer in model.buffers()):
-        fill_buffers(model, family.build(config), checkpoint.tensors.device)
-    return model
+        raise CheckpointInvalid.of(checkpoint.path / "config.json", error.message) from error
 
 
 def config_of(folder: Path) -> Any:
@@ -96,12 +100,8 @@ def _config_and_build(folder: Path) -> tuple[Any, Callable[[Any], Any]]:
     if kind not in LAYOUTS:
         adapter = decoder_adapter(kind, checkpoint.config.get("requires"))
         return _configured(checkpoint, adapter), adapter.build
-    try:
-        values, name = needed(checkpoint.config, "model"), needed(checkpoint.config, "family")
-        family = installed().models.get(name)
-        return family.configure(values), family.build
-    except InvalidValue as error:
-        raise CheckpointInvalid.of(folder / "config.json", error.message) from error
+    family, found = _family_and_config(checkpoint)
+    return found, family.build
 
 
 def _family_named(name: str, requires: object) -> ModelFamily:

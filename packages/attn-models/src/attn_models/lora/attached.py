@@ -46,7 +46,7 @@ class AdaptedModel:
         self._current = threading.local()
         self._always: _Use | None = None
         by_module: dict[nn.Module, list[LoraSite]] = {}
-        for site in self.sites.values():
+        for site in sorted(self.sites.values(), key=lambda site: site.start):
             by_module.setdefault(site.module, []).append(site)
         self._hooks = [
             module.register_forward_hook(partial(self._changed, sites)) for module, sites in by_module.items()
@@ -172,9 +172,9 @@ def _added(
 
 
 def _side_by_side(layers: Sequence[tuple[LoraSite, Any]], rows: Tensor, out: Tensor) -> Tensor:
-    """What to add to an output, [..., all outputs of the module], zero where no layer is."""
+    """What to add to an output, [..., all outputs of the module], by layers in order; zero where no layer is."""
     parts, end = [], 0
-    for site, layer in sorted(layers, key=lambda pair: pair[0].start):
+    for site, layer in layers:
         if site.start > end:
             parts.append(out.new_zeros(*out.shape[:-1], site.start - end))
         end = site.start + site.outputs

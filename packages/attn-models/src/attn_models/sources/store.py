@@ -83,9 +83,8 @@ class ModelStore:
 
     def models(self) -> list[LocalModel]:
         """All models, and those whose fetch was cut off, by name."""
-        found = [self._described(name) for name in self.names()]
-        begun = [path.name.removeprefix(".").removesuffix(UNFINISHED) for path in self._folder.glob(f".*{UNFINISHED}")]
-        partial = [name.replace("--", "/", 1) for name in begun]
+        whole = self.names()
+        found = [self._described(name) for name in whole]
         found += [
             LocalModel(
                 name=name,
@@ -95,8 +94,8 @@ class ModelStore:
                 origin=f"{name}, of which a part is here: attn pull {name} goes on",
                 complete=False,
             )
-            for name in partial
-            if name not in self.names()
+            for name in self._begun()
+            if name not in whole
         ]
         return sorted(found, key=lambda model: model.name)
 
@@ -105,9 +104,9 @@ class ModelStore:
 
         Raises `UnknownName` for a model that is not here, `CheckpointWriteFailed` where the file system fails.
         """
-        there = [model for model in self.models() if model.name == name]
-        if not there:
-            raise UnknownName.of("model of this machine", name, [model.name for model in self.models()])
+        known = {*self.names(), *self._begun()}
+        if name not in known:
+            raise UnknownName.of("model of this machine", name, sorted(known))
         freed = 0
         try:
             for path in (self._folder / model_folder_name(name), self._unfinished(name)):
@@ -123,6 +122,11 @@ class ModelStore:
             raise CheckpointWriteFailed.of(self._folder / model_folder_name(name), error) from error
         (self._folder / f".{model_folder_name(name)}.lock").unlink(missing_ok=True)
         return freed
+
+    def _begun(self) -> list[str]:
+        """The names of models whose fetch goes on or was cut off."""
+        found = [path.name.removeprefix(".").removesuffix(UNFINISHED) for path in self._folder.glob(f".*{UNFINISHED}")]
+        return [name.replace("--", "/", 1) for name in found]
 
     def _unfinished(self, name: str) -> Path:
         return self._folder / f".{model_folder_name(name)}{UNFINISHED}"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
-from attn_core.errors import UserError
+from attn_core.errors import CheckpointInvalid, UserError
 from attn_models.adapters.hf_config import check_unread_keys
 from attn_models.adapters.registry import ADAPTERS, ENCODER_ADAPTERS
 from attn_models.adapters.vit import VitAdapter
+from attn_models.loading import load_model, save_model
+from attn_testing.families import FAMILIES
 
 VALUES = [None, True, -1, 0, 1.5, math.nan, math.inf, "", "2", [], [[]], ["full"], {}, {"a": []}, 10**30]
 SIZES = {
@@ -87,3 +90,29 @@ def test_a_value_of_the_wrong_kind_is_refused_in_words_or_read(layout, tmp_path)
             except Exception as error:  # noqa: BLE001  (all that is no word for people)
                 wrong.append(f"{key}={value!r}: {error!r}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_as_many_layers_as_no_model_has_are_refused_before_they_are_listed(tmp_path):
+    many = {"num_hidden_layers": 10**5, "full_attention_interval": 10**5}
+    with pytest.raises(UserError, match="num_hidden_layers"):
+        read_by("qwen3_next", keys_of("qwen3_next")[0] | many, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "layout", "change", "named"),
+    [
+        ("mixtral", "mixtral", {"num_local_experts": 32000}, "num_experts 32000"),
+        ("deepseek_v3", "deepseek_v3", {"n_routed_experts": 32000}, "num_experts 32000"),
+        ("llama", "attn_decoder", {"num_nextn_predict_layers": 60}, "num_nextn_predict_layers 60"),
+    ],
+)
+def test_more_modules_than_there_are_tensors_are_refused_before_they_are_built(family, layout, change, named, tmp_path):
+    adapter = ADAPTERS[family]
+    sizes = {key: value for key, value in FAMILIES[family][""].items() if value is not None}
+    folder = save_model(tmp_path / "model", adapter.build(adapter.from_hf_config(sizes)), layout=layout)
+    (folder / "manifest.json").unlink()
+    values = json.loads((folder / "config.json").read_text())
+    changed = {"decoder": values["decoder"] | change} if layout == "attn_decoder" else change
+    (folder / "config.json").write_text(json.dumps(values | changed))
+    with pytest.raises(CheckpointInvalid, match=f"{named} is more than the tensors hold"):
+        load_model(folder)

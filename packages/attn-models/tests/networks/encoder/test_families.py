@@ -92,6 +92,7 @@ def test_windows_hide_what_is_far_and_the_first_layer_sees_everything():
         ("distilbert", {"hidden_size": 16}, "hidden_size"),
         ("modernbert", {"norm_bias": True}, "norm_bias"),
         ("modernbert", {"layer_types": ["full_attention"]}, "layer_types"),
+        ("modernbert", {"layer_types": [[]] * 3}, "layer_types"),
         ("modernbert", {"rope_parameters": {"rope_theta": 5.0}}, "rope_parameters"),
         ("modernbert", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_type"),
         ("modernbert", {"local_attention": 1}, "local_attention"),

@@ -6,13 +6,12 @@ import json
 
 import pytest
 import torch
-from attn_core import RaggedBatch
 from attn_core.errors import CheckpointInvalid, Incompatible
 from attn_models.encoder_decoder.config import T5Config
 from attn_models.encoder_decoder.t5 import T5
 from attn_models.loading import load_model, save_model
-from attn_testing import DictionaryStore
 from attn_testing.checkpoints import require_same_parameters
+from attn_testing.memory import stepped_logits
 from safetensors.torch import load_file, save_file
 
 SIZES = {"vocab_size": 23, "hidden_size": 16, "num_layers": 2, "num_heads": 3, "head_dim": 4, "intermediate_size": 24}
@@ -39,19 +38,6 @@ def drawn(**fields) -> T5:
     return model
 
 
-def stepped(model, tokens, source, pieces):
-    """Logits of one sequence, a few tokens at a time."""
-    store = DictionaryStore(model.state_specs(), "float32")
-    store.admit(0)
-    store.write_source(0, model.encode(source))
-    found, done = [], 0
-    for count in pieces:
-        batch = RaggedBatch.of([count], [done], torch.tensor)
-        found.append(model.logits(model.step(tokens[done : done + count], batch, store.view(batch, [0]))))
-        done += count
-    return torch.cat(found)
-
-
 @pytest.mark.parametrize("fields", [{}, {"feed_forward": "geglu_tanh", "tie_word_embeddings": False}])
 @torch.no_grad()
 def test_a_folder_of_transformers_comes_back_packed_or_not(fields, tmp_path):
@@ -65,7 +51,7 @@ def test_a_folder_of_transformers_comes_back_packed_or_not(fields, tmp_path):
     packed = load_model(folder, quantization="int8").model
     likeliest = packed(TOKENS, SOURCE, KEEP).argmax(-1) == expected.argmax(-1)
     assert likeliest.float().mean() > 0.9
-    torch.testing.assert_close(stepped(loaded, TOKENS[0], SOURCE[0], [4, 1, 20]), expected[0], rtol=0, atol=1e-4)
+    torch.testing.assert_close(stepped_logits(loaded, TOKENS[0], [4, 1, 20], SOURCE[0]), expected[0], rtol=0, atol=1e-4)
 
 
 def test_biases_of_the_first_block_are_those_of_all_and_are_kept_once():
@@ -88,6 +74,7 @@ def test_biases_of_the_first_block_are_those_of_all_and_are_kept_once():
         ({"d_kv": None}, "d_kv"),
         ({"num_hidden_layers": 5}, "num_hidden_layers"),
         ({"num_decoder_layers": 4}, r"decoder\.block\.3"),
+        ({"num_decoder_layers": 9999}, "num_decoder_layers 9999 is more than the tensors hold"),
         ({"relative_attention_num_buckets": 7}, "buckets"),
     ],
 )
@@ -151,5 +138,5 @@ def test_logits_are_those_of_transformers_both_ways(kind, tmp_path):
             theirs = their(SOURCE, attention_mask=KEEP.long(), decoder_input_ids=TOKENS).logits
             torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
         for row in range(3):
-            pieces = stepped(ours, TOKENS[row], SOURCE[row, KEEP[row]], [3, 1, 1, 20])
+            pieces = stepped_logits(ours, TOKENS[row], [3, 1, 1, 20], SOURCE[row, KEEP[row]])
             torch.testing.assert_close(pieces, theirs[row], rtol=1e-5, atol=1e-5)

@@ -7,13 +7,12 @@ import wave
 
 import pytest
 import torch
-from attn_core import RaggedBatch
 from attn_core.errors import CheckpointInvalid, InvalidValue
 from attn_models.encoder_decoder.config import WhisperConfig
 from attn_models.encoder_decoder.whisper import Whisper
 from attn_models.loading import load_model, save_model
 from attn_models.loading.audio import SAMPLING_RATE, LogMel, mel_filters, read_feature_extractor, read_wav
-from attn_testing import DictionaryStore
+from attn_testing.memory import stepped_logits
 
 SIZES = {"hidden_size": 16, "num_layers": 2, "num_heads": 4, "intermediate_size": 24}
 CONFIG = WhisperConfig(**SIZES, vocab_size=23, max_seq_len=20, max_encoder_len=10, num_mel_bins=6, num_decoder_layers=3)
@@ -30,19 +29,6 @@ def drawn() -> Whisper:
     return model
 
 
-def stepped(model, tokens, frames, counts):
-    """Logits of one sequence, a few tokens at a time."""
-    store = DictionaryStore(model.state_specs(), "float32")
-    store.admit(0)
-    store.write_source(0, model.encode(frames))
-    found, done = [], 0
-    for count in counts:
-        batch = RaggedBatch.of([count], [done], torch.tensor)
-        found.append(model.logits(model.step(tokens[done : done + count], batch, store.view(batch, [0]))))
-        done += count
-    return torch.cat(found)
-
-
 @torch.no_grad()
 def test_a_folder_comes_back_stepped_and_packed(tmp_path):
     model = drawn()
@@ -54,7 +40,7 @@ def test_a_folder_comes_back_stepped_and_packed(tmp_path):
     torch.testing.assert_close(loaded.model(TOKENS, FRAMES), expected)
     assert not loaded.model.decoder[0].attention.key.bias.any()
     for row in range(3):
-        found = stepped(loaded.model, TOKENS[row], FRAMES[row], [4, 1, 1, 9])
+        found = stepped_logits(loaded.model, TOKENS[row], [4, 1, 1, 9], FRAMES[row])
         torch.testing.assert_close(found, expected[row], rtol=0, atol=1e-4)
     packed = load_model(folder, quantization="int8").model(TOKENS, FRAMES)
     assert (packed.argmax(-1) == expected.argmax(-1)).float().mean() > 0.9
@@ -185,5 +171,5 @@ def test_logits_are_those_of_transformers_both_ways(tmp_path):
             theirs = their(FRAMES.transpose(1, 2), decoder_input_ids=TOKENS).logits
             torch.testing.assert_close(ours(TOKENS, FRAMES), theirs, rtol=1e-5, atol=1e-5)
         for row in range(3):
-            found = stepped(ours, TOKENS[row], FRAMES[row], [3, 1, 1, 10])
+            found = stepped_logits(ours, TOKENS[row], [3, 1, 1, 10], FRAMES[row])
             torch.testing.assert_close(found, theirs[row], rtol=1e-5, atol=1e-5)

@@ -58,13 +58,7 @@ class CoverageLayer(nn.Module):
 
     def encode(self, source: Tensor) -> Mapping[str, Fields]:
         """State "source" of one source [source, hidden_size]: "key" and "value" [source, heads, size]."""
-        self._require_short(source)
-        return {
-            "source": {
-                "key": by_heads(self.key(source), self.heads),
-                "value": by_heads(self.value(source), self.heads),
-            }
-        }
+        return {"source": self._keys_and_values(source)}
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """The new rows [tokens, hidden_size] of many requests; returns [tokens, hidden_size].
@@ -97,8 +91,8 @@ class CoverageLayer(nn.Module):
     def _whole(self, query: Tensor, source: Tensor | None, key_padding_mask: Tensor | None) -> Attended:
         if source is None:
             raise InvalidValue.of("source", None, "a tensor [batch, key, hidden_size]")
-        self._require_short(source)
-        key, value = by_heads(self.key(source), self.heads), by_heads(self.value(source), self.heads)
+        fields = self._keys_and_values(source)
+        key, value = fields["key"], fields["value"]
         allowed = key.new_ones(key.shape[:2], dtype=torch.bool) if key_padding_mask is None else key_padding_mask
         nothing = wide(key).new_zeros(key.shape[0], self.heads, key.shape[1])
         return self._attend(query, Memory(key.transpose(1, 2), value.transpose(1, 2), allowed[:, None]), nothing)
@@ -122,6 +116,8 @@ class CoverageLayer(nn.Module):
         rows: Tensor = self.output(outputs.transpose(1, 2).flatten(2).to(like.dtype))
         return rows
 
-    def _require_short(self, source: Tensor) -> None:
+    def _keys_and_values(self, source: Tensor) -> dict[str, Tensor]:
+        """Of sources [..., key, hidden_size]: "key" and "value", each [..., key, heads, size]."""
         if source.shape[-2] > self.longest:
             raise InvalidValue.of("source", f"{source.shape[-2]} tokens", f"at most max_seq_len {self.longest}")
+        return {"key": by_heads(self.key(source), self.heads), "value": by_heads(self.value(source), self.heads)}

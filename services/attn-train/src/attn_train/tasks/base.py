@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -112,6 +112,17 @@ class TrainingTask(Protocol):
         ...
 
 
+class SeededTask:
+    """Base of tasks that draw batches of examples by a generator of their own."""
+
+    def __init__(self, config: TrainingConfig) -> None:
+        self._batch = config.optimizer.batch_size
+        self._smoothing = config.optimizer.label_smoothing
+        self.generator = torch.Generator().manual_seed(derived(config.seed, "batches"))
+        self.tokens = 0
+        self.reinforce = Reinforce()
+
+
 class Dataset(Protocol):
     """Data in memory, tokenized if it is text."""
 
@@ -155,13 +166,69 @@ PADDED = IGNORED
 """Target of padding, which losses ignore."""
 
 
+def count_targets(batch: tuple[Tensor, ...]) -> int:
+    """Targets of a batch, which are its last tensor, without padding."""
+    return int((batch[-1] != PADDED).sum())
+
+
 def batch_weight(task: TrainingTask, batch: tuple[Tensor, ...]) -> int:
     """How many things the loss of a batch is the mean of: its targets, unless the task has a `weight` of its own."""
     own: Callable[[tuple[Tensor, ...]], int] | None = getattr(task, "weight", None)
-    return int((batch[-1] != PADDED).sum()) if own is None else own(batch)
+    return count_targets(batch) if own is None else own(batch)
 
 
 Text = TypeVar("Text")
+
+BUCKET_BATCHES = 8
+"""A batch is drawn from as many batches of texts that are about as long."""
+
+
+def similar_in_length(by_length: Sequence[Text], batch: int, generator: torch.Generator) -> list[Text]:
+    """`batch` texts of those sorted by length, about as long as one that is drawn from all; all if they are fewer."""
+    count = len(by_length)
+    window = min(count, BUCKET_BATCHES * batch)
+    centre = int(torch.randint(count, (), generator=generator))
+    first = min(max(0, centre - window // 2), count - window)
+    return [by_length[first + place] for place in torch.randperm(window, generator=generator)[:batch].tolist()]
+
+
+def split_validation(texts: Sequence[Text], fraction: float) -> tuple[Sequence[Text], Sequence[Text]]:
+    """The texts to train on, and the fraction at the end that is kept for validation."""
+    trained = len(texts) - int(len(texts) * fraction)
+    return texts[:trained], texts[trained:]
+
+
+def validation_batches(
+    kept: Sequence[Text], collate: Callable[[Sequence[Text]], tuple[Tensor, ...]], *, batch: int, batches: int
+) -> Iterator[tuple[Tensor, ...]]:
+    """At most `batches` collated batches of texts, the same ones each time."""
+    order = torch.randperm(len(kept), generator=torch.Generator().manual_seed(VALIDATION_SEED)).tolist()
+    for start in range(0, min(len(kept), batches * batch), batch):
+        yield collate([kept[place] for place in order[start : start + batch]])
+
+
+def mean_over_batches(
+    model: nn.Module,
+    batches: Iterable[tuple[Tensor, ...]],
+    value: Callable[[tuple[Tensor, ...]], Tensor],
+    on_batch: OnBatch,
+    weight: Callable[[tuple[Tensor, ...]], int] = count_targets,
+) -> float | None:
+    """The mean of the `value` of batches, each of which counts as its `weight` says; None without batches.
+
+    The model is left in the mode it was in.
+    """
+    training, total, weights = model.training, 0.0, 0
+    model.eval()
+    device = next(model.parameters()).device
+    with torch.inference_mode():
+        for parts in batches:
+            count = weight(parts)
+            total += value(tuple(part.to(device) for part in parts)).item() * count
+            weights += count
+            on_batch()
+    model.train(training)
+    return total / weights if weights else None
 
 
 def mean_validation_loss(
@@ -174,22 +241,8 @@ def mean_validation_loss(
     batches: int,
     on_batch: OnBatch,
 ) -> float | None:
-    """The mean `loss` a target over at most `batches` batches of texts, the same ones each time; None without texts.
+    """The mean `loss` a target over `validation_batches`; None without texts.
 
     The last part of a collated batch are its targets. The model is left in the mode it was in.
     """
-    if not kept:
-        return None
-    order = torch.randperm(len(kept), generator=torch.Generator().manual_seed(VALIDATION_SEED)).tolist()
-    training, total, tokens = model.training, 0.0, 0
-    model.eval()
-    device = next(model.parameters()).device
-    with torch.inference_mode():
-        for start in range(0, min(len(kept), batches * batch), batch):
-            parts = collate([kept[place] for place in order[start : start + batch]])
-            count = int((parts[-1] != PADDED).sum())
-            total += loss(tuple(part.to(device) for part in parts)).item() * count
-            tokens += count
-            on_batch()
-    model.train(training)
-    return total / tokens
+    return mean_over_batches(model, validation_batches(kept, collate, batch=batch, batches=batches), loss, on_batch)

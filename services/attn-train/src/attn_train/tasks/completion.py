@@ -17,8 +17,16 @@ from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from attn_train.tasks.base import PADDED, OnBatch, TokenDataset, auxiliary_losses, derived, mean_validation_loss
-from attn_train.tasks.reinforce import Reinforce
+from attn_train.tasks.base import (
+    PADDED,
+    OnBatch,
+    SeededTask,
+    TokenDataset,
+    auxiliary_losses,
+    count_targets,
+    mean_validation_loss,
+    split_validation,
+)
 from attn_train.tasks.seq2seq import TextPair
 
 EQUALS = "="
@@ -63,30 +71,26 @@ def completion_dataset(pairs: Sequence[TextPair], *, validation: float, longest:
     written = tokenizer.encode_batch([target for _, target in pairs], add_special=False)
     end = eos_id(tokenizer)
     texts = [PromptCompletion(tuple(a), (*b, end)) for a, b in zip(given, written, strict=True)]
-    kept = [text for text in texts if len(text.given) + len(text.written) <= longest]
-    held = len(kept) - int(len(kept) * validation)
-    if not kept[:held]:
+    fitting = [text for text in texts if len(text.given) + len(text.written) <= longest]
+    training, kept = split_validation(fitting, validation)
+    if not training:
         raise InvalidValue.of("model.max_seq_len", longest, "room for at least one of the texts")
-    return CompletionDataset(training=kept[:held], validation=kept[held:], tokenizer=tokenizer)
+    return CompletionDataset(training=training, validation=kept, tokenizer=tokenizer)
 
 
-class CompletionTask:
+class CompletionTask(SeededTask):
     """Batches of texts, [batch, longest] inputs and targets; what is given is no target."""
 
     def __init__(self, texts: CompletionDataset, config: TrainingConfig) -> None:
+        super().__init__(config)
         self._texts = texts
-        self._batch = config.optimizer.batch_size
-        self._smoothing = config.optimizer.label_smoothing
-        self.generator = torch.Generator().manual_seed(derived(config.seed, "batches"))
-        self.tokens = 0
-        self.reinforce = Reinforce()
 
     def next_batch(self) -> tuple[Tensor, ...]:
         """Any texts."""
         texts = self._texts.training
         chosen = torch.randint(len(texts), (self._batch,), generator=self.generator).tolist()
         batch = collate([texts[place] for place in chosen])
-        self.tokens += int((batch[1] != PADDED).sum())
+        self.tokens += count_targets(batch)
         return batch
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:

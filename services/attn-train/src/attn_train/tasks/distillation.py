@@ -15,7 +15,7 @@ from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attn_train.base_model import base_folder
+from attn_train.base_model import base_folder, require_same_vocabulary
 from attn_train.tasks.base import PADDED, Dataset, OnBatch, TrainingTask, auxiliary_losses
 
 FIELD = "config.objective.teacher"
@@ -35,16 +35,8 @@ def check_teacher(config: TrainingConfig, home: Path, tokenizer: Path) -> None:
     folder = _teacher_folder(config, home)
     if not (folder / "tokenizer.json").is_file():
         raise Incompatible(f"teacher {folder.name}: it has no tokenizer.json", field=FIELD)
-    _require_same_tokens(Tokenizer.from_folder(folder), Tokenizer.from_folder(tokenizer), folder.name)
-
-
-def _require_same_tokens(theirs: Tokenizer, ours: Tokenizer, teacher: str) -> None:
-    if theirs.vocab_size != ours.vocab_size:
-        sizes = f"{theirs.vocab_size} tokens, the model {ours.vocab_size}"
-        raise Incompatible(f"teacher {teacher}: another vocabulary: it has {sizes}", field=FIELD)
-    for token in range(ours.vocab_size):
-        if theirs.token(token) != ours.token(token):
-            raise Incompatible(f"teacher {teacher}: another vocabulary: token {token} differs", field=FIELD)
+    theirs, ours = Tokenizer.from_folder(folder), Tokenizer.from_folder(tokenizer)
+    require_same_vocabulary(f"teacher {folder.name}", theirs, "model", ours, field=FIELD)
 
 
 def _teacher_folder(config: TrainingConfig, home: Path) -> Path:

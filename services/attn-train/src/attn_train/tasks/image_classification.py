@@ -12,8 +12,7 @@ from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attn_train.tasks.base import VALIDATION_SEED, OnBatch, derived
-from attn_train.tasks.reinforce import Reinforce
+from attn_train.tasks.base import VALIDATION_SEED, OnBatch, SeededTask
 
 WHITE = 255
 AT_ONCE = 256
@@ -58,16 +57,12 @@ class ImageDataset:
         return ImageClassifier(model, self.names).save(folder)
 
 
-class ImageClassificationTask:
+class ImageClassificationTask(SeededTask):
     """Batches of images [batch, channels, side, side] from -1, black, to 1, white, and their classes [batch]."""
 
     def __init__(self, images: ImageDataset, config: TrainingConfig) -> None:
+        super().__init__(config)
         self._images = images
-        self._batch = config.optimizer.batch_size
-        self._smoothing = config.optimizer.label_smoothing
-        self.generator = torch.Generator().manual_seed(derived(config.seed, "batches"))
-        self.tokens = 0
-        self.reinforce = Reinforce()
 
     def next_batch(self) -> tuple[Tensor, ...]:
         """Any images."""

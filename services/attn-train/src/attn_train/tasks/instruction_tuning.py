@@ -15,11 +15,17 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from attn_train.data.conversations import TokenizedChat, read_chats
-from attn_train.tasks.base import PADDED, OnBatch, TokenDataset, auxiliary_losses, derived, mean_validation_loss
-from attn_train.tasks.reinforce import Reinforce
-
-POOL_BATCHES = 8
-"""Batches of conversations about equally long are made of as many batches."""
+from attn_train.tasks.base import (
+    PADDED,
+    OnBatch,
+    SeededTask,
+    TokenDataset,
+    auxiliary_losses,
+    count_targets,
+    mean_validation_loss,
+    similar_in_length,
+    split_validation,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,34 +57,28 @@ def chat_dataset(path: Path, tokenizer: Tokenizer, *, validation: float, longest
     """
     chats = read_chats(path, tokenizer)
     fitting = [chat for chat in chats if len(chat.inputs) <= longest]
-    held = len(fitting) - int(len(fitting) * validation)
-    if not fitting[:held]:
+    training, kept = split_validation(fitting, validation)
+    if not training:
         allowed = f"at least one conversation of at most {longest + 1} tokens (max_seq_len)"
         raise InvalidValue.of("config.data.dataset", f"{len(chats)} conversations", allowed)
-    return ChatDataset(
-        training=fitting[:held], validation=fitting[held:], tokenizer=tokenizer, left_out=len(chats) - len(fitting)
-    )
+    return ChatDataset(training=training, validation=kept, tokenizer=tokenizer, left_out=len(chats) - len(fitting))
 
 
-class InstructionTask:
+class InstructionTask(SeededTask):
     """Batches of conversations about equally long, [batch, longest] inputs and targets, padded at the end.
 
     What a causal model computes before the padding has no part of it.
     """
 
     def __init__(self, chats: ChatDataset, config: TrainingConfig) -> None:
+        super().__init__(config)
         self._chats = chats
-        self._batch = config.optimizer.batch_size
-        self._smoothing = config.optimizer.label_smoothing
-        self.generator = torch.Generator().manual_seed(derived(config.seed, "batches"))
-        self.tokens = 0
-        self.reinforce = Reinforce()
+        self._sorted = sorted(chats.training, key=lambda chat: len(chat.inputs))
 
     def next_batch(self) -> tuple[Tensor, ...]:
         """Conversations near in length to one that is drawn from all."""
-        chosen = similar_places([len(chat.inputs) for chat in self._chats.training], self._batch, self.generator)
-        batch = collate([self._chats.training[place] for place in chosen])
-        self.tokens += int((batch[1] != PADDED).sum())
+        batch = collate(similar_in_length(self._sorted, self._batch, self.generator))
+        self.tokens += count_targets(batch)
         return batch
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
@@ -100,16 +100,6 @@ class InstructionTask:
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:  # noqa: ARG002 -- the loss says all
         """Nothing more."""
         return {}
-
-
-def similar_places(lengths: Sequence[int], batch: int, generator: torch.Generator) -> list[int]:
-    """Places of `batch` texts about as long as one that is drawn from all; fewer where there are fewer."""
-    count = len(lengths)
-    order = sorted(range(count), key=lambda place: lengths[place])
-    window = min(count, POOL_BATCHES * batch)
-    centre = int(torch.randint(count, (), generator=generator))
-    first = min(max(0, centre - window // 2), count - window)
-    return [order[first + place] for place in torch.randperm(window, generator=generator)[:batch].tolist()]
 
 
 def collate(chats: Sequence[TokenizedChat]) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attn_train.data.conversations import PreferencePair, read_preferences
-from attn_train.tasks.base import PADDED, VALIDATION_SEED, OnBatch, TokenDataset, auxiliary_losses, derived
-from attn_train.tasks.instruction_tuning import collate, similar_places
-from attn_train.tasks.reinforce import Reinforce
+from attn_train.tasks.base import (
+    PADDED,
+    OnBatch,
+    SeededTask,
+    TokenDataset,
+    auxiliary_losses,
+    count_targets,
+    mean_over_batches,
+    similar_in_length,
+    split_validation,
+    validation_batches,
+)
+from attn_train.tasks.instruction_tuning import collate
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,11 +59,11 @@ def preference_dataset(path: Path, tokenizer: Tokenizer, *, validation: float, l
     """
     pairs = read_preferences(path, tokenizer)
     fitting = [pair for pair in pairs if length_of(pair) <= longest]
-    held = len(fitting) - int(len(fitting) * validation)
-    if not fitting[:held]:
+    training, kept = split_validation(fitting, validation)
+    if not training:
         allowed = f"at least one pair of at most {longest + 1} tokens (max_seq_len)"
         raise InvalidValue.of("config.data.dataset", f"{len(pairs)} pairs", allowed)
-    return PreferenceDataset(fitting[:held], fitting[held:], tokenizer, len(pairs) - len(fitting))
+    return PreferenceDataset(training, kept, tokenizer, len(pairs) - len(fitting))
 
 
 def length_of(pair: PreferencePair) -> int:
@@ -81,26 +91,22 @@ def dpo_loss(policy: Tensor, reference: Tensor, beta: float) -> tuple[Tensor, Te
     return -functional.logsigmoid(margins).mean(), margins
 
 
-class PreferenceTask:
+class PreferenceTask(SeededTask):
     """Batches of pairs, [2 batch, longest] inputs and targets: the chosen ones, then the rejected ones.
 
     The reference is the model without its adapter.
     """
 
     def __init__(self, pairs: PreferenceDataset, config: TrainingConfig) -> None:
+        super().__init__(config)
         self._pairs = pairs
-        self._batch = config.optimizer.batch_size
+        self._sorted = sorted(pairs.training, key=length_of)
         self._beta = config.objective.dpo_beta or DPO_BETA
-        self.generator = torch.Generator().manual_seed(derived(config.seed, "batches"))
-        self.tokens = 0
-        self.reinforce = Reinforce()
 
     def next_batch(self) -> tuple[Tensor, ...]:
         """Pairs about equally long."""
-        lengths = [length_of(pair) for pair in self._pairs.training]
-        chosen = similar_places(lengths, self._batch, self.generator)
-        batch = collate_pairs([self._pairs.training[place] for place in chosen])
-        self.tokens += int((batch[1] != PADDED).sum())
+        batch = collate_pairs(similar_in_length(self._sorted, self._batch, self.generator))
+        self.tokens += count_targets(batch)
         return batch
 
     def weight(self, batch: tuple[Tensor, ...]) -> int:
@@ -113,11 +119,12 @@ class PreferenceTask:
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
         """The mean over at most `batches` batches kept for validation."""
-        return self._mean(model, batches, 0, on_batch)
+        return self._mean(model, lambda batch: self._compared(model, batch)[0], batches, on_batch)
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
         """The share of validation pairs whose chosen answer has become likelier, against the base, than the other."""
-        found = self._mean(model, len(self._pairs.validation), 1, on_batch)
+        kept = self._pairs.validation
+        found = self._mean(model, lambda batch: self._accuracy(model, batch), len(kept), on_batch)
         return {} if found is None else {"reward_accuracy": found}
 
     def _compared(self, model: Any, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
@@ -126,24 +133,15 @@ class PreferenceTask:
             reference = answer_logprobs(model, *batch).view(2, -1)
         return dpo_loss(answer_logprobs(model, *batch).view(2, -1), reference, self._beta)
 
-    def _mean(self, model: nn.Module, batches: int, which: int, on_batch: OnBatch) -> float | None:
-        """The mean loss (0) or accuracy (1) of validation pairs; the model keeps its mode."""
-        kept = self._pairs.validation
-        if not kept:
-            return None
-        order = torch.randperm(len(kept), generator=torch.Generator().manual_seed(VALIDATION_SEED)).tolist()
-        training, total, count = model.training, 0.0, 0
-        model.eval()
-        device = next(model.parameters()).device
-        with torch.inference_mode():
-            for start in range(0, min(len(kept), batches * self._batch), self._batch):
-                batch = collate_pairs([kept[place] for place in order[start : start + self._batch]])
-                loss, margins = self._compared(model, tuple(part.to(device) for part in batch))
-                total += (loss * len(margins) if which == 0 else (margins > 0).sum()).item()
-                count += len(margins)
-                on_batch()
-        model.train(training)
-        return total / count
+    def _accuracy(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        _, margins = self._compared(model, batch)
+        return (margins > 0).float().mean()
+
+    def _mean(
+        self, model: nn.Module, value: Callable[[tuple[Tensor, ...]], Tensor], batches: int, on_batch: OnBatch
+    ) -> float | None:
+        drawn = validation_batches(self._pairs.validation, collate_pairs, batch=self._batch, batches=batches)
+        return mean_over_batches(model, drawn, value, on_batch, self.weight)
 
 
 def collate_pairs(pairs: Sequence[PreferencePair]) -> tuple[Tensor, Tensor]:

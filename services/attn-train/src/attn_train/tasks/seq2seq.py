@@ -22,13 +22,14 @@ from torch.nn.utils.rnn import pad_sequence
 from attn_train.tasks.base import (
     PADDED,
     OnBatch,
+    SeededTask,
     TokenDataset,
     TrainingTask,
     auxiliary_losses,
-    derived,
+    count_targets,
     mean_validation_loss,
+    similar_in_length,
 )
-from attn_train.tasks.reinforce import Reinforce
 
 AT_ONCE = 32
 
@@ -162,35 +163,22 @@ def fits_model(pair: TokenPair, longest: tuple[int, int]) -> bool:
     return len(pair[0]) <= longest[0] and len(pair[1]) - 1 <= longest[1]
 
 
-BUCKET_BATCHES = 8
-"""A batch is drawn from as many batches of pairs that are about as long."""
-
-
-class Seq2SeqTask:
+class Seq2SeqTask(SeededTask):
     """Batches of pairs; the decoder is shown what it should have written so far, and predicts what follows.
 
     A batch is padded [batch, source] tokens and which of them are real, and [batch, target] inputs and targets.
     """
 
     def __init__(self, pairs: PairDataset, config: TrainingConfig) -> None:
+        super().__init__(config)
         self._pairs = pairs
-        self._batch = config.optimizer.batch_size
-        self._smoothing = config.optimizer.label_smoothing
         self._bleu = config.evaluation.bleu_sentences
         self._sorted = sorted(pairs.training, key=lambda pair: (len(pair[1]), len(pair[0])))
-        self.generator = torch.Generator().manual_seed(derived(config.seed, "batches"))
-        self.tokens = 0
-        self.reinforce = Reinforce()
 
     def next_batch(self) -> tuple[Tensor, ...]:
         """A batch of pairs about as long as one that is drawn from all."""
-        count = len(self._sorted)
-        window = min(count, BUCKET_BATCHES * self._batch)
-        centre = int(torch.randint(count, (), generator=self.generator))
-        first = min(max(0, centre - window // 2), count - window)
-        chosen = first + torch.randperm(window, generator=self.generator)[: self._batch]
-        batch = collate([self._sorted[place] for place in chosen.tolist()])
-        self.tokens += int((batch[3] != PADDED).sum())
+        batch = collate(similar_in_length(self._sorted, self._batch, self.generator))
+        self.tokens += count_targets(batch)
         return batch
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:

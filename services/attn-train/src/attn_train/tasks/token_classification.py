@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from attn_train.tasks.base import PADDED, OnBatch, derived, mean_validation_loss
-from attn_train.tasks.reinforce import Reinforce
+from attn_train.tasks.base import PADDED, OnBatch, SeededTask, count_targets, mean_validation_loss
 
 ALL_BATCHES = 10**9
 
@@ -59,23 +58,19 @@ class TaggedDataset:
         return save_tagger(folder, model, self.names, self.tokenizer)
 
 
-class TokenClassificationTask:
+class TokenClassificationTask(SeededTask):
     """Batches of sentences, padded at the end; words are tagged at their first tokens."""
 
     def __init__(self, sentences: TaggedDataset, config: TrainingConfig) -> None:
+        super().__init__(config)
         self._sentences = sentences
-        self._batch = config.optimizer.batch_size
-        self._smoothing = config.optimizer.label_smoothing
-        self.generator = torch.Generator().manual_seed(derived(config.seed, "batches"))
-        self.tokens = 0
-        self.reinforce = Reinforce()
 
     def next_batch(self) -> tuple[Tensor, ...]:
         """Any sentences, as `collate` has them."""
         found = self._sentences.training
         chosen = torch.randint(len(found), (self._batch,), generator=self.generator).tolist()
         batch = collate([found[place] for place in chosen])
-        self.tokens += int((batch[-1] != PADDED).sum())
+        self.tokens += count_targets(batch)
         return batch
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
