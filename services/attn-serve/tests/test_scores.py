@@ -66,8 +66,10 @@ async def test_scores_end_with_their_caller(narrow: InferenceServiceStub, cancel
         with pytest.raises(asyncio.CancelledError):
             await call
     else:
-        async with refused(grpc.StatusCode.DEADLINE_EXCEEDED):
+        # Prompts that are not yet admitted when the engine knows its speed may be refused as too late.
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call
+        assert caught.value.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED)
     load = await drained(narrow, NAME)
     assert (load.running, load.waiting, load.kv_tokens_used) == (0, 0, 0)
     assert load.computed_tokens < MANY * LENGTH

@@ -228,5 +228,5 @@ class AdmissionControl:
 
 def _too_late(seconds: float) -> OutOfCapacity:
     retry = max(seconds, MIN_RETRY_SECONDS)
-    message = f"the deadline cannot be met: at the present load the request would end {seconds:.1f} seconds too late"
+    message = f"the deadline cannot be met: at the present load the request would end {seconds:.2g} seconds too late"
     return OutOfCapacity(message, retry_seconds=f"{retry:.3f}")
