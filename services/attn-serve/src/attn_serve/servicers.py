@@ -29,6 +29,7 @@ from attn_schema.codec import from_message, to_message
 
 from attn_serve.engine_client import EngineClient
 from attn_serve.fleet import Fleet
+from attn_serve.refusals import RequestSize
 
 DEFAULT_SHUTDOWN_TIMEOUT = 30.0
 MAX_SHUTDOWN_TIMEOUT = 3600.0
@@ -56,20 +57,22 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Stream completions."""
         call = call_of(context)
         engine = self._engine(request.model, call)
-        asked = from_message(GenerateRequest, request)
-        task = text_task(asked.prompt, asked.sampling, call, asked.resume)
-        async with aclosing(engine.generate(task)) as deltas:
-            async for delta in deltas:
-                call.spend(len(delta.tokens) + (delta.usage.prompt_tokens if delta.usage else 0))
-                yield to_message(delta)
+        with engine.refusals.apply(RequestSize.of(request, call.tenant, call.remaining())):
+            asked = from_message(GenerateRequest, request)
+            task = text_task(asked.prompt, asked.sampling, call, asked.resume)
+            async with aclosing(engine.generate(task)) as deltas:
+                async for delta in deltas:
+                    call.spend(len(delta.tokens) + (delta.usage.prompt_tokens if delta.usage else 0))
+                    yield to_message(delta)
 
     async def Score(self, request: inference_pb2.ScoreRequest, context: Context) -> inference_pb2.ScoreResponse:
         """Score given sequences."""
         call = call_of(context)
         engine = self._engine(request.model, call)
-        asked = from_message(ScoreRequest, request)
-        params = ScoringParams(top_logprobs=asked.top_logprobs)
-        scores = await engine.score([text_task(prompt, params, call) for prompt in asked.prompts])
+        with engine.refusals.apply(RequestSize.of(request, call.tenant, call.remaining())):
+            asked = from_message(ScoreRequest, request)
+            params = ScoringParams(top_logprobs=asked.top_logprobs)
+            scores = await engine.score([text_task(prompt, params, call) for prompt in asked.prompts])
         usage = Usage(prompt_tokens=sum(len(score.tokens) for score in scores))
         call.spend(usage.prompt_tokens)
         return inference_pb2.ScoreResponse(scores=map(to_message, scores), usage=to_message(usage))
