@@ -19,8 +19,6 @@ from attn_schema import Prompt, SamplingParams
 
 from attn_host.host import ModelHost, TextTask
 
-SMALL_BYTES = 2 * 1024
-"""A text of no more bytes is tokenised at once: that takes less time than to find a thread."""
 LARGE_BYTES = 32 * 1024
 """Prompts and grammars of more bytes wait for each other, one at a time."""
 GRAMMAR_COST = 32
@@ -48,9 +46,6 @@ class Preparation:
         Time that it waits counts against its deadline, and a task that was cancelled meanwhile is not begun.
         """
         began = time.monotonic()
-        size = size_of(task.prompt, task.params)
-        if size <= SMALL_BYTES and task.prompt.chat is None and not _has_grammar(task.params):
-            return _at_once(partial(host.submit, task))
 
         def begin() -> None:
             ready = task
@@ -64,7 +59,7 @@ class Preparation:
             if cancelled:
                 host.cancel(task.id)
 
-        return self._run(size, task.prompt, begin, task.id)
+        return self._run(size_of(task.prompt, task.params), task.prompt, begin, task.id)
 
     def cancel(self, host: ModelHost, task_id: str) -> None:
         """Stop a task, whether it waits, is being prepared or runs."""
@@ -110,17 +105,3 @@ def size_of(prompt: Prompt, params: object = None) -> int:
     if isinstance(params, SamplingParams) and params.structured_output is not None:
         size += GRAMMAR_COST * len(params.structured_output.grammar)
     return size
-
-
-def _has_grammar(params: object) -> bool:
-    return isinstance(params, SamplingParams) and params.structured_output is not None
-
-
-def _at_once(work: Callable[[], None]) -> Future[None]:
-    """The call's outcome as a future that is done."""
-    done: Future[None] = Future()
-    try:
-        done.set_result(work())
-    except Exception as error:  # noqa: BLE001 -- the caller's
-        done.set_exception(error)
-    return done
