@@ -128,7 +128,7 @@ class Gemma2Adapter(LlamaAdapter):
             pattern=tuple(self._choice(values, kind, ropes) for kind in self._layer_types(values)),
         )
 
-    def to_hf_config(self, config: DecoderConfig) -> dict[str, Any]:
+    def keys_of(self, config: DecoderConfig) -> dict[str, Any]:
         """A config.json of this family that transformers 5 reads."""
         require_fields(config, FIXED, self.model_type)
         attentions = layer_attentions(config)
