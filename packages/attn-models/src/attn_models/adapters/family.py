@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from attn_core import AttentionSpec, Window
-from attn_core.errors import InvalidValue
 
 from attn_models.adapters.base import (
     ACTIVATIONS,

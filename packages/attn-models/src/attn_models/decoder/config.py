@@ -261,10 +261,10 @@ class DecoderConfig:
     sigmoid of the token with `shared_expert_gate` (Qwen2-MoE, arXiv 2407.10671, section 2.2.2). `routing` is how the
     chosen are weighed: "mixtral" by a softmax over them, "switch" and "deepseek_v2" by their part of a softmax over all
     experts, "deepseek_v3" by sigmoids normalised to sum to one, chosen with a bias for each expert (arXiv 2412.19437,
-    section 2.1.2), "llama4" by their sigmoids, which multiply what experts read and not what they say. The deepseek routings choose among the experts of the best `topk_group` of `n_group` groups, and
-    multiply outputs by `routed_scaling_factor`. Load is balanced in training by an auxiliary loss of weight
-    `router_aux_loss_coef` (arXiv 2101.03961), or by moving the biases by `router_bias_update_rate` after each step
-    ("deepseek_v3").
+    section 2.1.2), "llama4" by their sigmoids, which multiply what experts read and not what they say. The deepseek
+    routings choose among the experts of the best `topk_group` of `n_group` groups, and multiply outputs by
+    `routed_scaling_factor`. Load is balanced in training by an auxiliary loss of weight `router_aux_loss_coef` (arXiv
+    2101.03961), or by moving the biases by `router_bias_update_rate` after each step ("deepseek_v3").
 
     Multi-token prediction (arXiv 2412.19437, section 2.2): `num_nextn_predict_layers` D adds D modules that predict the
     D tokens after the next; the mean of their losses, times `nextn_predict_loss_weight`, is added to the training loss.

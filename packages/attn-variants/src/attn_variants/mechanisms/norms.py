@@ -154,9 +154,9 @@ class GemmaAttention(DeclaredMechanism):
     class Config(MechanismConfig):
         """What is None is left out: `norm_eps` of the norms (Gemma 3, Qwen 3), `cap` c of the scores (Gemma 2), the
         `window` w of tokens, the query's own among them. `scale` s replaces 1/√d_k. Norms are taken over each "head"
-        or over "all_heads" together (OLMo 2), as `norm_over` says. With a `chunk`, positions are cut into so many tokens,
-        and a query sees those of its own alone (Llama 4); it excludes a window. `temperature` a multiplies the scores
-        of the query at position i by 1 + a ln(1 + ⌊(i + 1) / `temperature_floor`⌋) (Llama 4; arXiv 2501.19399).
+        or over "all_heads" together (OLMo 2), as `norm_over` says. With a `chunk`, positions are cut into so many
+        tokens, and a query sees those of its own alone (Llama 4); it excludes a window. `temperature` a multiplies the
+        scores of the query at position i by 1 + a ln(1 + ⌊(i + 1) / `temperature_floor`⌋) (Llama 4; arXiv 2501.19399).
 
         Where the model turns positions, `base` and `scaling` (as of `rope`) replace the model's in this layer.
         """

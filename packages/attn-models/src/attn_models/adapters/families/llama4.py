@@ -10,8 +10,10 @@ from attn_core.errors import InvalidValue
 
 from attn_models.adapters.base import listed_layer_types, require_allowed, required_count
 from attn_models.adapters.family import FULL, GROUPED, LLAMA_NAMES, FamilyAdapter
+from attn_models.adapters.hf_config import Rope, one_rope_of
 from attn_models.decoder.config import DecoderConfig
 
+TURNS = ("default", "linear", "llama3", None)
 CHUNKED = "chunked_attention"
 SHARED = {f"feed_forward.shared.{part}": f"feed_forward.shared_expert.{part}_proj" for part in ("gate", "up", "down")}
 DENSE = {f"feed_forward.{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")}
@@ -51,6 +53,12 @@ class Llama4Adapter(FamilyAdapter):
     stacked = {"feed_forward.experts.gate_up_proj": ("gate", "up"), "feed_forward.experts.down_proj": ("down",)}
     ones = re.compile(r"attention\.norm\.(query|key)_gain$")
 
+    def rope(self, values: Mapping[str, Any]) -> Rope:
+        """Not YaRN's: its factor on queries and keys is lost in their norms, which come after it there."""
+        given = one_rope_of(values)
+        require_allowed({"rope_type": given.get("rope_type", given.get("type"))}, {"rope_type": TURNS})
+        return super().rope(values)
+
     def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:
         """A chunk or all tokens; turned and normed, or hotter for later queries."""
         layers = required_count(values, "num_hidden_layers")
@@ -78,7 +86,8 @@ class Llama4Adapter(FamilyAdapter):
         given = values.get("moe_layers")
         if given is not None and given != sparse:
             step = given[0] + 1 if isinstance(given, list) and given and isinstance(given[0], int) else layers + 1
-            require_allowed({"moe_layers": given}, {"moe_layers": (sparse, list(range(step - 1, layers, step)) or None)})
+            stepped = list(range(step - 1, layers, step))
+            require_allowed({"moe_layers": given}, {"moe_layers": (sparse, stepped or None)})
         return {
             "num_experts": required_count(values, "num_local_experts"),
             "n_shared_experts": 1,

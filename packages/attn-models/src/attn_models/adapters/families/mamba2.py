@@ -14,6 +14,7 @@ from attn_models.adapters.family import FamilyAdapter
 from attn_models.adapters.qwen3 import require_mechanism
 from attn_models.attention import layer_attentions
 from attn_models.decoder.config import DecoderConfig
+from attn_models.weights.safe_files import INFINITE
 
 CONTEXT = 1 << 20
 """The longest sequence, in tokens, where a config.json says none: what is remembered has one size at any length."""
@@ -67,7 +68,7 @@ class Mamba2Adapter(FamilyAdapter):
         **{f"attention.{ours}": f"mixer.{theirs}" for ours, theirs in (MIXER | WHOLE).items()},
     }
 
-    def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:  # noqa: ARG002  (all are alike)
+    def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:
         """The sizes of what is remembered; heads fill the width."""
         require_mechanism(self.mechanism, self.model_type)
         sizes = {ours: required_count(values, theirs) for ours, theirs in SIZES.items()}
@@ -96,7 +97,7 @@ def _limit(given: Any) -> tuple[float, float]:
     """The least and the greatest step; infinity may be an object, as JSON has no number for it."""
     if given is None:
         return 0.0, math.inf
-    ends = [math.inf if each == {"__float__": "Infinity"} else each for each in given] if isinstance(given, list) else []
+    ends = [math.inf if each == INFINITE else each for each in given] if isinstance(given, list) else []
     if len(ends) != 2 or any(isinstance(end, bool) or not isinstance(end, (int, float)) for end in ends):
         raise InvalidValue.of("time_step_limit", given, "two numbers")
     return float(ends[0]), float(ends[1])
