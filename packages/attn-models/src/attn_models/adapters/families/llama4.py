@@ -85,7 +85,8 @@ class Llama4Adapter(FamilyAdapter):
         sparse = list(range(step - 1, layers, step))
         given = values.get("moe_layers")
         if given is not None and given != sparse:
-            step = given[0] + 1 if isinstance(given, list) and given and isinstance(given[0], int) else layers + 1
+            first = given[0] if isinstance(given, list) and given else None
+            step = first + 1 if type(first) is int and first >= 0 else layers + 1
             stepped = list(range(step - 1, layers, step))
             require_allowed({"moe_layers": given}, {"moe_layers": (sparse, stepped or None)})
         return {
