@@ -53,8 +53,8 @@ class Layout(ABC):
     `head` is its name of the unembedding, which may be there although it is tied to our parameter `embedding`.
     Tensors whose names match `derived_names` are skipped: they follow from the config, such as causal masks in older
     checkpoints, or are unused. `copies` are other names of tensors, which must be equal where both are there.
-    Parameters of ours whose names match `zeros` or `ones` are in no checkpoint and are zero or one, such as biases and
-    gains that change nothing.
+    Parameters of ours whose names match `zeros` are in no checkpoint and are zero: biases that change nothing, whatever
+    they are. Those whose names match `ones` are in none and are one, such as the gains of norms without gains.
     """
 
     model_type: ClassVar[str]

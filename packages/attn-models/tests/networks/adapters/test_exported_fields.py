@@ -217,6 +217,14 @@ def test_every_layout_of_decoders_is_swept():
     assert general - {"attn_decoder", "qwen3_next"} == set(FAMILIES)
 
 
+def test_gains_that_a_layout_has_not_are_refused_where_they_are_not_one(tmp_path):
+    model = drawn(described("llama4_text", ""), "llama4_text")
+    with torch.no_grad():
+        model.blocks[0].attention.norm.key_gain[0] = 2
+    with pytest.raises(Incompatible, match=r"blocks\.0\.attention\.norm\.key_gain"):
+        save_model(tmp_path, model, layout="llama4_text")
+
+
 @pytest.mark.parametrize(
     "field", ["embedding_multiplier", "residual_multiplier", "logit_scale", "final_logit_softcapping"]
 )
