@@ -72,7 +72,7 @@ class PreferenceEncoder(ChatEncoder):
 
     def __call__(self, rows: Sequence[Row]) -> list[Record]:
         """The tokens of both."""
-        records = []
+        records: list[Record] = []
         for row in rows:
             asked = _messages(row, PROMPT)
             both = (asked + _messages(row, name) for name in (CHOSEN, REJECTED))

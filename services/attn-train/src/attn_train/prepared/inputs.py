@@ -307,7 +307,8 @@ def _text_lines(path: Path, unit: Unit) -> Iterator[Row]:
 
 def _text_pieces(path: Path, unit: Unit) -> Iterator[Row]:
     """The text in pieces of whole lines; the document ends with the last one where the file does."""
-    held, size, begins = [], 0, unit.start
+    held: list[bytes] = []
+    size, begins = 0, unit.start
     waiting: Row | None = None
     for at, line in _lines(path, unit):
         if not held:

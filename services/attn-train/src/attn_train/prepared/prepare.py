@@ -224,8 +224,8 @@ def _finish(plan: DataPlan, out: Path, dtype: str) -> None:
     tokenizer = Tokenizer.from_folder(out)
     sets: dict[str, list[Shard]] = {}
     for number in range(len(plan.units)):
-        for name, shard in _names(plan, number).items():
-            sets.setdefault(name, []).append(msgspec.json.decode((out / f"{shard}.json").read_bytes(), type=Shard))
+        for name, own in _names(plan, number).items():
+            sets.setdefault(name, []).append(msgspec.json.decode((out / f"{own}.json").read_bytes(), type=Shard))
     if not sum(shard.tokens for shard in sets[TRAIN]):
         raise InvalidValue.of(FIELD, ", ".join(path for path, *_ in plan.files[:3]), "at least one token to train on")
     manifest = DataManifest(

@@ -223,7 +223,8 @@ class PreparedSet:
     def lengths(self) -> Iterator[NDArray[np.int64]]:
         """The lengths of all sequences, shard by shard."""
         for place in range(len(self.shards)):
-            yield np.diff(self._mapped(place, "ends").astype(np.int64), prepend=0)
+            ends = self._mapped(place, "ends").astype(np.int64)
+            yield ends - np.concatenate([[0], ends[:-1]])
 
     def _mapped(self, place: int, suffix: str) -> Ids:
         known = self._maps.get((place, suffix))
