@@ -106,5 +106,5 @@ def test_heads_that_are_not_apart_are_refused_with_the_mechanism_and_the_reason(
 def test_the_part_of_a_part_and_a_rank_that_is_none_are_refused():
     with pytest.raises(Incompatible, match="split already"):
         rank_layer(rank_layer(built("mha"), Rank(0, 2))[0], Rank(0, 2))
-    with pytest.raises(InvalidValue, match="rank: 2 of 2"):
+    with pytest.raises(InvalidValue, match="2 of 2"):
         Rank(2, 2)

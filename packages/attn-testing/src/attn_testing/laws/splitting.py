@@ -21,8 +21,9 @@ CLOSE = 1e-12
 
 
 class HeadSplit(MechanismLaw):
-    """Where a mechanism declares `splits_heads`: outputs and gradients of two ranks, computed one after the other and
-    added up, are those of the whole layer, and no rank remembers more. Where it does not, a split is refused by name.
+    """Layers of half the heads each, added up, give the outputs and gradients of the whole layer.
+
+    Where a mechanism does not declare `splits_heads`, a split is refused by its name.
     """
 
     @classmethod
