@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import threading
 import time
@@ -210,12 +209,12 @@ def test_a_sqlite_file_that_is_moved_away_and_back_loses_nothing(tmp_path, super
                 (tmp_path / name).rename(aside / name)
 
     backend = Sending(move_away)
-    store, _, thread = supervise(tmp_path, backend)
+    _, _, thread = supervise(tmp_path, backend)
     until(lambda: backend.sent >= 3, "the worker does not begin")
     time.sleep(0.5)
     for name in names:
         if (aside / name).exists():
-            os.replace(aside / name, tmp_path / name)
+            (aside / name).replace(tmp_path / name)
     thread.join(SECONDS)
     with Database(database_url(tmp_path)) as again:
         assert JobStore(again).get("job").state is JobState.SUCCEEDED
