@@ -25,8 +25,13 @@ def attn_services(cluster: Cluster) -> list[GrpcService]:
 
 @hookimpl
 def attn_commands() -> list[Command]:
-    """`attn evaluate`."""
+    """`attn evaluate`, `attn compare --train`."""
     return [
+        Command(
+            name="compare-training",
+            summary="Train mechanisms with equal budgets and compare them; the same as compare --train.",
+            target="attn_train.comparison.command:compare_training_command",
+        ),
         Command(
             name="evaluate",
             summary="Evaluate a trained model: perplexity or accuracy.",
