@@ -36,7 +36,7 @@ def attn_commands() -> list[Command]:
             name="evaluate",
             summary="Evaluate a trained model: perplexity or accuracy.",
             target="attn_train.plugin:evaluate_command",
-        )
+        ),
     ]
 
 

@@ -22,10 +22,11 @@ from attn_schema.training import TrainingConfig
 
 
 @with_flags(top="training", defaults=recipe_under)
-def compare_training_command(
+def compare_training_command(  # noqa: PLR0913 - options, given by name
     *,
     train: Annotated[
-        str, typer.Option(help="Mechanisms with commas between them; options after colons: mha,sliding_window:window=16.")
+        str,
+        typer.Option(help="Mechanisms with commas between them; options after colons: mha,sliding_window:window=16."),
     ],
     budget: Annotated[str, typer.Option(help="What each run may spend: flops=1e12, minutes=2 or tokens=1e6.")],
     seeds: Annotated[int, typer.Option(help="Runs of each mechanism, with seeds from --seed.", min=1)] = 3,
@@ -38,7 +39,9 @@ def compare_training_command(
     name: Annotated[str, typer.Option(help="Of the comparison; by default one that follows from the options.")] = "",
     threads: Annotated[int | None, typer.Option(help="CPU threads of runs in this process.", min=1)] = None,
     server: Annotated[bool, typer.Option("--server", help="Train as jobs of a server, not in this process.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would run and what it costs; start nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would run and what it costs; start nothing.")
+    ] = False,
     recipe: Annotated[  # noqa: ARG001 - `recipe_under` reads it
         str, typer.Option(help=f"Start from a recipe: {', '.join(recipe_names())}, or a TOML file.")
     ] = "",
@@ -97,6 +100,7 @@ def _run_all(question: Any, runs: Any, runner: Any, folder: Any, *, json: bool) 
         results = as_json(question, grouped(found)) | {"command": command, "planned_runs": len(runs)}
         folder.write("results.json", json_format.dumps(results, indent=1) + "\n")
     groups = grouped(found)
+    results = as_json(question, groups) | {"command": command, "planned_runs": len(runs)}
     drawn = picture(question, groups)
     folder.write("report.png", png(drawn))
     folder.write("report.html", page(question, groups, drawn, command))

@@ -18,7 +18,7 @@ from attn_schema.training import DECODER, ModelConfig, TrainingConfig
 from attn_train.admission import check_config
 from attn_train.comparison.budget import Budget
 from attn_train.data.load import load_dataset
-from attn_train.data.synthetic import MAKERS
+from attn_train.data.synthetic import MAKERS, TASKS
 from attn_train.model import resolved
 from attn_train.pricing import StepPrice, seconds_of_a_step, step_price
 from attn_train.settings import TrainSettings
@@ -194,7 +194,9 @@ def _config(question: Question, entry: Entry, size: dict[str, int], dataset: str
     model: ModelConfig = ModelConfig.from_mapping({**_plain(base.model), **fields})
     data = base.data.replace(dataset=dataset)
     if dataset in question.probes:
-        data = data.replace(tokenizer="character", max_pairs=base.data.max_pairs)
+        data = data.replace(tokenizer="character")
+    elif dataset not in TASKS:
+        data = data.replace(max_pairs=0)
     try:
         return resolved(base.replace(model=model, data=data))
     except UserError as error:

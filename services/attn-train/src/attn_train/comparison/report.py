@@ -134,11 +134,14 @@ def page(question: Question, groups: Sequence[Group], figure: Any, command: str)
     drawn = target.getvalue()
     drawn = drawn[drawn.index("<svg") :]
     fits = scaling(question, groups)
-    parts = [
-        f"<h1>{escape(question.title)}</h1>",
+    introduction = (
         f"<p>Budget of every run: <b>{escape(str(question.budget))}</b>; {question.seeds} seeds; data: "
         f"{escape(', '.join(question.datasets()))}. Intervals are 95 % of Student's t over seeds. FLOPs are those of "
-        "matrix products, forward and backward, of attention only the pairs that the mask allows.</p>",
+        "matrix products, forward and backward, of attention only the pairs that the mask allows.</p>"
+    )
+    parts = [
+        f"<h1>{escape(question.title)}</h1>",
+        introduction,
         html_table(table(question, groups)),
         drawn,
         *(["<h2>Scaling</h2>", html_table(fits)] if fits else []),

@@ -143,9 +143,7 @@ class RunsHere:
                 elif isinstance(message, LogLine):
                     say(f"{run.id}: {message.text}")
 
-            assignment = Assignment(
-                job_id=run.id, attempt=1, config=run.config, home=self._home, threads=self._threads
-            )
+            assignment = Assignment(job_id=run.id, attempt=1, config=run.config, home=self._home, threads=self._threads)
             outcome = work(assignment, send, flag)
             if isinstance(outcome, Failed):
                 raise outcome.error.error()
@@ -182,7 +180,7 @@ def _stopping_on_interrupt() -> Iterator[StopFlag]:
 
 
 class RunsOnServer:
-    """A job of a server each; `client` is attn-client's. Jobs of all runs are submitted first, and train side by side."""
+    """A job of a server each, all submitted first, so that they train side by side; `client` is attn-client's."""
 
     def __init__(self, client: Any, runs: Sequence[Run]) -> None:
         self._client = client

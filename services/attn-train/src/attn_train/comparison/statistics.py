@@ -48,7 +48,7 @@ class Interval:
 def fitted_exponent(sizes: Sequence[float], losses: Sequence[float]) -> Interval:
     """b of loss = a · size^-b, by least squares on the logarithms (as in Kaplan et al. 2020, arXiv 2001.08361).
 
-    The interval is Student's, with two degrees of freedom less than there are points, of which at least two sizes differ.
+    The interval is Student's, with two degrees of freedom less than there are points; at least two sizes differ.
     """
     x, y = [math.log(size) for size in sizes], [math.log(loss) for loss in losses]
     fit = statistics.linear_regression(x, y)
