@@ -178,6 +178,9 @@ class TestTwoMachines:
             client.models.unload("again")
 
     def test_a_gateway_that_is_killed_loses_no_stream(self, gateways: list[tuple[Gateway, str]]) -> None:
-        report = under_streams([address for _, address in gateways], lambda _: gateways[0][0].kill())
-        assert report.bad == []
-        assert report.resumed >= 1
+        def kill(client: Client) -> None:
+            assert client._connection._at == 0
+            gateways[1][0].kill()
+            wait_for(lambda: client._connection._at == 1, "its streams to go elsewhere", 60)
+
+        assert under_streams([address for _, address in gateways], kill).bad == []

@@ -68,6 +68,9 @@ class Machines:
         self.environment["RAY_ADDRESS"] = f"{self.first}:6399"
         wait_for(lambda: answers(self.first, 6399), "the first raylet")
         self._raylet("second", "--address", f"{self.first}:6399", "--node-ip-address", self.second, before=there)
+        for name in ("first", "second"):
+            log = self._folder / f"{name}.log"
+            wait_for(lambda log=log: "Ray runtime started" in log.read_text(), f"the {name} raylet")
 
     def cut(self) -> None:
         """Pull the cable: nothing passes, and nobody is told."""
@@ -96,9 +99,9 @@ class Machines:
     def _raylet(self, name: str, *arguments: str, before: Sequence[str] = ()) -> None:
         ray = str(Path(sys.executable).with_name("ray"))
         command = [*before, ray, "start", *arguments, "--num-cpus", "2", "--memory", str(NODE_BYTES), "--block"]
-        command += ["--object-store-memory", str(80 * 2**20), "--include-dashboard", "false", "--disable-usage-stats"]
+        command += ["--object-store-memory", str(80 * 2**20), "--disable-usage-stats"]
         if "--head" in arguments:
-            command += ["--temp-dir", str(self._folder / "ray")]
+            command += ["--temp-dir", str(self._folder / "ray"), "--include-dashboard", "false"]
         with (self._folder / f"{name}.log").open("wb") as log:
             self._processes.append(
                 subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, start_new_session=True)

@@ -79,7 +79,10 @@ class DeploymentBackend:
         self._handle = await asyncio.to_thread(self._deploy)
         addresses = await self._addresses()
         while not addresses:
-            await asyncio.sleep(POLL_SECONDS)
+            if self._deployment.min_replicas:
+                await asyncio.sleep(POLL_SECONDS)
+            else:
+                await self._wake()  # the first may have been taken for idle before it was asked
             addresses = await self._addresses()
         await self._connect(addresses)
         self._tokenizer = PromptTokenizer(await asyncio.to_thread(Tokenizer.from_folder, self._folder))
@@ -213,9 +216,15 @@ class DeploymentBackend:
 
     async def _wake(self) -> None:
         """Ask for a replica where none runs and a request waits: Ray Serve starts one for a call that it must route."""
+        from ray.exceptions import RayTaskError
+
         self._asked = False
-        with contextlib.suppress(TimeoutError):
+        try:
             await asyncio.wait_for(self._handle.address.remote(), WAKE_SECONDS)
+        except TimeoutError:
+            pass
+        except RayTaskError as error:
+            raise (error.cause if isinstance(error.cause, AttnError) else error) from None
         self._changed.set()
 
     async def _connect(self, addresses: Sequence[ReplicaAddress]) -> None:
