@@ -114,7 +114,7 @@ async def test_a_canary_is_loaded_gets_a_share_and_is_rolled_back(
     assert (await load(models, "m@1", "tiny")).traffic == 1
     assert (await load(models, "m@2", "tiny-linear")).traffic == 0
     assert {(await first_message(stub, text)).model for text in TEXTS} == {"m@1"}
-    answer = await models.SetTraffic(model_pb2.SetTrafficRequest(name="m", shares={"2": 0.5}))
+    answer = await models.SetTraffic(model_pb2.SetTrafficRequest(name="m", traffic={"2": 0.5}))
     assert {model.name: model.traffic for model in answer.models} == {"m@1": 0.5, "m@2": 0.5}
     chosen = {text: (await first_message(stub, text)).model for text in TEXTS}
     assert set(chosen.values()) == {"m@1", "m@2"}
@@ -126,7 +126,7 @@ async def test_a_canary_is_loaded_gets_a_share_and_is_rolled_back(
     for version in ("m@1", "m@2"):
         assert f'attn_generation_tokens_total{{model_name="{version}"' in metrics
         assert f'attn_num_requests_running{{model_name="{version}"' in metrics
-    await models.SetTraffic(model_pb2.SetTrafficRequest(name="m", shares={"1": 1}))
+    await models.SetTraffic(model_pb2.SetTrafficRequest(name="m", traffic={"1": 1}))
     assert {(await first_message(stub, text)).model for text in TEXTS} == {"m@1"}
     await models.UnloadModel(model_pb2.UnloadModelRequest(name="m@2"))
     assert await traffic(models) == {"m@1": 1}
@@ -141,7 +141,7 @@ async def test_a_stream_that_broke_goes_on_with_the_version_that_it_began_with(
     messages = [message async for message in stub.Generate(request)]
     whole = [token.id for message in messages for token in message.tokens]
     assert messages[0].model == "m@1"
-    await models.SetTraffic(model_pb2.SetTrafficRequest(name="m", shares={"2": 1}))
+    await models.SetTraffic(model_pb2.SetTrafficRequest(name="m", traffic={"2": 1}))
     received = inference_pb2.PartialCompletion(token_ids=whole[:7])
     request.resume.CopyFrom(inference_pb2.Resumption(received=[received], model=messages[0].model))
     assert await complete(stub, request) == whole[7:]
@@ -195,7 +195,7 @@ async def test_what_is_no_version_is_refused_before_anything_is_loaded(models: M
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "traffic"):
         await load(models, "m@1", "tiny", traffic=0.5)
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "without a version"):
-        await models.SetTraffic(model_pb2.SetTrafficRequest(name="tiny@1", shares={"1": 1}))
+        await models.SetTraffic(model_pb2.SetTrafficRequest(name="tiny@1", traffic={"1": 1}))
     async with refused(grpc.StatusCode.NOT_FOUND, "nobody"):
-        await models.SetTraffic(model_pb2.SetTrafficRequest(name="nobody", shares={"1": 1}))
+        await models.SetTraffic(model_pb2.SetTrafficRequest(name="nobody", traffic={"1": 1}))
     assert await traffic(models) == {}

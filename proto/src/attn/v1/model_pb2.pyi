@@ -626,7 +626,7 @@ class SetTrafficRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
-    class SharesEntry(_message.Message):
+    class TrafficEntry(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
         KEY_FIELD_NUMBER: _builtins.int
@@ -646,22 +646,22 @@ class SetTrafficRequest(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     NAME_FIELD_NUMBER: _builtins.int
-    SHARES_FIELD_NUMBER: _builtins.int
+    TRAFFIC_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The model's name, without a version."""
     @_builtins.property
-    def shares(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+    def traffic(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """The new shares by version, such as "2", from 0 to 1; "" is the model without one. Others keep their proportions."""
 
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
-        shares: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        traffic: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "shares", b"shares"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "traffic", b"traffic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -194,7 +194,7 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         """Divide the requests for a model among its versions."""
         if base_name(request.name) != request.name:
             raise InvalidValue.of("name", request.name, "the name of a model without a version")
-        shares = {f"{request.name}@{version}".removesuffix("@"): share for version, share in request.shares.items()}
+        shares = {f"{request.name}@{version}".removesuffix("@"): share for version, share in request.traffic.items()}
         models = self._fleet.set_traffic(request.name, shares, call_of(context).caller.sees)
         return model_pb2.SetTrafficResponse(models=[to_message(model.now()) for model in models])
 

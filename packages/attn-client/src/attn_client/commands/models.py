@@ -111,8 +111,8 @@ def scale_command(
 def traffic_command(
     *,
     name: Annotated[str, typer.Argument(help="Name of the model, without a version.")],
-    shares: Annotated[
-        list[str], typer.Argument(metavar="VERSION=SHARE...", help="Fractions from 0 to 1; others share the rest.")
+    traffic: Annotated[
+        list[str], typer.Argument(metavar="VERSION=FRACTION...", help="From 0 to 1; others share the rest.")
     ],
     connection: ConnectionOptions,
 ) -> None:
@@ -121,12 +121,12 @@ def traffic_command(
     Example: `attn models traffic chat 2=0.5`, and to roll back `attn models traffic chat 1=1`
     """
     given = {}
-    for text in shares:
+    for text in traffic:
         version, _, share = text.partition("=")
         try:
             given[version] = float(share)
         except ValueError:
-            raise InvalidValue.of("shares", text, "VERSION=SHARE, such as 2=0.1") from None
+            raise InvalidValue.of("traffic", text, "VERSION=FRACTION, such as 2=0.1") from None
     with connect(connection) as client:
         models = client.models.set_traffic(name, given)
     print_table([{"name": model.name, "traffic": f"{model.traffic:.4g}"} for model in models], "no model is loaded")

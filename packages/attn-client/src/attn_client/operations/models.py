@@ -66,7 +66,7 @@ def scale_model(name: str, deployment: DeploymentConfig) -> Operation[pb.ScaleMo
 
 def set_traffic(name: str, shares: Mapping[str, float]) -> Operation[pb.SetTrafficResponse, list[ModelInfo]]:
     """Divide the requests for a model among its versions."""
-    request = pb.SetTrafficRequest(name=name, shares=shares)
+    request = pb.SetTrafficRequest(name=name, traffic=shares)
 
     def models(answer: pb.SetTrafficResponse) -> list[ModelInfo]:
         return [from_message(ModelInfo, model) for model in answer.models]
