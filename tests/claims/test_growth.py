@@ -69,6 +69,7 @@ EXPONENTS: dict[str, tuple[float, Options]] = {
     "chunked": (1.0, always(chunk=16)),
     "clustered": (1.0, always(clusters=8, bits=16, top=8)),
     "compressive": (1.0, always(segment=16, memory=16, compressed=16)),
+    "most_used": (1.0, always(segment=4, memory=4, compressed=4)),
     "dilated_window": (1.0, always(window=8)),
     "h2o": (1.0, always(heavy=6, recent=10)),
     "key_value": (1.0, always()),

@@ -30,6 +30,7 @@ from attn_variants.mechanisms.linear import EfficientAttention, LinearAttention,
 from attn_variants.mechanisms.longformer import LongformerAttention
 from attn_variants.mechanisms.low_rank import Linformer, LowRankAttention, NystromAttention
 from attn_variants.mechanisms.lstmn import LongShortTermMemoryNetwork
+from attn_variants.mechanisms.most_used import MostUsedMemory
 from attn_variants.mechanisms.multi_head import (
     GroupedQueryAttention,
     MultiHeadAttention,
@@ -152,6 +153,7 @@ OFFERED: tuple[type[Mechanism], ...] = (
     HardVisual,
     CoverageAttention,
     CompressiveMemory,
+    MostUsedMemory,
     LongShortTermMemoryNetwork,
     NeuralTuringMachine,
     KeyValue,
