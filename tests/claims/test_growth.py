@@ -61,6 +61,7 @@ EXPONENTS: dict[str, tuple[float, Options]] = {
     "nsa": (1.5, lambda n: dict.fromkeys(("compress", "stride", "select", "window"), root(n)) | {"top": 2}),
     "routing": (1.5, lambda length: {"clusters": root(length), "window": root(length)}),
     "routing_causal": (1.5, lambda length: {"clusters": root(length), "window": root(length)}),
+    "sinkhorn_causal": (1.5, lambda length: {"block": root(length)}),
     "sinkhorn": (1.5, lambda length: {"block": root(length)}),
     "attention_sinks": (1.0, always(sinks=2, window=14)),
     "bigbird": (1.0, always(block=4, random=1)),

@@ -6,7 +6,11 @@ from attn_core import Mechanism
 
 from attn_variants.mechanisms.alignment import Alignment, HardVisual, SoftVisual
 from attn_variants.mechanisms.attention_sinks import AttentionSinks
-from attn_variants.mechanisms.causal_clusters import CausalHashedAttention, CausalRoutingAttention
+from attn_variants.mechanisms.causal_clusters import (
+    CausalHashedAttention,
+    CausalRoutingAttention,
+    CausalSinkhornAttention,
+)
 from attn_variants.mechanisms.clusters import ClusteredAttention, HashedAttention, RoutingAttention, SinkhornAttention
 from attn_variants.mechanisms.compressive import CompressiveMemory
 from attn_variants.mechanisms.coverage import CoverageAttention
@@ -138,6 +142,7 @@ OFFERED: tuple[type[Mechanism], ...] = (
     RoutingAttention,
     ClusteredAttention,
     SinkhornAttention,
+    CausalSinkhornAttention,
     CausalHashedAttention,
     CausalRoutingAttention,
     GraphAttention,
