@@ -40,6 +40,7 @@ class CausalHashedAttention(LastOfKind):
     """
 
     name = "lsh_causal"
+    splits_heads = True
     summary = "a token attends to the last tokens of its hash bucket, in several rounds"
     paper = HashedAttention.paper
     equation = (
