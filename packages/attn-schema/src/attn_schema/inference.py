@@ -240,6 +240,10 @@ class Tokenization(Schema, frozen=True, kw_only=True):
     text: Annotated[
         str, Meta(description="The text that was tokenised, such as a conversation after the chat template.")
     ]
+    unknown: Annotated[
+        tuple[str, ...],
+        Meta(description="Pieces of the prompt's and the encoder prompt's text that the vocabulary has no token for."),
+    ] = ()
 
 
 class ElementType(StrEnum):

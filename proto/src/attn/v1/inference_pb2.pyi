@@ -652,21 +652,27 @@ class TokenizeResponse(_message.Message):
 
     TOKENS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    UNKNOWN_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The text that was tokenised: for a conversation what the chat template made of it, for token ids their decoding."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Token]:
         """The tokens, special tokens included; without log probabilities."""
 
+    @_builtins.property
+    def unknown(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Pieces of the prompt's and the encoder prompt's text that the vocabulary has no token for, each once."""
+
     def __init__(
         self,
         *,
         tokens: _abc.Iterable[_common_pb2.Token] | None = ...,
         text: _builtins.str = ...,
+        unknown: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["text", b"text", "tokens", b"tokens", "unknown", b"unknown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import logging
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +15,7 @@ import msgspec
 from attn_core.errors import AttnError, InvalidValue, MissingPackage, OutOfCapacity, Unavailable
 from attn_gateway.ray_gpus import gpu_request, known_gpus
 from attn_host import PromptTokenizer, TextTask
+from attn_host.cores import usable_cores
 from attn_models.tokenizers import Tokenizer
 from attn_schema import DeploymentConfig, EngineConfig, EngineStats, ModelInfo, ReplicaStats
 
@@ -49,7 +49,7 @@ class DeploymentBackend:
     def __init__(self, name: str, folder: Path, config: EngineConfig, deployment: DeploymentConfig) -> None:
         self._name = name
         self._folder = folder
-        self._config = config.replace(num_threads=config.num_threads or os.cpu_count() or 1)
+        self._config = config.replace(num_threads=config.num_threads or usable_cores())
         self._deployment = deployment
         self._router = PrefixRouter()
         self._streams = Streams()
