@@ -241,8 +241,8 @@ CROSS = {"x86_64": "g++", "aarch64": "aarch64-linux-gnu-g++"}
 
 @nox.session(python=PYTHON)
 def wheels_cpu(session: nox.Session) -> None:
-    """Wheels of attn-kernels-cpu with compiled kernels, in dist/manylinux: for each processor that has a compiler here."""
-    folder, made = ROOT / "packages" / "attn-kernels-cpu", Path(session.create_tmp()) / "made"
+    """Wheels of attn-kernels-cpu with compiled kernels, in dist/manylinux, for each processor with a compiler."""
+    folder, made = ROOT / "packages" / "attn-kernels-cpu", Path(session.create_tmp()).resolve() / "made"
     shutil.rmtree(made, ignore_errors=True)
     install(session, *group("build", "manylinux"), "filelock", str(ROOT / "packages" / "attn-core"))
     session.install("-qq", "--no-deps", "--no-build-isolation", "-e", str(folder))
@@ -252,7 +252,7 @@ def wheels_cpu(session: nox.Session) -> None:
             continue
         kernels = str(made / machine)
         session.run("python", "-m", "attn_kernels_cpu.prebuild", machine, kernels, env={"CXX": compiler})
-        session.env |= {"ATTN_KERNELS_CPU_PREBUILT": kernels, "ATTN_KERNELS_CPU_MACHINE": machine}
+        session.env.update(ATTN_KERNELS_CPU_PREBUILT=kernels, ATTN_KERNELS_CPU_MACHINE=machine)
         build_wheels(session, made, str(folder))
         # OpenMP is torch's own, so that both share one team of threads.
         options = ["--exclude", "libgomp.so.1", "--wheel-dir", str(WHEELS / "manylinux")]

@@ -1,8 +1,9 @@
 """Puts compiled kernels into the wheel where `ATTN_KERNELS_CPU_PREBUILT` names the folder that holds them.
 
-`nox -s wheels_cpu` compiles them; without the variable the wheel is for every platform and kernels are compiled on first
-use. `ATTN_KERNELS_CPU_MACHINE` is the kind of processor that they are for.
+`nox -s wheels_cpu` compiles them; without the variable the wheel is for every platform and kernels are compiled on
+first use. `ATTN_KERNELS_CPU_MACHINE` is the kind of processor that they are for.
 """
+# ruff: noqa: INP001 -- hatchling reads it as a file
 
 from __future__ import annotations
 

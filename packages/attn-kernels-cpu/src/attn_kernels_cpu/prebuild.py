@@ -1,6 +1,7 @@
-"""Compile the kernels of a wheel: `python -m attn_kernels_cpu.prebuild x86_64 FOLDER`, with the compiler that CXX names.
+"""Compile the kernels of a wheel: `python -m attn_kernels_cpu.prebuild x86_64 FOLDER`.
 
-For another kind of processor than this machine's `CXX` is a cross compiler, such as aarch64-linux-gnu-g++.
+The compiler is the one that `CXX` names: for another kind of processor than this machine's
+a cross compiler, such as aarch64-linux-gnu-g++.
 """
 
 from __future__ import annotations
@@ -39,8 +40,7 @@ def main() -> None:
     parser.add_argument("machine", choices=sorted({isa.machine for isa in chip.INSTRUCTION_SETS.values()}))
     parser.add_argument("folder", type=Path)
     given = parser.parse_args()
-    for made in prebuild(given.machine, given.folder):
-        print(made)
+    prebuild(given.machine, given.folder)
 
 
 if __name__ == "__main__":
