@@ -15,6 +15,7 @@ from msgspec import Meta
 from attn_schema.device import AUTO, Device, require_device
 from attn_schema.finetuning import LoraConfig, ObjectiveConfig
 from attn_schema.optimization import OPTIMIZER_PANEL, OptimizerConfig
+from attn_schema.prepared import PreparedSource, prepared_sources
 from attn_schema.schema import Checked, Schema, fields_of, in_panel, is_noun
 
 DECODER = "decoder"
@@ -211,6 +212,33 @@ class DataConfig(Checked, frozen=True, kw_only=True):
         ),
     ] = "text"
 
+    prepared: Annotated[
+        str,
+        _data(
+            "Folders that `attn data prepare` made, in place of a dataset: one, or a mixture with the weight of each "
+            "and how often it is read at most (as often as needed if not given).",
+            short="--data",
+            metavar="FOLDER[:WEIGHT[:EPOCHS]],...",
+        ),
+    ] = ""
+    document_mask: Annotated[
+        bool, _data("Keep attention inside documents where a sequence of prepared data holds several.")
+    ] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.prepared:
+            return
+        prepared_sources(self.prepared)
+        for name, plain in (("dataset", ""), ("tokenizer", "character"), ("format", "text"), ("languages", "")):
+            if getattr(self, name) != plain:
+                raise InvalidValue.of(name, getattr(self, name), "none with prepared data, which decide on it")
+
+    @property
+    def sources(self) -> list[PreparedSource]:
+        """The folders of prepared data with their weights."""
+        return prepared_sources(self.prepared) if self.prepared else []
+
     @property
     def path(self) -> str | None:
         """The dataset if it is a path."""
@@ -313,6 +341,7 @@ class JobState(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
+    STALLED = "stalled"
 
     @property
     def final(self) -> bool:
@@ -351,7 +380,7 @@ class StateChange(Schema, frozen=True, kw_only=True):
 
     previous: Annotated[JobState, Meta(description="State before.")] = JobState.UNKNOWN
     current: Annotated[JobState, Meta(description="State now.")] = JobState.UNKNOWN
-    error: Annotated[JobError, Meta(description="Why the job failed or recovers.")] | None = None
+    error: Annotated[JobError, Meta(description="Why the job failed, recovers or is stalled.")] | None = None
 
 
 class Metrics(Schema, frozen=True, kw_only=True):
@@ -400,7 +429,7 @@ class TrainingJob(Schema, frozen=True, kw_only=True):
     step: Annotated[int, Meta(description="Optimizer steps done.")] = 0
     last_metrics: Annotated[dict[str, float], Meta(description="Newest value of each metric, by name.")] = {}  # noqa: RUF012
     latest_checkpoint: Annotated[Checkpoint, Meta(description="Newest complete checkpoint.")] | None = None
-    error: Annotated[JobError, Meta(description="Why it failed.")] | None = None
+    error: Annotated[JobError, Meta(description="Why it failed or is stalled.")] | None = None
     create_time: Annotated[datetime, Meta(description="When it was submitted.")] | None = None
     start_time: Annotated[datetime, Meta(description="When its present attempt began to train.")] | None = None
     end_time: Annotated[datetime, Meta(description="When it reached a final state.")] | None = None

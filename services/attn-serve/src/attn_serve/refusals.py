@@ -48,6 +48,11 @@ class RequestSize(NamedTuple):
         return cls(tenant, timeout, new * width, request.prompt.ByteSize(), request.HasField("resume"))
 
     @property
+    def can_be_late(self) -> bool:
+        """Whether it may be refused for its deadline: what has begun elsewhere is not, nor what has none."""
+        return self.timeout is not None and not self.resumed
+
+    @property
     def kind(self) -> tuple[str, int]:
         """Equal for requests of one tenant with nearly as much time."""
         return self.tenant, math.floor(STEPS_AN_OCTAVE * math.log2(max(self.timeout or 0.0, 1e-3)))
@@ -73,26 +78,26 @@ class RecentRefusals:
         self.repeated = 0
         """Requests refused without asking the engine."""
 
+    def check(self, size: RequestSize) -> None:
+        """Raises `OutOfCapacity` where a refusal holds for a request of this size."""
+        held = self._held.get(size.kind) if size.can_be_late else None
+        if held is None:
+            return
+        if self._clock() >= held.until:
+            del self._held[size.kind]
+        elif size.max_new_tokens >= held.max_new_tokens and size.prompt_bytes >= held.prompt_bytes:
+            self.repeated += 1
+            raise OutOfCapacity(held.error.message, **held.error.metadata)
+
     @contextmanager
     def apply(self, size: RequestSize) -> Iterator[None]:
-        """Raises `OutOfCapacity` where a refusal holds for the request; notes the one that the block raises."""
-        # What has begun elsewhere is not refused halfway, and without a deadline nothing is late.
-        if size.resumed or size.timeout is None:
-            yield
-            return
-        kind = size.kind
-        held = self._held.get(kind)
-        if held is not None:
-            if self._clock() >= held.until:
-                del self._held[kind]
-            elif size.max_new_tokens >= held.max_new_tokens and size.prompt_bytes >= held.prompt_bytes:
-                self.repeated += 1
-                raise OutOfCapacity(held.error.message, **held.error.metadata)
+        """As `check`; then notes the refusal that the block raises."""
+        self.check(size)
         try:
             yield
         except OutOfCapacity as error:
-            if "late_seconds" in error.metadata:
-                self._note(kind, size, error)
+            if size.can_be_late and "late_seconds" in error.metadata:
+                self._note(size.kind, size, error)
             raise
 
     def _note(self, kind: tuple[str, int], size: RequestSize, error: OutOfCapacity) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,6 +59,17 @@ def replay_step(layer: AttentionLayer, inputs: Tensor, batch: RaggedBatch, state
     return torch.cat(outputs)
 
 
+def attended_documents(layer: Any, rows: Tensor, lengths: Sequence[int]) -> Tensor:
+    """The output of a layer over rows [batch, tokens, width] that hold documents of these lengths end to end.
+
+    A layer that takes `lengths` computes them together; another gets them one by one.
+    """
+    if "lengths" in inspect.signature(layer.forward).parameters:
+        together: Tensor = layer(rows, lengths=lengths)
+        return together
+    return torch.cat([layer(document) for document in rows.split(list(lengths), dim=1)], dim=1)
+
+
 class Block(nn.Module):
     """x + F(norm(x)) for both sublayers F (pre-norm, arXiv 2002.04745), norm(x + F(x)) (post-norm),
     x + norm(F(norm(x))) (both, Gemma 2, arXiv 2408.00118), or x + norm(F(x)) (after, OLMo 2, arXiv 2501.00656).
@@ -77,7 +89,7 @@ class Block(nn.Module):
         # Any: what a mechanism builds is a module with the methods of AttentionLayer.
         self.attention: Any = attention.mechanism.build(attention.config)
         self.feed_forward_norm: nn.Module = build_norm(config) if before else nn.Identity()
-        self.feed_forward: FeedForward | GatedFeedForward | MixtureOfExperts = (
+        self.feed_forward: FeedForward | GatedFeedForward | MixtureOfExperts | nn.Identity = (
             build_feed_forward(config) if experts is None else MixtureOfExperts(config, experts, build_feed_forward)
         )
         after = config.norm_place in ("both", "after")
@@ -87,11 +99,14 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         self.joined: BlockStep | None = None
 
-    def forward(self, hidden: Tensor, shared_kv: Fields | None = None) -> Tensor:
+    def forward(self, hidden: Tensor, shared_kv: Fields | None = None, lengths: Sequence[int] | None = None) -> Tensor:
         """Whole sequences, [batch, tokens, width] to [batch, tokens, width]; `shared_kv` are another block's keys and
-        values.
+        values. With `lengths` each sequence holds documents of these lengths end to end, attended to apart.
         """
-        return self._around(hidden, self.attention(self.entering(hidden), **given(shared_kv)))
+        entering = self.entering(hidden)
+        if lengths is None:
+            return self._around(hidden, self.attention(entering, **given(shared_kv)))
+        return self._around(hidden, attended_documents(self.attention, entering, lengths))
 
     def project_kv(self, hidden: Tensor) -> Fields:
         """Keys and values for other blocks, fields [batch, tokens, ...], of whole sequences [batch, tokens, width]."""
@@ -212,8 +227,31 @@ class ParallelBlock(Block):
         return self.adding(attended + fed)
 
 
+class AttentionBlock(Block):
+    """x + attention(norm(x)), without a feed-forward: a layer of Mamba-2 (arXiv 2405.21060)."""
+
+    def __init__(self, config: DecoderConfig, attention: LayerAttention, experts: Experts | None = None) -> None:
+        super().__init__(config, attention, experts)
+        self.feed_forward_norm = nn.Identity()
+
+    def step_apart(
+        self, hidden: Tensor, added: Tensor | None, batch: RaggedBatch, state: LayerState
+    ) -> tuple[Tensor, Tensor]:
+        """See `Block`."""
+        if added is None:
+            entering = self.entering(hidden)
+        else:
+            hidden, entering = normed_sum(self.attention_norm, hidden, added)
+        return hidden, self.adding(self._attended(hidden, entering, batch, state))
+
+    def _around(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        return hidden + self.adding(attended)
+
+
 def build_block(config: DecoderConfig, attention: LayerAttention, experts: Experts | None = None) -> Block:
-    """The block that `norm_place` names."""
+    """The block that `norm_place` and `feed_forward` name."""
+    if config.feed_forward == "none":
+        return AttentionBlock(config, attention, experts)
     kind = ParallelBlock if config.norm_place.startswith("parallel") else Block
     return kind(config, attention, experts)
 
