@@ -58,7 +58,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Stream completions."""
         call = call_of(context)
         self._engine(request.model, call)  # an unknown model is told before anything else
-        size = self._refused_size(request, call)
+        size = self._size_of(request, call)
         asked = from_message(GenerateRequest, request)
         begun_with = asked.resume.model if asked.resume else ""
         if begun_with and base_name(begun_with) != base_name(asked.model):
@@ -77,7 +77,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Score given sequences."""
         call = call_of(context)
         self._engine(request.model, call)
-        size = self._refused_size(request, call)
+        size = self._size_of(request, call)
         asked = from_message(ScoreRequest, request)
         engine = self._fleet.choose(asked.model, asked.prompts[0], call.caller.sees).engine
         params = ScoringParams(top_logprobs=asked.top_logprobs)
@@ -129,7 +129,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         response: inference_pb2.GetEngineStatsResponse = to_message(await engine.stats())
         return response
 
-    def _refused_size(
+    def _size_of(
         self, request: inference_pb2.GenerateRequest | inference_pb2.ScoreRequest, call: Call
     ) -> RequestSize:
         """The size of a request; raises `OutOfCapacity` where one like it was refused a moment ago.
