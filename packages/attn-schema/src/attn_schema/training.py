@@ -344,6 +344,7 @@ class JobState(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
+    STALLED = "stalled"
 
     @property
     def final(self) -> bool:
@@ -382,7 +383,7 @@ class StateChange(Schema, frozen=True, kw_only=True):
 
     previous: Annotated[JobState, Meta(description="State before.")] = JobState.UNKNOWN
     current: Annotated[JobState, Meta(description="State now.")] = JobState.UNKNOWN
-    error: Annotated[JobError, Meta(description="Why the job failed or recovers.")] | None = None
+    error: Annotated[JobError, Meta(description="Why the job failed, recovers or is stalled.")] | None = None
 
 
 class Metrics(Schema, frozen=True, kw_only=True):
@@ -431,7 +432,7 @@ class TrainingJob(Schema, frozen=True, kw_only=True):
     step: Annotated[int, Meta(description="Optimizer steps done.")] = 0
     last_metrics: Annotated[dict[str, float], Meta(description="Newest value of each metric, by name.")] = {}  # noqa: RUF012
     latest_checkpoint: Annotated[Checkpoint, Meta(description="Newest complete checkpoint.")] | None = None
-    error: Annotated[JobError, Meta(description="Why it failed.")] | None = None
+    error: Annotated[JobError, Meta(description="Why it failed or is stalled.")] | None = None
     create_time: Annotated[datetime, Meta(description="When it was submitted.")] | None = None
     start_time: Annotated[datetime, Meta(description="When its present attempt began to train.")] | None = None
     end_time: Annotated[datetime, Meta(description="When it reached a final state.")] | None = None
