@@ -82,5 +82,5 @@ class InferenceGrpc:
         if deployment.deployed or self._cluster.settings.address is not None:
             from attn_serve.deployment import DeploymentBackend
 
-            return EngineClient(DeploymentBackend(name, folder, config, deployment))
+            return EngineClient(DeploymentBackend(name, folder, config, deployment, self._cluster.settings.replica_tls))
         return EngineClient(RayBackend(name, folder, config))
