@@ -289,7 +289,7 @@ def test_files_of_tls_that_are_missing_are_named_before_anything_starts(tmp_path
     assert replica_tls_of(ServerConfig(**given)) == files
     assert replica_tls_of(ServerConfig()) is None
     for name in given:
-        with pytest.raises(InvalidValue, match="replica_tls_cert"):
+        with pytest.raises(InvalidValue, match="replica-tls-cert"):
             ServerConfig(**{other: path for other, path in given.items() if other != name})
         with pytest.raises(InvalidValue, match=name):
             replica_tls_of(ServerConfig(**given | {name: tmp_path / "nowhere"}))

@@ -12,6 +12,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -27,6 +28,8 @@ ALLOWED = "file:///FOLDER or s3://BUCKET/PREFIX"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 LATEST = "latest.json"
 CHUNK = 8 << 20
+REACH_SECONDS = 5
+"""How long a store may take to answer before a server says that it cannot be reached."""
 LARGEST_MANIFEST = 16 << 20
 
 
@@ -74,12 +77,26 @@ class ArtifactStore:
             raise InvalidValue(f"{ARTIFACTS}: {url}: {_said(error)}", field=ARTIFACTS) from error
         self.url = url
         self._cache = cache
+        self._options = options
 
     @classmethod
     def from_environment(cls, home: Path, environ: Mapping[str, str] = os.environ) -> ArtifactStore | None:
         """The store at `ATTN_ARTIFACTS`, with its cache in the home folder; None if it is not set."""
         url = environ.get(ARTIFACTS)
         return cls(url, home / "artifacts") if url else None
+
+    def require_reachable(self) -> None:
+        """Raise `Unavailable` unless the store answers now, in about `REACH_SECONDS` seconds at most."""
+        options = self._options
+        if not self.url.startswith("file://"):
+            soon = timedelta(seconds=REACH_SECONDS)
+            client = {**(options.get("client_options") or {}), "timeout": soon, "connect_timeout": soon}
+            options = options | {"client_options": client, "retry_config": {"max_retries": 1, "retry_timeout": soon}}
+        try:
+            store: ObjectStore = from_url(self.url, **options)
+            next(iter(obstore.list(store, "artifacts/")), None)
+        except (BaseError, OSError) as error:
+            raise self._unavailable(error) from error
 
     def publish(self, name: str, folder: Path, owner: str = "") -> Manifest:
         """Store the files below `folder` under `name`, in place of what was there; what is stored is not sent again."""
