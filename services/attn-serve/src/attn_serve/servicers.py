@@ -129,9 +129,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         response: inference_pb2.GetEngineStatsResponse = to_message(await engine.stats())
         return response
 
-    def _size_of(
-        self, request: inference_pb2.GenerateRequest | inference_pb2.ScoreRequest, call: Call
-    ) -> RequestSize:
+    def _size_of(self, request: inference_pb2.GenerateRequest | inference_pb2.ScoreRequest, call: Call) -> RequestSize:
         """The size of a request; raises `OutOfCapacity` where one like it was refused a moment ago.
 
         Of several versions, which one a request goes to is only known when it has been read.
