@@ -128,7 +128,9 @@ class AsyncClient:
         With `gradients` the first map has `input_gradients`, how much the next token depends on each token, or a note
         that says why there are none.
         """
-        stream = self._connection.stream(inference.attention_maps(model, prompt, layers, heads, gradients=gradients), timeout)
+        stream = self._connection.stream(
+            inference.attention_maps(model, prompt, layers, heads, gradients=gradients), timeout
+        )
         return [layer async for layer in stream]
 
     async def engine_stats(self, model: str, *, timeout: float | None = None) -> EngineStats:

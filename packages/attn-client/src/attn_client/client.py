@@ -103,7 +103,11 @@ class Client(Writer):
         With `gradients` the first map has `input_gradients`, how much the next token depends on each token, or a note
         that says why there are none.
         """
-        return list(self._connection.stream(inference.attention_maps(model, prompt, layers, heads, gradients=gradients), timeout))
+        return list(
+            self._connection.stream(
+                inference.attention_maps(model, prompt, layers, heads, gradients=gradients), timeout
+            )
+        )
 
     def engine_stats(self, model: str, *, timeout: float | None = None) -> EngineStats:
         """How busy a model's engine is."""

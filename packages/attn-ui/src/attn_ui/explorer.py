@@ -52,8 +52,10 @@ class AttentionPage:
 
     def html(self) -> str:
         """The page: script, style and weights within it, and a policy that lets it load nothing else."""
-        script, style = bundle(), assets()["style.css"].text
-        policy = f"default-src 'none'; script-src {hash_source(script)}; style-src {hash_source(style)}; base-uri 'none'"
+        script, style = bundle(), assets()["style.css"].text.strip()
+        policy = (
+            f"default-src 'none'; script-src {hash_source(script)}; style-src {hash_source(style)}; base-uri 'none'"
+        )
         values = {"views": [{"label": label, "layers": list(map(layer, maps))} for label, maps in self._views]}
         # "<" cannot end the element that the data stands in.
         data = msgspec.json.encode(values).decode().replace("<", "\\u003c")
@@ -109,7 +111,7 @@ def bundle() -> str:
             if imported not in MODULES[:place]:
                 raise InvalidValue.of("MODULES", f"{name} imports {imported}", "only modules before it")
         parts.append(EXPORT.sub("", IMPORT.sub("", text)))
-    return "".join(parts)
+    return "".join(parts).strip()
 
 
 def layer(one: AttentionMap) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from attn_cli.commands.costs import row
@@ -17,19 +18,21 @@ from attn_core.errors import InvalidValue, UnknownName
 from attn_core.options import option_fields
 from latex2mathml.converter import convert
 
-POSITIONS = 32
+POSITIONS = 24
 """Positions on a side of the picture."""
 DTYPE = "float32"
-MOST = {"hidden_size": 16384, "num_heads": 256, "num_kv_heads": 256, "seq": 2**20}
-"""The largest sizes that may be asked for."""
+MOST = {"hidden_size": 16384, "num_heads": 256, "num_kv_heads": 256, "seq": 2**14}
+"""The largest sizes that may be asked for; pairs of some masks are counted one by one."""
 DEFAULTS = {"hidden_size": 512, "num_heads": 8, "num_kv_heads": None, "seq": 1024}
-DRAWN = {"hidden_size": 512, "num_heads": 8, "num_kv_heads": None}
-"""The sizes at which a picture is drawn where those asked for are larger: building a layer of them would take long."""
+DRAWN = {"hidden_size": 64, "num_heads": 8, "num_kv_heads": None}
+"""Sizes of the layer that is drawn where the mask alone does not say what is seen: large ones take long."""
 MOST_OPTION = 2**16
 """The largest number that an option may have here."""
 MOST_COMPARED = 6
 CURVE = [2**power for power in range(6, 18)]
 """Sequence lengths of the cost curves."""
+CURVE_SECONDS = 0.3
+"""Time after which a curve ends with the length that it has reached."""
 FIELDS = {"name", "options", "compare", *MOST}
 
 
@@ -56,18 +59,22 @@ class MechanismView:
             raise InvalidValue.of("options", options, "an object of options by name")
         for key, value in options.items():
             _require_small(f"options.{key}", value)
-        if not isinstance(compare, list) or len(compare) > MOST_COMPARED or not all(isinstance(x, str) for x in compare):
+        if (
+            not isinstance(compare, list)
+            or len(compare) > MOST_COMPARED
+            or not all(isinstance(x, str) for x in compare)
+        ):
             raise InvalidValue.of("compare", compare, f"at most {MOST_COMPARED} names of mechanisms")
         found = {field: whole(body, field) for field in MOST}
         seq = found.pop("seq") or 1
-        sizes = Sizes(**{field: value for field, value in found.items()})  # type: ignore[arg-type]
+        sizes = Sizes(**found)  # type: ignore[arg-type]
         return cls(name=name, options=options, compare=tuple(compare), sizes=sizes, seq=seq)
 
     def facts(self) -> dict[str, Any]:
         """Everything that the page shows, ready for JSON; raises `UserError` for options that do not fit."""
         mechanism = installed().mechanisms.get(self.name)
         fitted = fitting(self.sizes, mechanism)
-        config = fitted.config(mechanism, dict(self.options))
+        config = fitted.config(mechanism, self._required(mechanism))
         said = describe(mechanism)
         prices = {key.replace(" ", "_"): value for key, value in price(mechanism, config, self.seq, DTYPE).items()}
         return {
@@ -83,28 +90,38 @@ class MechanismView:
             "curves": self._curves(mechanism),
         }
 
+    def _required(self, mechanism: Mechanism) -> dict[str, Any]:
+        """The options that were given, and those without a default as the mechanism's picture has them."""
+        defaults = option_fields(mechanism)
+        drawn = {name: mechanism.sketch[name] for name, default in defaults.items()
+                 if default is dataclasses.MISSING and name in mechanism.sketch}  # fmt: skip
+        return drawn | dict(self.options)
+
     def _picture(self, mechanism: Mechanism) -> dict[str, Any]:
         shown = dict(self.options) or dict(mechanism.sketch)
-        small = self.sizes.hidden_size <= 2 * DRAWN["hidden_size"]  # type: ignore[operator]
-        sizes = self.sizes if small else dataclasses.replace(self.sizes, **DRAWN)  # type: ignore[arg-type]
+        spec = mechanism.spec(fitting(self.sizes, mechanism).config(mechanism, shown))
+        sizes = self.sizes if spec is not None else dataclasses.replace(self.sizes, **DRAWN)  # type: ignore[arg-type]
         drawn = view_of(mechanism, fitting(sizes, mechanism).config(mechanism, shown), POSITIONS, shown)
         return {"caption": drawn.caption, "grid": drawn.grid}
 
     def _curves(self, mechanism: Mechanism) -> list[dict[str, Any]]:
         """The costs by length, of this mechanism with its options and of those beside it with their own."""
         fitted = fitting(self.sizes, mechanism)
-        config = fitted.config(mechanism, dict(self.options))
-        own = [price(mechanism, config, tokens, DTYPE) for tokens in CURVE]
-        curves = [_curve(self.name, own)]
-        for name in self.compare:
-            if name != self.name:
-                curves.append(_curve(name, [row(name, self.sizes, tokens, DTYPE) for tokens in CURVE]))
-        return curves
+        config = fitted.config(mechanism, self._required(mechanism))
+        own = _curve(self.name, lambda tokens: price(mechanism, config, tokens, DTYPE))
+        others = [name for name in self.compare if name != self.name]
+        return [own, *(_curve(name, lambda tokens, name=name: row(name, self.sizes, tokens, DTYPE)) for name in others)]
 
 
-def _curve(name: str, prices: list[dict[str, Any]]) -> dict[str, Any]:
+def _curve(name: str, price_at: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
+    began, prices = time.monotonic(), []
+    for tokens in CURVE:
+        prices.append(price_at(tokens))
+        if time.monotonic() - began > CURVE_SECONDS:
+            break
     keys = ("allowed flops", "state bytes")
-    return {"name": name, "tokens": CURVE} | {key.replace(" ", "_"): [one[key] for one in prices] for key in keys}
+    values = {key.replace(" ", "_"): [one[key] for one in prices] for key in keys}
+    return {"name": name, "tokens": CURVE[: len(prices)]} | values
 
 
 def own_options(mechanism: Mechanism) -> list[dict[str, Any]]:

@@ -187,9 +187,10 @@ function shown(value) {
   return value === null || value === undefined ? "" : String(value);
 }
 
-function control({ type, default: usual, sketch }) {
-  if (type === "bool") return h("input", { type: "checkbox", checked: Boolean(sketch ?? usual) });
-  const common = { value: shown(sketch ?? usual) };
+function control({ type, default: given, required, sketch }) {
+  const usual = required ? sketch : given;
+  if (type === "bool") return h("input", { type: "checkbox", checked: Boolean(usual) });
+  const common = { value: shown(usual) };
   if (/^(int|float)/.test(type)) return h("input", { type: "number", step: type.startsWith("int") ? 1 : "any", ...common });
   const words = [...type.matchAll(/['"]([^'"]+)['"]/g)].map(([, word]) => word);
   if (type.startsWith("Literal") && words.length) return h("select", {}, options(words, usual));
