@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine"),
     pytest.mark.timeout(300),
 ]
-PATIENT = 90_000
+PATIENT = 60_000
 """Milliseconds to wait for what a slow machine does at last."""
 MATHS = """async (layers) => {
   const maps = await import('/ui/maps.js');
@@ -45,7 +45,8 @@ async def page(url: str) -> AsyncIterator[Any]:
         opened.on("request", lambda request: None if request.url.startswith(url) else wrong.append(request.url))
         yield opened
         await browser.close()
-        assert wrong == []
+        refused = "Failed to load resource: the server responded with a status of 400 (Bad Request)"
+        assert [message for message in wrong if message != refused] == []  # the page says what was refused
 
 
 async def fits(page: Any) -> bool:
@@ -73,7 +74,9 @@ async def test_the_explorer_shows_heads_lines_cells_and_shares(page: Any, url: s
     assert heads[:4] == ["key", "this head", "mean of the layer", "rollout"]
     before = await page.get_attribute(".matrix canvas >> nth=0", "aria-label")
     await page.click("button[aria-label='Zoom in']")
-    assert await page.get_attribute(".matrix canvas >> nth=0", "aria-label") == before or "0 shows all" in before
+    assert await page.get_attribute(".matrix canvas >> nth=0", "aria-label") != before
+    await page.click("button[aria-label='Show all tokens']")
+    assert await page.get_attribute(".matrix canvas >> nth=0", "aria-label") == before
     await page.set_viewport_size({"width": 390, "height": 844})
     assert await fits(page)
 
@@ -106,7 +109,7 @@ async def test_an_answer_streams_shows_probabilities_and_can_be_stopped(page: An
     await page.fill("main input[type=number] >> nth=0", "900")
     await page.fill("main textarea", "go on")
     await page.click("main button.primary")
-    await page.wait_for_selector(".turn.assistant >> nth=1 >> .piece >> nth=0")
+    await page.wait_for_selector(".turn.assistant >> nth=1 >> .piece >> nth=0", state="attached")
     await page.click("main button.danger")
     await page.wait_for_selector("main button.primary:enabled")
     assert await page.locator(".turn.assistant").count() == 2
