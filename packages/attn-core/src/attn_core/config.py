@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from attn_core.errors import InvalidValue
-from attn_core.heads import Heads
+from attn_core.heads import HeadRange, Heads
 from attn_core.rotary import Rotary
 
 
@@ -25,6 +25,7 @@ class MechanismConfig:
     A layer that is `cross` attends to a source, such as an encoder's output, all of it at any time: then `causal` says
     nothing.
     `dropout` is the probability with which attention weights become zero, in training only (Srivastava et al. 2014).
+    `heads_of` says that these heads are some of a layer's that is split over ranks; `attn_core.splitting` fills it in.
     """
 
     hidden_size: int
@@ -40,6 +41,7 @@ class MechanismConfig:
     cross: bool = False
     layer: int = 0
     dropout: float = 0.0
+    heads_of: HeadRange | None = None
 
     def __post_init__(self) -> None:
         for field in ("hidden_size", "num_heads", "num_kv_heads", "head_dim", "max_seq_len"):

@@ -51,6 +51,12 @@ class DeclaredMechanism(Mechanism):
         return own.build is DeclaredMechanism.build and own.inner is DeclaredMechanism.inner
 
     @property
+    def splits_heads(self) -> bool:
+        """Wherever nothing but the spec is computed, for which `splits_over` decides."""
+        own = type(self)
+        return own.build is DeclaredMechanism.build and own.inner is DeclaredMechanism.inner
+
+    @property
     def output_bias_apart(self) -> bool:
         """Wherever the layer is that of the spec."""
         return type(self).build is DeclaredMechanism.build

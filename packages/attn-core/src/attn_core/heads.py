@@ -57,6 +57,18 @@ class Heads:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HeadRange:
+    """Heads that are some of a larger layer's: `first`, from 0, and those after it, of `total` query heads."""
+
+    first: int
+    total: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first < self.total:
+            raise InvalidValue.of("heads_of.first", self.first, f"0 to {self.total - 1}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Part:
     """A score, a modifier, a distribution or a norm. `kind` is the word kernels accept or refuse.
 
@@ -64,6 +76,8 @@ class Part:
     """
 
     kind: ClassVar[str]
+    splits_heads: ClassVar[bool] = True
+    """Whether heads are computed apart, and the place of a head says nothing but which learned weights are its own."""
 
     def query_flops(self, heads: Heads) -> int:
         """Work per query token, before any key is met."""

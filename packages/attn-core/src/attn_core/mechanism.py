@@ -163,6 +163,24 @@ class Mechanism(ABC):
         """Whether a layer's output projection can have a bias where the others have none, and the other way round."""
         return False
 
+    @property
+    def splits_heads(self) -> bool:
+        """Whether heads are computed apart: a layer is the sum of layers of some of its heads each, the output
+        projection, `output`, being the first place where heads meet. What depends on a head's place among all
+        reads `config.heads_of`. See `attn_core.splitting`.
+        """
+        return False
+
+    def joint_parameters(self, config: MechanismConfig) -> Mapping[str, tuple[int, ...]]:
+        """Sizes of what lies side by side along the axis of heads of a learned tensor, by its name; those of queries,
+        keys and values, say. Needed where that is more than one thing."""
+        return {}
+
+    def split_options(self, config: MechanismConfig, ranks: int) -> Mapping[str, Any]:
+        """Own options of a rank's layer that are not those of the whole; raises `InvalidValue` where ranks do not
+        divide them."""
+        return {}
+
     @abstractmethod
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `AttentionLayer` (a `torch.nn.Module`) with random weights.
@@ -327,6 +345,8 @@ def checked(build: Build) -> Build:
         require_declared(mechanism, config, layer)
         require_replayed(mechanism, config)
         hooks = getattr(layer, "_forward_pre_hooks", None)
+        if hooks is not None:
+            layer.mechanism, layer.mechanism_config = mechanism, config
         if hooks is not None and not any(isinstance(hook, InputCheck) for hook in hooks.values()):
             layer.register_forward_pre_hook(InputCheck(mechanism.name, config.hidden_size), with_kwargs=True)
         return layer
@@ -446,6 +466,10 @@ def _undeclared(mechanism: Mechanism, config: MechanismConfig, field: str, allow
     return Undeclared(message, field=field, given=given, allowed=allowed, mechanism=mechanism.name)
 
 
+def _all_heads(config: MechanismConfig) -> int:
+    return config.num_heads if config.heads_of is None else config.heads_of.total
+
+
 ASKING: Mapping[str, tuple[Callable[[MechanismConfig], bool], Capability, str]] = {
     "rotary": (lambda config: config.rotary is not None, Capability.ROTARY, "None"),
     "num_kv_heads": (
@@ -456,7 +480,7 @@ ASKING: Mapping[str, tuple[Callable[[MechanismConfig], bool], Capability, str]] 
     "shares_kv": (lambda config: config.shares_kv, Capability.SHARES_KV, "False"),
     "bias": (lambda config: config.bias, Capability.BIAS, "False"),
     "head_dim": (
-        lambda config: config.head_dim not in {None, config.hidden_size / config.num_heads},
+        lambda config: config.head_dim not in {None, config.hidden_size / _all_heads(config)},
         Capability.HEAD_DIM,
         "hidden_size / num_heads",
     ),

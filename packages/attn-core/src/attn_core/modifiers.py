@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_core.checks import is_number, is_whole, require_no_module
 from attn_core.errors import InvalidValue, UnknownName
-from attn_core.heads import Heads, Part
+from attn_core.heads import HeadRange, Heads, Part
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,12 +30,22 @@ class Modifier(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Alibi(Modifier):
-    """Adds -m_h |i - j|, slopes m_h = 2^(-8h/H) (Press et al. 2022, arXiv 2108.12409)."""
+    """Adds -m_h |i - j|, slopes m_h = 2^(-8h/H) (Press et al. 2022, arXiv 2108.12409).
 
+    `heads_of` says which heads of a larger layer these are.
+    """
+
+    heads_of: HeadRange | None = None
     kind = "alibi"
 
     def slopes(self, heads: int) -> list[float]:
-        """m_h for h = 1..H; where H is no power of two, those of the one below, then every other one of the next."""
+        """m_h of `heads` heads: of all, h = 1..H, or of those from `heads_of.first` on of as many as it says.
+
+        Where H is no power of two, those of the one below, then every other one of the next.
+        """
+        if self.heads_of is not None:
+            first = self.heads_of.first
+            return Alibi().slopes(self.heads_of.total)[first : first + heads]
         power = 1 << (heads.bit_length() - 1)
         slopes = [2.0 ** (-8.0 * (head + 1) / power) for head in range(power)]
         between = [2.0 ** (-4.0 * (head + 1) / power) for head in range(0, 2 * power, 2)]
@@ -76,6 +86,7 @@ class ScoreFunction(Modifier):
     parameters: Mapping[str, tuple[str | int, ...]] = field(default_factory=dict, hash=False)
     initial: Mapping[str, float | tuple[float, float]] = field(default_factory=dict, hash=False)
     kind = "function"
+    splits_heads = False
 
     def __post_init__(self) -> None:
         require_no_module("score_function.function", self.function)

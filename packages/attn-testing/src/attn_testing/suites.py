@@ -162,6 +162,7 @@ class MechanismLaws(
     laws.Cost,
     laws.StepCost,
     laws.SavedAndLoaded,
+    laws.HeadSplit,
     laws.Compiles,
 ):
     """Every law. A plugin's test file inherits this and names its mechanism."""

@@ -81,6 +81,7 @@ class TensorBias(Modifier):
 
     tensor: Tensor | None
     kind = "tensor_bias"
+    splits_heads = False
 
 
 ANY_BIAS = TensorBias(None)

@@ -30,6 +30,7 @@ class Differential(DeclaredMechanism):
     """Heads in pairs: the maps of a pair are subtracted, weighted by a learned λ, and read values twice as wide."""
 
     name = "differential"
+    splits_heads = True
     summary = "the difference of two softmax maps, which cancels noise"
     paper = Paper(title="Differential Transformer", authors="Ye et al.", year=2024, arxiv="2410.05258")
     equation = (

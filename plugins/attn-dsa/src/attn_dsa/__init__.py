@@ -32,6 +32,7 @@ class Dsa(DeclaredMechanism):
     """An indexer of a few small heads scores every past token; all heads of a query attend to its best tokens."""
 
     name = "dsa"
+    splits_heads = True
     summary = "a light indexer scores all past tokens, and a query reads the best"
     paper = Paper(
         title="DeepSeek-V3.2: Pushing the Frontier of Open Large Language Models",

@@ -32,6 +32,7 @@ class Forgetting(DeclaredMechanism):
     """Every token carries a forget gate; a score falls by the logarithms of all gates between its key and its query."""
 
     name = "forgetting"
+    splits_heads = True
     summary = "scores fall by the forget gates between key and query"
     paper = Paper(
         title="Forgetting Transformer: Softmax Attention with a Forget Gate",

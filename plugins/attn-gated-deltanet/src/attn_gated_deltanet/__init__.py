@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from attn_core import (
@@ -21,6 +22,7 @@ from attn_core import (
     Step,
     hookimpl,
 )
+from attn_core.errors import InvalidValue
 from attn_core.kernels.recurrence import RecurrenceSpec
 
 from attn_gated_deltanet.config import GatedDeltaConfig
@@ -34,6 +36,7 @@ class GatedDeltaNet(ComputedMechanism):
     """
 
     name = "gated_deltanet"
+    splits_heads = True
     summary = "the delta rule on a memory that fades as each token says"
     paper = Paper(
         title="Gated Delta Networks: Improving Mamba2 with Delta Rule",
@@ -69,6 +72,18 @@ class GatedDeltaNet(ComputedMechanism):
         return GatedDeltaLayer(
             own.sizes, hidden_size=own.hidden_size, bias=own.bias, taps=own.taps, chunk=own.chunk, eps=own.norm_eps
         )
+
+    def joint_parameters(self, config: MechanismConfig) -> Mapping[str, tuple[int, ...]]:
+        """Queries, keys and values, which one convolution passes over."""
+        sizes = GatedDeltaConfig.of(config).sizes
+        return {"filters": (sizes.into, sizes.into, sizes.out)}
+
+    def split_options(self, config: MechanismConfig, ranks: int) -> Mapping[str, Any]:
+        """A rank's share of the queries and keys."""
+        shared = GatedDeltaConfig.of(config).key_heads
+        if shared is not None and shared % ranks:
+            raise InvalidValue.of("tp", ranks, f"a divisor of the {shared} key_heads of mechanism {self.name!r}")
+        return {} if shared is None else {"key_heads": shared // ranks}
 
     def recurrence(self, config: MechanismConfig) -> RecurrenceSpec | None:
         """What kernels may compute in place of the layer."""

@@ -33,6 +33,7 @@ class Gated(DeclaredMechanism):
     """Softmax attention whose outputs are multiplied by σ(x W_g), one gate per element or per head."""
 
     name = "gated"
+    splits_heads = True
     summary = "a sigmoid gate on what every head reads"
     paper = Paper(
         title="Gated Attention for Large Language Models: Non-linearity, Sparsity, and Attention-Sink-Free",

@@ -31,6 +31,7 @@ class Moba(DeclaredMechanism):
     """Keys in blocks; a query scores past blocks by their mean key and attends to the best of them and to its own."""
 
     name = "moba"
+    splits_heads = True
     summary = "the own block and the past blocks whose mean key fits best"
     paper = Paper(
         title="MoBA: Mixture of Block Attention for Long-Context LLMs",

@@ -36,6 +36,7 @@ BROKEN: Mapping[type[MechanismLaw], Mechanism] = {
     laws.Cost: mechanisms.Cheap(),
     laws.StepCost: mechanisms.Forgetful(),
     laws.SavedAndLoaded: mechanisms.HiddenWeight(),
+    laws.HeadSplit: sound.HeadsMeet(),
     laws.Compiles: mechanisms.LooksInside(),
 }
 """The mechanism that breaks each law, and no other."""

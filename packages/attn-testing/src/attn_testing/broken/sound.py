@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from attn_core import (
@@ -40,7 +40,7 @@ class SoundLayer(nn.Module):
         self.query = nn.Linear(config.hidden_size, heads.query * heads.key_size, config.bias)
         self.key = nn.Linear(config.hidden_size, heads.key_value * heads.key_size, config.bias)
         self.value = nn.Linear(config.hidden_size, heads.key_value * heads.value_size, config.bias)
-        self.out = nn.Linear(heads.query * heads.value_size, config.hidden_size, config.bias)
+        self.output = nn.Linear(heads.query * heads.value_size, config.hidden_size, config.bias)
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Rows [batch, query, width] over whole sequences."""
@@ -97,7 +97,7 @@ class SoundLayer(nn.Module):
         return torch.softmax(scores.masked_fill(~some, 0.0), -1) * some
 
     def _project(self, weights: Tensor, value: Tensor) -> Tensor:
-        out: Tensor = self.out((weights @ self._spread(value)).transpose(1, 2).flatten(2))
+        out: Tensor = self.output((weights @ self._spread(value)).transpose(1, 2).flatten(2))
         return out
 
     def _spread(self, rows: Tensor) -> Tensor:
@@ -146,6 +146,26 @@ class Sound(ComputedMechanism):
             allowed_flops=tokens + shape.batch * (seen if config.causal else pairs) * pair,
             parameters=config.hidden_size * columns + biases,
         )
+
+
+class Splitter(Sound):
+    """Keeps every law, that of split heads too."""
+
+    splits_heads = True
+
+
+class HeadsMeetLayer(SoundLayer):
+    """Takes the mean over all heads from each."""
+
+    def _project(self, weights: Tensor, value: Tensor) -> Tensor:
+        out = weights @ self._spread(value)
+        return cast("Tensor", self.output((out - out.mean(1, keepdim=True)).transpose(1, 2).flatten(2)))
+
+
+class HeadsMeet(Splitter):
+    """Breaks head_split: what a head gives depends on the others."""
+
+    layer: ClassVar[type[nn.Module]] = HeadsMeetLayer
 
 
 class DropperLayer(SoundLayer):

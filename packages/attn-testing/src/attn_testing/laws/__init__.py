@@ -17,6 +17,7 @@ from attn_testing.laws.kv_sharing import KVSharing
 from attn_testing.laws.numerics import Compiles, Gradients, Precision, SavedAndLoaded, Training
 from attn_testing.laws.options import EveryOptionActs, Options
 from attn_testing.laws.prices import Cost, StepCost
+from attn_testing.laws.splitting import HeadSplit
 
 MECHANISM_LAWS: tuple[type[MechanismLaw], ...] = (
     Described,
@@ -44,6 +45,7 @@ MECHANISM_LAWS: tuple[type[MechanismLaw], ...] = (
     Cost,
     StepCost,
     SavedAndLoaded,
+    HeadSplit,
     Compiles,
 )
 
@@ -61,6 +63,7 @@ __all__ = [
     "DroppedWeights",
     "EveryOptionActs",
     "Gradients",
+    "HeadSplit",
     "KVSharing",
     "MechanismLaw",
     "NoAllowedKey",

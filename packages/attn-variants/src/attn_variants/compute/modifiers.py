@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from attn_core.errors import InvalidValue
 from attn_core.modifiers import Alibi, BiasTable, Modifier, RelativeKeys, RelativeValues, ScoreFunction, SoftCap
@@ -34,8 +36,8 @@ def modified(pairs: Pairs, modifier: Modifier, scores: Tensor) -> Tensor:
 
 def bias(pairs: Pairs, modifier: Modifier, dtype: torch.dtype) -> Tensor:
     """What a modifier adds to the scores, broadcasting to [batch, heads, query, key]."""
-    if modifier.kind == "alibi":
-        return alibi_bias(pairs.spec.heads.query, *pairs.places, dtype)
+    if isinstance(modifier, Alibi):
+        return alibi_bias(modifier.slopes(pairs.spec.heads.query), *pairs.places, dtype)
     if isinstance(modifier, BiasTable):
         return relative_bias(modifier, pairs.weights(f"modifiers.{modifier.kind}")["table"], *pairs.places)
     if isinstance(modifier, RelativeKeys):
@@ -53,10 +55,10 @@ def added(modifier: TensorBias) -> Tensor:
     return modifier.tensor
 
 
-def alibi_bias(heads: int, query: Tensor, key: Tensor, dtype: torch.dtype) -> Tensor:
-    """-m_h |i - j| [batch or 1, heads, query, key] (Press et al. 2022).
+def alibi_bias(slopes: Sequence[float], query: Tensor, key: Tensor, dtype: torch.dtype) -> Tensor:
+    """-m_h |i - j| [batch or 1, heads, query, key] of the slopes m_h [heads] (Press et al. 2022).
 
     `query` [batch or 1, 1, query, 1] and `key` [batch or 1, 1, 1, key] are absolute positions.
     """
-    slopes = torch.tensor(Alibi().slopes(heads), dtype=dtype, device=query.device)
-    return -slopes[:, None, None] * (query - key).abs()
+    falls = torch.tensor(slopes, dtype=dtype, device=query.device)
+    return -falls[:, None, None] * (query - key).abs()

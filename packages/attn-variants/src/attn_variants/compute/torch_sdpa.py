@@ -7,7 +7,7 @@ import dataclasses
 import torch
 from attn_core import AttentionInputs, AttentionSpec
 from attn_core.masking import positions
-from attn_core.modifiers import BiasTable
+from attn_core.modifiers import Alibi, BiasTable
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
@@ -117,8 +117,8 @@ def modifier_bias(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
             bias = bias + relative_bias(modifier, exact, *places).to(dtype)
         elif isinstance(modifier, TensorBias):
             bias = bias + added(modifier).to(dtype)
-        else:
-            bias = bias + alibi_bias(spec.heads.query, *places, dtype)
+        elif isinstance(modifier, Alibi):
+            bias = bias + alibi_bias(modifier.slopes(spec.heads.query), *places, dtype)
     return bias
 
 

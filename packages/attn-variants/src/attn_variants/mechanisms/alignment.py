@@ -29,6 +29,7 @@ class Alignment(StatesAttention):
     """Additive attention of queries, such as a decoder's states, to the annotations of a source."""
 
     name = "alignment"
+    splits_heads = True
     summary = "a small network aligns queries with a source"
     paper = Paper(
         title="Neural Machine Translation by Jointly Learning to Align and Translate",

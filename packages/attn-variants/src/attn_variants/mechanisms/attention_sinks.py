@@ -31,6 +31,7 @@ class AttentionSinks(DeclaredMechanism):
     """
 
     name = "attention_sinks"
+    splits_heads = True
     summary = "the first tokens and the latest ones; memory that stops growing"
     paper = Paper(
         title="Efficient Streaming Language Models with Attention Sinks",

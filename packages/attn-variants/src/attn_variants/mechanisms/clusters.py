@@ -22,6 +22,7 @@ class HashedAttention(WholeSequence):
     """
 
     name = "lsh"
+    splits_heads = True
     summary = "tokens of one hash bucket attend to each other, in several rounds"
     paper = Paper(title="Reformer: The Efficient Transformer", authors="Kitaev et al.", year=2020, arxiv="2001.04451")
     equation = (
@@ -153,6 +154,7 @@ class ClusteredAttention(WholeSequence):
     """
 
     name = "clustered"
+    splits_heads = True
     summary = "groups of like queries attend as one, and each query weighs the best keys itself"
     paper = Paper(
         title="Fast Transformers with Clustered Attention", authors="Vyas et al.", year=2020, arxiv="2007.04825"
@@ -213,11 +215,12 @@ class SinkhornAttention(WholeSequence):
     """A token attends to its own block and to the block that sorting puts beside it, softly.
 
     The paper learns the sorting by a network with one output a block; here it follows from mean queries and keys, which
-    needs no fixed number of blocks. It depends on all blocks: there is no causal form. With one block it is softmax
-    attention.
+    needs no fixed number of blocks. It depends on all blocks; `sinkhorn_causal` is what depends on earlier ones. With
+    one block it is softmax attention.
     """
 
     name = "sinkhorn"
+    splits_heads = True
     summary = "blocks attend to themselves and to a softly sorted block"
     paper = Paper(title="Sparse Sinkhorn Attention", authors="Tay et al.", year=2020, arxiv="2002.11296")
     equation = (

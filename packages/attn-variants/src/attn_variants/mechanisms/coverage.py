@@ -35,6 +35,7 @@ class CoverageAttention(ComputedMechanism):
     """
 
     name = "coverage"
+    splits_heads = True
     summary = "additive attention to a source that remembers what it attended to"
     paper = Paper(
         title="Get To The Point: Summarization with Pointer-Generator Networks",

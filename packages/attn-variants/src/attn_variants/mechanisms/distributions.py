@@ -245,6 +245,7 @@ class SampledAttention(DeclaredMechanism):
     """
 
     name = "sampled"
+    splits_heads = True
     summary = "one key per query, drawn while training and learned by REINFORCE"
     paper = Paper(
         title="Show, Attend and Tell: Neural Image Caption Generation with Visual Attention",

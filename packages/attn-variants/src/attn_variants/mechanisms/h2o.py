@@ -36,6 +36,7 @@ class HeavyHitters(ComputedMechanism):
     """
 
     name = "h2o"
+    splits_heads = True
     summary = "the latest keys and those attended to most; memory that stops growing"
     paper = Paper(
         title="H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models",

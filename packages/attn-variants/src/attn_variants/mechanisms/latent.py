@@ -36,6 +36,7 @@ class MultiHeadLatentAttention(ComputedMechanism):
     """
 
     name = "mla"
+    splits_heads = True
     summary = "remembers one latent and one rotary key a token for all heads"
     paper = Paper(
         title="DeepSeek-V2: A Strong, Economical, and Efficient Mixture-of-Experts Language Model",
@@ -151,6 +152,7 @@ class FactorisedAttention(ComputedMechanism):
     """
 
     name = "transmla"
+    splits_heads = True
     summary = "keys and values of all heads made from one latent, without a key for positions"
     paper = Paper(
         title="TransMLA: Multi-Head Latent Attention Is All You Need",

@@ -40,6 +40,7 @@ class LinearAttention(ComputedMechanism):
     """Products of positive features in place of exponentials, so that a sequence is remembered as one matrix a head."""
 
     name = "linear"
+    splits_heads = True
     summary = "features in place of the softmax: time linear, memory constant in the length"
     paper = Paper(
         title="Transformers are RNNs: Fast Autoregressive Transformers with Linear Attention",
@@ -251,6 +252,7 @@ class EfficientAttention(ComputedMechanism):
     """
 
     name = "efficient"
+    splits_heads = True
     summary = "softmaxes of queries and of keys apart: every pair weighted, none computed"
     paper = Paper(
         title="Efficient Attention: Attention with Linear Complexities",

@@ -37,6 +37,7 @@ class LongformerAttention(DeclaredMechanism):
     """
 
     name = "longformer"
+    splits_heads = True
     summary = "a window for every token and a few global tokens"
     paper = Paper(
         title="Longformer: The Long-Document Transformer", authors="Beltagy et al.", year=2020, arxiv="2004.05150"

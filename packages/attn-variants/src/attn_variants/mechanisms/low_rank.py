@@ -24,6 +24,7 @@ class Linformer(WholeSequence):
     """
 
     name = "linformer"
+    splits_heads = True
     summary = "keys and values are projected along the length to a fixed number of rows"
     paper = Paper(
         title="Linformer: Self-Attention with Linear Complexity", authors="Wang et al.", year=2020, arxiv="2006.04768"
@@ -106,6 +107,7 @@ class NystromAttention(WholeSequence):
     """
 
     name = "nystrom"
+    splits_heads = True
     summary = "softmax attention through landmarks and the inverse of their attention"
     paper = Paper(
         title="Nyströmformer: A Nyström-Based Algorithm for Approximating Self-Attention",
@@ -166,6 +168,7 @@ class LowRankAttention(WholeSequence):
     """
 
     name = "low_rank"
+    splits_heads = True
     summary = "softmax attention over keys and values of a low rank"
     paper = Paper(
         title="The approximation of one matrix by another of lower rank", authors="Eckart and Young", year=1936

@@ -34,6 +34,7 @@ class PathAttention(DeclaredMechanism):
     """
 
     name = "path"
+    splits_heads = True
     summary = "queries are reflected by every token on the way to the key"
     paper = Paper(
         title="PaTH Attention: Position Encoding via Accumulating Householder Transformations",

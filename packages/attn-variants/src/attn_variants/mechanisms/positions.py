@@ -109,7 +109,7 @@ class AttentionWithLinearBiases(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        return self_attention(config, modifiers=(Alibi(),))
+        return self_attention(config, modifiers=(Alibi(heads_of=config.heads_of),))
 
 
 class T5Attention(DeclaredMechanism):
@@ -225,6 +225,7 @@ class AddedPositions(DeclaredMechanism):
     """Sinusoids are added to queries, keys and values after their projections, in every head."""
 
     name = "positions_added"
+    splits_heads = True
     summary = "sinusoids are added to queries, keys and values"
     paper = COURSE
     equation = (
@@ -261,6 +262,7 @@ class ConcatenatedPositions(DeclaredMechanism):
     apart: the score is the sum of both products. What is remembered is as small as without positions."""
 
     name = "positions_concatenated"
+    splits_heads = True
     summary = "sinusoids stand behind queries, keys and values"
     paper = COURSE
     equation = (

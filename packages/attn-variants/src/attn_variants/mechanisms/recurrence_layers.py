@@ -186,7 +186,8 @@ SHALLOWEST = 0.4
 class RetentionLayer(RecurrenceLayer):
     """Retention (Sun et al. 2023, arXiv 2307.08621, equations 5 to 8). Learned beside the projections: `gate`.
 
-    With `scale_base` the turned pairs fade as in xPos, each at its own rate; it needs `rotary`.
+    With `scale_base` the turned pairs fade as in xPos, each at its own rate; it needs `rotary`. `first_head` is the
+    place of the first head among all of a layer that is split.
     """
 
     def __init__(
@@ -198,10 +199,12 @@ class RetentionLayer(RecurrenceLayer):
         chunk: int,
         rotary: Rotary | None,
         scale_base: float | None = None,
+        first_head: int = 0,
     ) -> None:
         super().__init__(heads, hidden_size=hidden_size, bias=bias, chunk=chunk)
         self.rotary = rotary
         self.scale_base = scale_base
+        self.first_head = first_head
         self.rotated = rotated_size(rotary, heads.key_size) if rotary else 0
         self.gate = fresh_linear(hidden_size, heads.query * heads.value_size, bias=False)
 
@@ -222,7 +225,7 @@ class RetentionLayer(RecurrenceLayer):
 
     def _decay(self, like: Tensor) -> Tensor:
         """Log decays of a token, [heads, 1], or [heads, key_size] where pairs have rates of their own."""
-        head = log_retention(self.heads.query, like)
+        head = log_retention(self.heads.query, like, self.first_head)
         if self.scale_base is None or self.rotary is None:
             return head
         scales = log_scales(self.rotary, self.rotated, like) / self.scale_base
@@ -239,9 +242,9 @@ def log_scales(rotary: Rotary, rotated: int, like: Tensor) -> Tensor:
     return scales.repeat_interleave(2) if rotary.interleaved else scales.repeat(2)
 
 
-def log_retention(heads: int, like: Tensor) -> Tensor:
-    """ln(1 - 2^(-5 - h)) of every head h from 0, [heads, 1], in the type and on the device of `like`."""
-    exponents = -5.0 - torch.arange(heads, dtype=torch.float64, device=like.device)
+def log_retention(heads: int, like: Tensor, first: int = 0) -> Tensor:
+    """ln(1 - 2^(-5 - h)) of the heads h from `first`, [heads, 1], in the type and on the device of `like`."""
+    exponents = -5.0 - torch.arange(first, first + heads, dtype=torch.float64, device=like.device)
     return torch.log1p(-torch.exp2(exponents))[:, None].to(like.dtype)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -132,6 +133,13 @@ class Recurrence(ComputedMechanism):
     Config = RecurrenceConfig
     capabilities = CAUSAL_ONLY
     update: ClassVar[Update]
+    splits_heads = True
+
+    def joint_parameters(self, config: MechanismConfig) -> Mapping[str, tuple[int, ...]]:
+        """Queries, keys and values, which one convolution passes over."""
+        heads = self.heads(config)
+        into, out = heads.query * heads.key_size, heads.query * heads.value_size
+        return {"convolution.weight": (into, into, out)}
 
     @abstractmethod
     def extras(self, config: MechanismConfig) -> Extra:
@@ -262,6 +270,7 @@ class Retention(Recurrence):
             chunk=own.chunk,
             rotary=config.rotary or turned,
             scale_base=own.scale_base,
+            first_head=0 if config.heads_of is None else config.heads_of.first,
         )
 
     def update_of(self, config: MechanismConfig) -> Update:
@@ -354,6 +363,8 @@ class LightningAttention(Recurrence):
         r" q, k, v = \mathrm{silu}(W x),\quad y_t = W_O\,\mathrm{norm}(o_t)"
     )
     update = Update(decay="head")
+    splits_heads = False
+    """Its norm is over all heads."""
 
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `LightningLayer`; raises as `heads` does."""

@@ -174,6 +174,7 @@ class GlobalLuongAttention(StatesAttention):
     """
 
     name = "luong"
+    splits_heads = True
     summary = "cross-attention to the whole source with dot, general, concat or location scores"
     paper = LUONG
     equation = (
@@ -233,6 +234,7 @@ class MonotonicLocalAttention(StatesAttention):
     """
 
     name = "local_m"
+    splits_heads = True
     summary = "cross-attention to the source around the query's own position"
     paper = LUONG
     equation = (
@@ -271,6 +273,7 @@ class PredictiveLocalAttention(StatesAttention):
     """
 
     name = "local_p"
+    splits_heads = True
     summary = "cross-attention to the source around a place that the query names"
     paper = LUONG
     equation = (

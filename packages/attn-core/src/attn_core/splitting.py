@@ -1,0 +1,205 @@
+"""How the heads of a layer are split over ranks: the config and the learned tensors of each rank's layer.
+
+A layer whose heads do not meet before its output projection is the sum of layers of some of its heads each. Matrices
+into heads are split by their outputs (column-wise, in Megatron's words: Shoeybi et al. 2019, arXiv 1909.08053), the
+output projection by its inputs (row-wise), and the outputs of all ranks are added up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from attn_core.config import MechanismConfig
+from attn_core.errors import Incompatible, InvalidValue, MechanismInvalid
+from attn_core.heads import HeadRange
+from attn_core.mechanism import Capability, Mechanism
+from attn_core.spec import AttentionSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+else:
+    Tensor = Any
+
+OUTPUT_BIAS = "output.bias"
+"""The learned tensor that is added once to the sum of all ranks: the first rank has it, the others have zeros."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One of `size` ranks that split a layer, counted from 0."""
+
+    index: int
+    size: int
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or not 0 <= self.index < self.size:
+            raise InvalidValue.of("rank", f"{self.index} of {self.size}", "0 to the number of ranks, exclusive")
+
+
+@dataclass(frozen=True)
+class ParameterSplit:
+    """Which elements of a learned tensor a rank has.
+
+    `axis` None: all of them, the same on every rank, whose gradients are to be added up over the ranks; `once`: all on
+    the first rank, and zeros on the others. Else the axis is made of `blocks`, pairs of a size in the whole layer and
+    one in a rank's: equal where every rank has the block, else cut into as many equal parts as there are ranks.
+    """
+
+    axis: int | None = None
+    blocks: tuple[tuple[int, int], ...] = ()
+    once: bool = False
+
+    @property
+    def shared(self) -> bool:
+        """Whether every rank has some of the elements that others have too."""
+        return not self.once and (self.axis is None or any(whole == part for whole, part in self.blocks))
+
+    def indices(self, rank: Rank) -> list[int]:
+        """The places along the axis that a rank has, in its order; of a tensor that is split."""
+        found: list[int] = []
+        start = 0
+        for whole, part in self.blocks:
+            first = start + (0 if whole == part else rank.index * part)
+            found += range(first, first + part)
+            start += whole
+        return found
+
+    def of(self, tensor: Tensor, rank: Rank) -> Tensor:
+        """The elements of a rank, of the whole tensor; a new tensor."""
+        if self.once:
+            return tensor.clone() if rank.index == 0 else tensor.new_zeros(tensor.shape)
+        if self.axis is None:
+            return tensor.clone()
+        return tensor[(slice(None),) * self.axis + (self.indices(rank),)]
+
+    def whole(self, parts: Sequence[Tensor]) -> Tensor:
+        """The whole tensor, of the parts of all ranks in order; what several have is taken from the last of them."""
+        if self.axis is None:
+            return parts[0]
+        size = sum(whole for whole, _ in self.blocks)
+        shape = list(parts[0].shape)
+        shape[self.axis] = size
+        found = parts[0].new_zeros(shape)
+        for index, part in enumerate(parts):
+            found[(slice(None),) * self.axis + (self.indices(Rank(index, len(parts))),)] = part
+        return found
+
+
+def require_split(mechanism: Mechanism, config: MechanismConfig, ranks: int) -> None:
+    """Raise `Incompatible`, with the mechanism's name, where its heads cannot be split, and `InvalidValue` where the
+    number of ranks does not fit them.
+    """
+    spec = mechanism.spec(config)
+    why = None
+    if not mechanism.splits_heads:
+        why = "it does not declare that its heads are computed apart (splits_heads)"
+    elif config.heads_of is not None:
+        why = "its heads are split already"
+    elif spec is not None and (told := _told_heads(mechanism, spec)):
+        why = f"its {told} may tell one head from another"
+    elif spec is not None and spec.mask.heads is not None:
+        why = "each head has a mask of its own"
+    elif spec is not None and spec.heads.per_group is None:
+        why = "its key/value heads are shared by unequal groups"
+    if why is not None:
+        message = f"mechanism {mechanism.name!r} cannot be split over {ranks} ranks: {why}"
+        raise Incompatible(message, mechanism=mechanism.name)
+    heads, shared = config.num_heads, kv_heads(mechanism, config)
+    if ranks < 1 or heads % ranks or (shared % ranks and shared != 1):
+        allowed = f"a divisor of the {heads} query heads"
+        allowed += "" if shared in {1, heads} else f" and of the {shared} key/value heads"
+        raise InvalidValue.of("tp", ranks, f"{allowed} of mechanism {mechanism.name!r}")
+
+
+def _told_heads(mechanism: Mechanism, spec: AttentionSpec) -> str:
+    """The places of parts that look at the numbers of heads, unless the mechanism itself says that it splits."""
+    if getattr(type(mechanism), "splits_heads", None) is True:
+        return ""
+    return " and ".join(place for place, part in spec.parts.items() if not part.splits_heads)
+
+
+def kv_heads(mechanism: Mechanism, config: MechanismConfig) -> int:
+    """The key/value heads of a layer."""
+    spec = mechanism.spec(config)
+    return config.head_layout.key_value if spec is None else spec.heads.key_value
+
+
+def rank_config(mechanism: Mechanism, config: MechanismConfig, rank: Rank) -> MechanismConfig:
+    """The config of the layer of a rank, whose output is one of the terms of the whole layer's.
+
+    Raises as `require_split`.
+    """
+    if rank.size == 1:
+        return config
+    require_split(mechanism, config, rank.size)
+    heads, layout = config.num_heads // rank.size, config.head_layout
+    grouped = mechanism.can(Capability.GROUPED)
+    own = mechanism.split_options(config, rank.size)
+    return dataclasses.replace(
+        config,
+        **own,
+        num_heads=heads,
+        num_kv_heads=max(1, kv_heads(mechanism, config) // rank.size) if grouped else None,
+        head_dim=layout.key_size,
+        heads_of=HeadRange(first=rank.index * heads, total=config.num_heads),
+    )
+
+
+Shapes = Mapping[str, Sequence[int]]
+"""Shapes of the learned tensors, or of the buffers, of a layer by name."""
+
+
+def parameter_splits(
+    mechanism: Mechanism, config: MechanismConfig, whole: Shapes, part: Shapes, ranks: int
+) -> dict[str, ParameterSplit]:
+    """How each tensor of a layer is split, by name: `whole` are the shapes of the layer, `part` those of a rank's.
+
+    An axis that is shorter in a rank's layer is split. Raises `MechanismInvalid` where a tensor cannot be split so.
+    """
+    first = rank_config(mechanism, config, Rank(0, ranks))
+    joint, mine = mechanism.joint_parameters(config), mechanism.joint_parameters(first)
+    if whole.keys() != part.keys():
+        names = sorted(whole.keys() ^ part.keys())
+        raise _unsplit(mechanism, f"only some layers have {', '.join(names)}")
+    found = {}
+    for name, shape in whole.items():
+        own = part[name]
+        axes = [axis for axis, (size, less) in enumerate(zip(shape, own, strict=True)) if size != less]
+        if not axes:
+            found[name] = ParameterSplit(once=name == OUTPUT_BIAS)
+            continue
+        axis = axes[0]
+        blocks = tuple(zip(joint.get(name, (shape[axis],)), mine.get(name, (own[axis],)), strict=True))
+        fits = all(size in {less, less * ranks} for size, less in blocks)
+        if len(axes) > 1 or not fits or sum(size for size, _ in blocks) != shape[axis]:
+            raise _unsplit(mechanism, f"{name} has the shape {tuple(shape)} in all, and {tuple(own)} on a rank")
+        found[name] = ParameterSplit(axis, blocks)
+    return found
+
+
+def _unsplit(mechanism: Mechanism, what: str) -> MechanismInvalid:
+    remedy = "name the blocks of tensors side by side in joint_parameters(), or leave splits_heads out"
+    return MechanismInvalid.of(mechanism.name, f"declares splits_heads, and {what}", remedy)
+
+
+def rank_layer(layer: Any, rank: Rank) -> tuple[Any, dict[str, ParameterSplit]]:
+    """The layer of a rank, with its elements of the learned tensors and buffers of the whole `layer`, and how each of
+    these is split, by name.
+
+    `layer` is what a mechanism built. Raises as `rank_config` and `parameter_splits`.
+    """
+    mechanism, config = layer.mechanism, layer.mechanism_config
+    part = mechanism.build(rank_config(mechanism, config, rank))
+    whole, mine = layer.state_dict(), part.state_dict()
+    shapes = {name: tuple(tensor.shape) for name, tensor in whole.items()}
+    own = {name: tuple(tensor.shape) for name, tensor in mine.items()}
+    splits = parameter_splits(mechanism, config, shapes, own, rank.size)
+    for tensor in whole.values():
+        if tensor.is_floating_point():
+            part.to(device=tensor.device, dtype=tensor.dtype)
+            break
+    part.load_state_dict({name: split.of(whole[name], rank) for name, split in splits.items()})
+    return part.train(layer.training), splits
