@@ -6,6 +6,7 @@ import dataclasses
 import re
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from attn_cli.commands.costs import row
@@ -110,7 +111,10 @@ class MechanismView:
         config = fitted.config(mechanism, self._required(mechanism))
         own = _curve(self.name, lambda tokens: price(mechanism, config, tokens, DTYPE))
         others = [name for name in self.compare if name != self.name]
-        return [own, *(_curve(name, lambda tokens, name=name: row(name, self.sizes, tokens, DTYPE)) for name in others)]
+        return [own, *(_curve(name, partial(self._row, name)) for name in others)]
+
+    def _row(self, name: str, tokens: int) -> dict[str, Any]:
+        return row(name, self.sizes, tokens, DTYPE)
 
 
 def _curve(name: str, price_at: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
