@@ -320,7 +320,7 @@ def gemma_placements(header: GgufHeader, config: dict[str, Any]) -> list[Placeme
 def _layer_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     width, inner, size = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * size, config["num_key_value_heads"] * size
-    matrices = {
+    matrices: dict[str, tuple[int, ...]] = {
         "attn_q": (queries, width),
         "attn_k": (keys, width),
         "attn_v": (keys, width),
@@ -329,7 +329,9 @@ def _layer_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         "ffn_up": (inner, width),
         "ffn_down": (width, inner),
     }
-    gains = dict.fromkeys(("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"), (width,))
+    gains: dict[str, tuple[int, ...]] = dict.fromkeys(
+        ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"), (width,)
+    )
     if config["model_type"] == "gemma2":
         return matrices | gains
     return matrices | gains | dict.fromkeys(("attn_q_norm", "attn_k_norm"), (size,))
