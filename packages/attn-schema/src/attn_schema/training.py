@@ -312,6 +312,9 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
             raise InvalidValue.of("lora_rank", None, "a rank with preferences, which compare with the frozen base")
         if self.data.format == "preference" and self.objective.teacher is not None:
             raise InvalidValue.of("teacher", self.objective.teacher, "none with preferences")
+        if self.data.format == "preference" and self.optimizer.label_smoothing:
+            allowed = "0 with preferences, whose loss has no targets to spread"
+            raise InvalidValue.of("label_smoothing", self.optimizer.label_smoothing, allowed)
         if self.objective.dpo_beta is not None and self.data.format != "preference":
             raise InvalidValue.of("dpo_beta", self.objective.dpo_beta, "none with data that are no preferences")
         if self.evaluation.bleu_sentences and not self.model.is_encoder_decoder:
