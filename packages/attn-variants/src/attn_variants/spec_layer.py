@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from attn_variants.compute.norm import normed
 from attn_variants.compute.plain import attention_weights
 from attn_variants.compute.rotary import CosSin, cos_sin_to, rotate, rotate_appended, rotated_size
+from attn_variants.context_parallel import ContextParallel
 from attn_variants.initialization import named_weights, part_weights
 from attn_variants.layer_utils import JointProjection, by_heads, fresh_linear, with_dropout
 from attn_variants.paged_plan import PagedPlan, Reached
@@ -37,7 +38,8 @@ class SpecLayer(nn.Module):
     of the spec have weights of their own, `score`, `modifiers` by kind, `distribution` and `norm`. `inner`, a module,
     computes what lies between projections and output. A layer that `shares_kv` attends to the keys and values of
     another layer, and has no `key` and `value`; one whose score reads no keys has no `key`. `projected` are the heads
-    of the projections, where those differ from the heads of attention. `dropout` is the probability with which
+    of the projections, where those differ from the heads of attention. `context`, where it is set and active, says
+    that the rows of a sequence are split over ranks. `dropout` is the probability with which
     attention weights of whole sequences become zero in training.
     """
 
@@ -75,6 +77,7 @@ class SpecLayer(nn.Module):
         self.norm = part_weights(spec.norm, heads, without="key_gain" if shares_kv else None)
         self.inner: Any = inner
         self.joint: JointProjection | None = None
+        self.context: ContextParallel | None = None
         self._counts = spec.cross and spec.located
         self.rotated = rotated_size(spec.rotary, heads.key_size) if spec.rotary else 0
         self.use_kernel(None)
@@ -221,6 +224,8 @@ class SpecLayer(nn.Module):
 
     def attend(self, rows: Tensor, operands: AttentionInputs) -> Tensor:
         """Outputs [batch, query, heads, value_size] over operands projected from rows [batch, query, hidden_size]."""
+        if self.context is not None and self.context.active:
+            return self.context.attend(self.spec, operands)
         return self._attend(rows, operands, self._plan)
 
     def varlen_kernel(self, operands: AttentionInputs) -> AttendKernel | None:
@@ -326,6 +331,9 @@ class SpecLayer(nn.Module):
         """The turns of positions 0 to `length`, exclusive, or None where positions do not turn anything."""
         if self.spec.rotary is None:
             return None
+        if self.context is not None and self.context.active:
+            whole = cos_sin_to(self.spec.rotary, self.rotated, length * self.context.sharding.ranks, like)
+            return whole.at(self.context.positions(length).to(like.device))
         return cos_sin_to(self.spec.rotary, self.rotated, length, like)
 
     def part_weights(self) -> Mapping[str, Tensor]:
