@@ -169,6 +169,7 @@ def _connect(part: Any, collectives: Collectives) -> None:
     """Have the rows that enter a layer copied to all ranks, and what it gives summed over them."""
 
     def entering(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        part.entered = True
         rows = tuple(collectives.enter(each) if _is_rows(each) else each for each in given)
         return rows, {
             name: collectives.enter(each) if name in ROWS and _is_rows(each) else each for name, each in named.items()
@@ -177,12 +178,17 @@ def _connect(part: Any, collectives: Collectives) -> None:
     def leaving(_: nn.Module, __: Any, out: Tensor) -> Tensor:
         return collectives.leave(out)
 
+    def left(_: nn.Module, __: Any, ___: Any) -> None:
+        part.entered = False
+
+    part.entered = False
     part.register_forward_pre_hook(entering, with_kwargs=True)
     part.register_forward_hook(leaving)
+    part.register_forward_hook(left, always_call=True)
     if hasattr(part, "step"):
         part.step = partial(_summed_step, part.step, collectives)
     if hasattr(part, "project_kv"):
-        part.project_kv = partial(_copied, part.project_kv, collectives)
+        part.project_kv = partial(_copied, part, part.project_kv, collectives)
 
 
 ROWS = ("query", "source")
@@ -197,8 +203,9 @@ def _summed_step(step: Callable[..., Tensor], collectives: Collectives, *args: A
     return collectives.leave(step(*args, **kwargs))
 
 
-def _copied(project: Callable[[Tensor], Any], collectives: Collectives, rows: Tensor) -> Any:
-    return project(collectives.enter(rows))
+def _copied(part: Any, project: Callable[[Tensor], Any], collectives: Collectives, rows: Tensor) -> Any:
+    """Keys and values for other layers; within the layer's own pass its rows were copied already."""
+    return project(rows if part.entered else collectives.enter(rows))
 
 
 def shared_over_ranks(splits: Mapping[str, ParameterSplit]) -> list[str]:

@@ -24,7 +24,7 @@ from attn_variants.spec_layer import SpecLayer
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from attn_train.group import Group, Tensors
 from attn_train.layout import MeshLayout
@@ -128,12 +128,13 @@ class Together(Group):
     def finish_gradients(self) -> None:
         """Summed over the workers; of a parameter without a gradient anywhere, none."""
         self._kept.take_gradients()
-        kept = [(name, own) for name, own in self._kept.kept.items() if own.requires_grad]
+        kept = list(self._kept.kept.items())
         seen = torch.tensor([own.grad is not None for _, own in kept], dtype=torch.int32)
         seen = seen.to(kept[0][1].device)
         for group in (self._data, self._tp):
             dist.all_reduce(seen, op=dist.ReduceOp.MAX, group=group)
-        reached = [item for item, found in zip(kept, seen.tolist(), strict=True) if found]
+        # What one rank alone has is frozen on the others.
+        reached = [item for item, found in zip(kept, seen.tolist(), strict=True) if found and item[1].requires_grad]
         for _, own in reached:
             if own.grad is None:
                 own.grad = torch.zeros_like(own)
@@ -185,10 +186,8 @@ class Together(Group):
             name = key.rpartition(":")[2]
             parameter = self._kept.whole.get(name)
             own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-            if isinstance(parameter, DTensor) and own.shape == parameter.to_local().shape:
-                own = DTensor.from_local(
-                    own, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride()
-                ).full_tensor()
+            if isinstance(parameter, DTensor) and tensor.dim():
+                own = self._rows_of_all(own.detach(), parameter.shape[0])
             split = self._splits.get(name)
             if split is not None and tensor.dim():
                 parts = [torch.empty_like(own.contiguous()) for _ in range(self.tp.size)]
@@ -205,9 +204,9 @@ class Together(Group):
             parameter, split = self._kept.whole.get(name), self._splits.get(name)
             own = split.of(tensor, self.tp) if split is not None and tensor.dim() else tensor
             if isinstance(parameter, DTensor) and tensor.dim():
-                own = distribute_tensor(
-                    own.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
-                ).to_local()
+                most = -(-parameter.shape[0] // self.layout.dp_shard)
+                first = self.mesh.get_local_rank("dp_shard") * most
+                own = own[first : first + most]
             found[key] = own
         return found
 
@@ -253,6 +252,16 @@ class Together(Group):
         load_whole(whole, tensors)
         return whole
 
+    def _rows_of_all(self, own: Tensor, rows: int) -> Tensor:
+        """The whole of a tensor of so many rows, of which each worker has equally many but the last ones, as FSDP
+        shards."""
+        most = -(-rows // self.layout.dp_shard)
+        padded = own.new_zeros(most, *own.shape[1:])
+        padded[: len(own)] = own
+        parts = [torch.empty_like(padded) for _ in range(self.layout.dp_shard)]
+        dist.all_gather(parts, padded, group=self.mesh["dp_shard"].get_group())
+        return torch.cat(parts)[:rows]
+
     def _told(self, number: int) -> int:
         told = torch.tensor(number, device=next(iter(self._kept.kept.values())).device)
         dist.broadcast(told, 0)
@@ -268,7 +277,8 @@ class Together(Group):
         replicas = self.mesh["dp_replicate", "cp"]._flatten("replicas")  # noqa: SLF001 -- torch's own way
         mesh = self.mesh["dp_shard"] if replicas.size() == 1 else sharding_mesh(self.mesh)
         for block in blocks_of(model):
-            sharded: FSDPModule = fully_shard(block, mesh=mesh)
+            # Each block is a root of its own, which would else stay whole after a pass.
+            sharded: FSDPModule = fully_shard(block, mesh=mesh, reshard_after_forward=True)
             # Losses are means over the whole batch already.
             sharded.set_gradient_divide_factor(1.0)
             sharded.set_force_sum_reduction_for_comms(True)

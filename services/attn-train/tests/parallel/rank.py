@@ -3,7 +3,7 @@
     python rank.py RANK WORKERS FOLDER
 
 `FOLDER/runs.json` lists runs: a name, a config, the element type of the model, and folders of checkpoints to go on from
-and to write. The leading worker writes `FOLDER/NAME.json`: losses, gradient norms, and the error if there was one.
+and to write. A run with one worker is the leading one's alone. The leading worker writes `FOLDER/NAME.json`: losses, gradient norms, and the error if there was one.
 """
 
 import json
@@ -68,9 +68,12 @@ def main():
     if workers > 1:
         dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=workers)
     for run in json.loads((folder / "runs.json").read_text()):
+        if rank and run["config"].get("workers", 1) == 1:
+            continue
         try:
             found = trained(run, folder)
         except AttnError as error:
+            print(rank, run["name"], error, file=sys.stderr)
             found = {"error": f"{error.reason}: {error.message}"}
         if rank == 0:
             (folder / f"{run['name']}.json").write_text(json.dumps(found))
