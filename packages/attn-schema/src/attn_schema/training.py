@@ -15,6 +15,7 @@ from msgspec import Meta
 from attn_schema.device import AUTO, Device, require_device
 from attn_schema.finetuning import LoraConfig, ObjectiveConfig
 from attn_schema.optimization import OPTIMIZER_PANEL, OptimizerConfig
+from attn_schema.prepared import PreparedSource, prepared_sources
 from attn_schema.schema import Checked, Schema, fields_of, in_panel, is_noun
 
 DECODER = "decoder"
@@ -212,6 +213,33 @@ class DataConfig(Checked, frozen=True, kw_only=True):
             "which the assistant's are learned; or preference, JSON with prompt, chosen and rejected (DPO)."
         ),
     ] = "text"
+
+    prepared: Annotated[
+        str,
+        _data(
+            "Folders that `attn data prepare` made, in place of a dataset: one, or a mixture with the weight of each "
+            "and how often it is read at most (as often as needed if not given).",
+            short="--data",
+            metavar="FOLDER[:WEIGHT[:EPOCHS]],...",
+        ),
+    ] = ""
+    document_mask: Annotated[
+        bool, _data("Keep attention inside documents where a sequence of prepared data holds several.")
+    ] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.prepared:
+            return
+        prepared_sources(self.prepared)
+        for name, plain in (("dataset", ""), ("tokenizer", "character"), ("format", "text"), ("languages", "")):
+            if getattr(self, name) != plain:
+                raise InvalidValue.of(name, getattr(self, name), "none with prepared data, which decide on it")
+
+    @property
+    def sources(self) -> list[PreparedSource]:
+        """The folders of prepared data with their weights."""
+        return prepared_sources(self.prepared) if self.prepared else []
 
     @property
     def path(self) -> str | None:

@@ -543,6 +543,8 @@ class DataConfig(_message.Message):
     LANGUAGES_FIELD_NUMBER: _builtins.int
     MAX_PAIRS_FIELD_NUMBER: _builtins.int
     FORMAT_FIELD_NUMBER: _builtins.int
+    PREPARED_FIELD_NUMBER: _builtins.int
+    DOCUMENT_MASK_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     """Dataset by name, or the path of a file or folder on the server (it has a slash): UTF-8 text; for pairs a file
     SOURCE<tab>TARGET or a folder with train.LANGUAGE and val.LANGUAGE; for tags a .conllu file or a folder of them;
@@ -562,6 +564,10 @@ class DataConfig(_message.Message):
     """What lines of the dataset are: text; chat, JSON with messages, of which the assistant's are learned; or preference,
     JSON with prompt, chosen and rejected.
     """
+    prepared: _builtins.str
+    """Folders of prepared data in place of a dataset: FOLDER[:WEIGHT[:EPOCHS]],..."""
+    document_mask: _builtins.bool
+    """Keep attention inside documents where a sequence of prepared data holds several."""
     def __init__(
         self,
         *,
@@ -571,17 +577,23 @@ class DataConfig(_message.Message):
         languages: _builtins.str = ...,
         max_pairs: _builtins.int = ...,
         format: _builtins.str | None = ...,
+        prepared: _builtins.str = ...,
+        document_mask: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_format", b"_format", "_tokenizer", b"_tokenizer", "_validation_fraction", b"_validation_fraction", "format", b"format", "tokenizer", b"tokenizer", "validation_fraction", b"validation_fraction"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_document_mask", b"_document_mask", "_format", b"_format", "_tokenizer", b"_tokenizer", "_validation_fraction", b"_validation_fraction", "document_mask", b"document_mask", "format", b"format", "tokenizer", b"tokenizer", "validation_fraction", b"validation_fraction"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_format", b"_format", "_tokenizer", b"_tokenizer", "_validation_fraction", b"_validation_fraction", "dataset", b"dataset", "format", b"format", "languages", b"languages", "max_pairs", b"max_pairs", "tokenizer", b"tokenizer", "validation_fraction", b"validation_fraction"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_document_mask", b"_document_mask", "_format", b"_format", "_tokenizer", b"_tokenizer", "_validation_fraction", b"_validation_fraction", "dataset", b"dataset", "document_mask", b"document_mask", "format", b"format", "languages", b"languages", "max_pairs", b"max_pairs", "prepared", b"prepared", "tokenizer", b"tokenizer", "validation_fraction", b"validation_fraction"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__document_mask: _TypeAlias = _typing.Literal["document_mask"]  # noqa: Y015
+    _WhichOneofArgType__document_mask: _TypeAlias = _typing.Literal["_document_mask", b"_document_mask"]  # noqa: Y015
     _WhichOneofReturnType__format: _TypeAlias = _typing.Literal["format"]  # noqa: Y015
     _WhichOneofArgType__format: _TypeAlias = _typing.Literal["_format", b"_format"]  # noqa: Y015
     _WhichOneofReturnType__tokenizer: _TypeAlias = _typing.Literal["tokenizer"]  # noqa: Y015
     _WhichOneofArgType__tokenizer: _TypeAlias = _typing.Literal["_tokenizer", b"_tokenizer"]  # noqa: Y015
     _WhichOneofReturnType__validation_fraction: _TypeAlias = _typing.Literal["validation_fraction"]  # noqa: Y015
     _WhichOneofArgType__validation_fraction: _TypeAlias = _typing.Literal["_validation_fraction", b"_validation_fraction"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__document_mask) -> _WhichOneofReturnType__document_mask | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__format) -> _WhichOneofReturnType__format | None: ...
     @_typing.overload

@@ -16,6 +16,7 @@ from attn_train.data_checks import (
     check_images,
     check_masked,
     check_pairs,
+    check_prepared,
     check_tags,
     check_text,
     require_inside_models,
@@ -38,9 +39,12 @@ def check_config(config: TrainingConfig, *, home: Path, settings: TrainSettings)
     model, data = config.model, config.data
     if data.max_pairs and not model.is_encoder_decoder and data.name not in TASKS:
         raise InvalidValue.of("config.data.max_pairs", data.max_pairs, "0, as the model is no encoder-decoder")
-    if not data.dataset:
+    if data.prepared:
+        check_prepared(config, home=home, settings=settings)
+    elif not data.dataset:
         raise InvalidValue.of("config.data.dataset", "", "the name of a dataset, or a path on the server")
-    CHECKS[data_kind_of(model)](data, home=home, settings=settings)
+    else:
+        CHECKS[data_kind_of(model)](data, home=home, settings=settings)
     if data.format != "text":
         check_conversations(data, home)
     if config.objective.teacher is not None:
@@ -56,7 +60,8 @@ def _check_teacher(config: TrainingConfig, home: Path, settings: TrainSettings) 
         require_inside_models(Path(teacher), "config.objective.teacher", home=home, settings=settings)
     if data_kind_of(config.model) != TEXT or config.data.name in TASKS:
         raise InvalidValue.of("config.objective.teacher", config.objective.teacher, "none but for texts and chats")
-    folder = Path(tokenizer_folder(config.data.tokenizer, home))
+    prepared = config.data.sources
+    folder = Path(prepared[0].path if prepared else tokenizer_folder(config.data.tokenizer, home))
     if not (folder / "tokenizer.json").is_file():
         allowed = "none with a vocabulary that is learned from the data: name the teacher as tokenizer too"
         raise InvalidValue.of("config.objective.teacher", config.objective.teacher, allowed)

@@ -25,7 +25,8 @@ from torch import nn
 
 from attn_train.data.load import tokenizer_folder
 from attn_train.data.synthetic import TASKS
-from attn_train.data_checks import require_inside_models
+from attn_train.data_checks import allowed_roots, require_inside, require_inside_models
+from attn_train.prepared.shards import PreparedData
 from attn_train.settings import TrainSettings
 from attn_train.tasks.base import derived
 from attn_train.tasks.language_modeling import CHARACTER
@@ -71,6 +72,12 @@ def completed(config: TrainingConfig, *, home: Path, settings: TrainSettings) ->
         raise InvalidValue.of("config.model.max_seq_len", length, f"1 to {base.max_seq_len}, the context of the base")
     family = _family(base)
     model = config.model.replace(family=family, max_seq_len=length)
+    for source in config.data.sources:
+        require_inside(Path(source.path), "config.data.prepared", (*allowed_roots(home, settings),))
+        theirs, ours = PreparedData.open(Path(source.path)).tokenizer, Tokenizer.from_folder(folder)
+        require_same_vocabulary(f"data {source.name}", theirs, "base", ours, field="config.data.prepared")
+    if config.data.prepared:
+        return config.replace(model=model)
     if config.data.tokenizer == CHARACTER:
         return config.replace(model=model, data=config.data.replace(tokenizer=config.model.base_model))
     _require_same_tokenizer(folder, Path(tokenizer_folder(config.data.tokenizer, home)))

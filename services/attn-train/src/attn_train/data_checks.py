@@ -8,16 +8,18 @@ from pathlib import Path
 from attn_core.errors import InvalidValue, UnknownName
 from attn_models.tokenizers import Tokenizer
 from attn_schema.home import models_folder
-from attn_schema.training import DataConfig
+from attn_schema.training import DataConfig, TrainingConfig
 
 from attn_train.data.conversations import CHOSEN, MESSAGES, PROMPT, REJECTED, read_lines, require_template
 from attn_train.data.images import known_images, picture_files
-from attn_train.data.load import default_tokenizer, require_known_text, tokenizer_folder
+from attn_train.data.load import TEXT, data_kind_of, default_tokenizer, require_known_text, tokenizer_folder
 from attn_train.data.pairs import known_pair_sets, pair_paths
 from attn_train.data.synthetic import TASKS
 from attn_train.data.treebank import treebank_files
+from attn_train.prepared.shards import FIELD as PREPARED
 from attn_train.settings import DATA_ROOTS, Layout, TrainSettings
 from attn_train.tasks.language_modeling import CHARACTER
+from attn_train.tasks.packed import open_prepared
 from attn_train.tasks.seq2seq import WORD, is_byte_pairs, is_learned_tokenizer
 
 MAX_BYTES = 4 << 30
@@ -42,6 +44,21 @@ def check_text(data: DataConfig, *, home: Path, settings: TrainSettings) -> None
         if not (folder / "tokenizer.json").is_file():
             allowed = "'character', 'byte_pairs:N', a model on this server, or a folder with a tokenizer.json"
             raise InvalidValue.of("config.data.tokenizer", data.tokenizer, allowed)
+
+
+def check_prepared(config: TrainingConfig, *, home: Path, settings: TrainSettings) -> None:
+    """Raises the error of the first thing wrong with folders of prepared data, or of too few epochs for the steps."""
+    if data_kind_of(config.model) != TEXT:
+        raise InvalidValue.of(PREPARED, config.data.prepared, "none but for decoders")
+    for source in config.data.sources:
+        if not Path(source.path).is_absolute():
+            raise InvalidValue.of(PREPARED, source.path, "an absolute path on the server")
+        require_inside(Path(source.path), PREPARED, allowed_roots(home, settings))
+    task = open_prepared(config.data.sources).task(config)
+    rows = config.optimizer.steps * config.optimizer.batch_size * config.optimizer.gradient_accumulation_steps
+    if rows > task.most_rows:
+        given = f"{config.data.prepared} with at most {task.most_rows:g} sequences of {config.model.sequence_length}"
+        raise InvalidValue.of(PREPARED, given, f"{rows} for all steps: more epochs, or fewer steps")
 
 
 def check_conversations(data: DataConfig, home: Path) -> None:

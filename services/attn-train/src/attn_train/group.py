@@ -83,6 +83,11 @@ class Group:
         """The step of the leading worker's newest checkpoint; every worker is to call it."""
         return step
 
+    def lost_others(self, error: Exception) -> bool:
+        """Whether an error says that another worker is gone, and nothing about the job."""
+        del error
+        return False
+
     def whole_model(self, model: nn.Module, saved: Tensors, rebuild: Callable[[], Any] | None) -> nn.Module | None:
         """The model with all its weights, of which `saved` are those that checkpoints keep, on the leading worker.
 

@@ -73,7 +73,10 @@ def _check_batch(config: TrainingConfig, layout: MeshLayout) -> None:
 def _check_context(model: Any, config: TrainingConfig) -> None:
     from attn_variants.spec_layer import SpecLayer
 
-    if config.model.family != DECODER or getattr(model.config, "num_nextn_predict_layers", 0):
+    if config.data.prepared and config.data.document_mask:
+        raise Incompatible("documents are kept apart by workers that have whole sequences: cp is 1")
+    ahead: int = getattr(model.config, "num_nextn_predict_layers", 0)
+    if config.model.family != DECODER or ahead:
         raise Incompatible("only decoders that predict the next token alone are split by tokens: cp is 1")
     for layer in split_sites(model).values():
         name = getattr(getattr(layer, "mechanism", None), "name", None)

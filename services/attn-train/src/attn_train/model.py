@@ -21,7 +21,9 @@ from torch.overrides import TorchFunctionMode
 
 from attn_train.base_model import shapes_of_base
 from attn_train.data.load import IMAGES, PAIRS, TAGS, TEXT, data_kind_of, family_named
+from attn_train.layout import check_layout
 from attn_train.precision import check_blocks
+from attn_train.tasks.packed import require_document_mask
 from attn_train.tasks.seq2seq import VOCABULARY
 
 DRAWS = frozenset({Tensor.normal_, Tensor.uniform_})
@@ -114,6 +116,8 @@ def check_model(config: TrainingConfig, home: Path) -> None:
     device = _device(config.device)
     built = model_of_shapes(config.model, config.data)
     check_blocks(built, config)
+    check_layout(built, config)
+    _check_documents(built, config)
     parameters = _count(built)
     _require_memory(parameters, device)
     _require_disk(parameters, config.checkpoint.save_total_limit, home)
@@ -124,10 +128,17 @@ def _check_base(config: TrainingConfig, home: Path) -> None:
     with shapes_only():
         built, adapter = shapes_of_base(config, home)
     check_blocks(built, config)
+    check_layout(built, config)
+    _check_documents(built, config)
     trained = _count(built if adapter is None else adapter)
     frozen = 0 if adapter is None else _count(built)
     _require_memory(trained, device, FROZEN_BYTES * frozen)
     _require_disk(trained, config.checkpoint.save_total_limit, home)
+
+
+def _check_documents(built: nn.Module, config: TrainingConfig) -> None:
+    if config.data.prepared and config.data.document_mask:
+        require_document_mask(built)
 
 
 def count_parameters(model: ModelConfig, data: DataConfig) -> int:

@@ -1,4 +1,4 @@
-"""What this package offers to attn: its service and `attn evaluate`. Importing it imports neither torch nor Ray."""
+"""What this package offers to attn: its service and commands. Importing it imports neither torch nor Ray."""
 
 from __future__ import annotations
 
@@ -25,13 +25,18 @@ def attn_services(cluster: Cluster) -> list[GrpcService]:
 
 @hookimpl
 def attn_commands() -> list[Command]:
-    """`attn evaluate`."""
+    """`attn data` and `attn evaluate`."""
     return [
+        Command(
+            name="data",
+            summary="Prepare data for training that does not fit into memory, and look at it.",
+            target="attn_train.prepared.command:app",
+        ),
         Command(
             name="evaluate",
             summary="Evaluate a trained model: perplexity or accuracy.",
             target="attn_train.plugin:evaluate_command",
-        )
+        ),
     ]
 
 

@@ -184,12 +184,13 @@ class Together(Group):
         found = {}
         for key, tensor in tensors.items():
             name = key.rpartition(":")[2]
-            parameter = self._kept.whole.get(name)
+            parameter: Any = self._kept.whole.get(name)
             own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             if isinstance(parameter, DTensor) and tensor.dim():
                 own = self._rows_of_all(own.detach(), parameter.shape[0])
             split = self._splits.get(name)
-            if split is not None and tensor.dim():
+            # What one rank alone has is the leading one's.
+            if split is not None and split.axis is not None and tensor.dim():
                 parts = [torch.empty_like(own.contiguous()) for _ in range(self.tp.size)]
                 dist.all_gather(parts, own.contiguous(), group=self._tp)
                 own = split.whole(parts)
@@ -201,7 +202,8 @@ class Together(Group):
         found = {}
         for key, tensor in tensors.items():
             name = key.rpartition(":")[2]
-            parameter, split = self._kept.whole.get(name), self._splits.get(name)
+            parameter: Any = self._kept.whole.get(name)
+            split = self._splits.get(name)
             own = split.of(tensor, self.tp) if split is not None and tensor.dim() else tensor
             if isinstance(parameter, DTensor) and tensor.dim():
                 most = -(-parameter.shape[0] // self.layout.dp_shard)
@@ -251,6 +253,10 @@ class Together(Group):
         whole: nn.Module = rebuild()
         load_whole(whole, tensors)
         return whole
+
+    def lost_others(self, error: Exception) -> bool:
+        """Errors of the connections between workers."""
+        return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
     def _rows_of_all(self, own: Tensor, rows: int) -> Tensor:
         """The whole of a tensor of so many rows, of which each worker has equally many but the last ones, as FSDP
@@ -314,7 +320,7 @@ def summed_in_buckets(gradients: list[Any], group: dist.ProcessGroup) -> None:
         if following is None or size >= BUCKET or following.dtype != gradient.dtype:
             flat = torch.cat([part.reshape(-1) for part in bucket])
             dist.all_reduce(flat, group=group)
-            for part, summed in zip(bucket, flat.split([part.numel() for part in bucket]), strict=True):
+            for part, summed in zip(bucket, torch.split(flat, [part.numel() for part in bucket]), strict=True):
                 part.copy_(summed.view_as(part))
             bucket, size = [], 0
 

@@ -34,7 +34,7 @@ from attn_train.optimizer import (
 )
 from attn_train.precision import forward_precision, validation_precision
 from attn_train.records import Stop, StopFlag
-from attn_train.tasks.base import Dataset, batch_weight, derived
+from attn_train.tasks.base import Dataset, batch_weight, derived, position_of, restore_position
 
 
 class Reporter(Protocol):
@@ -150,6 +150,7 @@ class Trainer:
         states = self._group.own_random_states(parts["random"], partial(derived, self.config.seed + step))
         restore_random_states(self._task.generator, states)
         self._task.reinforce.restore(parts.get("loss", {}))
+        restore_position(self._task, parts.get("position", {}))
         self.step, self.elapsed, self._saved_step = progress.step, progress.elapsed_seconds, progress.step
         return True
 
@@ -184,6 +185,8 @@ class Trainer:
         }
         if loss := self._task.reinforce.state():
             parts["loss"] = dict(loss)
+        if position := position_of(self._task):
+            parts["position"] = position
         if not self._group.leads:
             return
         written = self._checkpoints.write(Progress(step=self.step, elapsed_seconds=self.elapsed), parts)
@@ -219,14 +222,24 @@ class Trainer:
             values |= self._speed()
             self._require_finite(values["loss"])
         if last or self.step % self.config.evaluation.eval_steps == 0:
-            validation = self.validation_loss(self.config.evaluation.eval_batches, report.heartbeat)
-            values |= {} if validation is None else {"validation_loss": validation}
+            values |= self._validation_losses(report)
         if last:
             values |= self._final_metrics(report)
         if values:
             report.metrics(self.step, values)
         if self.step % self.config.checkpoint.save_steps == 0 and not last:
             self._try_save(report)
+
+    def _validation_losses(self, report: Reporter) -> Mapping[str, float]:
+        """The loss of what is kept for validation; where that are several sets, the mean, and each by its name."""
+        batches, own = self.config.evaluation.eval_batches, getattr(self._task, "validation_losses", None)
+        if own is None:
+            validation = self.validation_loss(batches, report.heartbeat)
+            return {} if validation is None else {"validation_loss": validation}
+        with validation_precision(self.config.precision, self._device):
+            found: dict[str, float] = own(self.model, batches, report.heartbeat)
+        named = {f"validation_loss_{name}": loss for name, loss in found.items()} if len(found) > 1 else {}
+        return ({"validation_loss": sum(found.values()) / len(found)} if found else {}) | named
 
     def _final_metrics(self, report: Reporter) -> Mapping[str, float]:
         """What the task measures at the end; nothing, with a line of the log, where that fails: the model stays."""

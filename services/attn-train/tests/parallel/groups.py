@@ -37,8 +37,8 @@ def job(folder, model, *, steps=10, data=None, optimizer=None, checkpoint=None, 
     }
 
 
-def run_group(folder, workers, runs, *, exits=0):
-    """What the leading worker found in each run, by name; raises where a worker ends otherwise than by `exits`."""
+def run_group(folder, workers, runs):
+    """What the leading worker found in each run, by name."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "runs.json").write_text(json.dumps(runs))
     told = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
@@ -53,8 +53,7 @@ def run_group(folder, workers, runs, *, exits=0):
         for rank in ranks:
             rank.kill()
             rank.wait()
-    print([rank.returncode for rank in ranks], said)
-    assert [rank.returncode for rank in ranks] == [exits] * workers, said
+    assert [rank.returncode for rank in ranks] == [0] * workers, said
     return {run["name"]: json.loads((folder / f"{run['name']}.json").read_text()) for run in runs}
 
 

@@ -2,8 +2,9 @@
 
     python rank.py RANK WORKERS FOLDER
 
-`FOLDER/runs.json` lists runs: a name, a config, the element type of the model, and folders of checkpoints to go on from
-and to write. A run with one worker is the leading one's alone. The leading worker writes `FOLDER/NAME.json`: losses, gradient norms, and the error if there was one.
+`FOLDER/runs.json` lists runs: a name, a config, the element type of the model, and the folder of its checkpoints. A run
+with one worker is the leading one's alone. The leading worker writes `FOLDER/NAME.json`: losses, gradient norms, and the
+error if there was one.
 """
 
 import json
@@ -73,7 +74,6 @@ def main():
         try:
             found = trained(run, folder)
         except AttnError as error:
-            print(rank, run["name"], error, file=sys.stderr)
             found = {"error": f"{error.reason}: {error.message}"}
         if rank == 0:
             (folder / f"{run['name']}.json").write_text(json.dumps(found))

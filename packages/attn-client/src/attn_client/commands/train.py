@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +11,7 @@ import typer
 from attn_schema import ConnectionOptions
 from attn_schema.flags import with_flags
 from attn_schema.output import print_json
+from attn_schema.prepared import PreparedSource
 from attn_schema.training import TrainingConfig
 
 from attn_client.commands.follow import follow
@@ -36,7 +39,8 @@ def train_command(
     """
     data, model = training.data, training.model
     config = training.replace(
-        data=data.replace(dataset=located(data.dataset)), model=model.replace(base_model=_folder(model.base_model))
+        data=data.replace(dataset=located(data.dataset), prepared=_mixture(data.sources)),
+        model=model.replace(base_model=_folder(model.base_model)),
     )
     with connect(connection) as client:
         submitted = client.jobs.submit(config, job_id=job)
@@ -46,6 +50,12 @@ def train_command(
             print_json({"id": submitted.id, "state": submitted.state})
         else:
             typer.echo(submitted.id)
+
+
+def _mixture(sources: Sequence[PreparedSource]) -> str:
+    """Folders of prepared data as the server needs them."""
+    absolute = (replace(source, path=str(Path(source.path).expanduser().absolute())) for source in sources)
+    return ",".join(source.text for source in absolute)
 
 
 def _folder(name: str | None) -> str | None:

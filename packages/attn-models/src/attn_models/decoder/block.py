@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,6 +59,17 @@ def replay_step(layer: AttentionLayer, inputs: Tensor, batch: RaggedBatch, state
     return torch.cat(outputs)
 
 
+def attended_documents(layer: Any, rows: Tensor, lengths: Sequence[int]) -> Tensor:
+    """The output of a layer over rows [batch, tokens, width] that hold documents of these lengths end to end.
+
+    A layer that takes `lengths` computes them together; another gets them one by one.
+    """
+    if "lengths" in inspect.signature(layer.forward).parameters:
+        together: Tensor = layer(rows, lengths=lengths)
+        return together
+    return torch.cat([layer(document) for document in rows.split(list(lengths), dim=1)], dim=1)
+
+
 class Block(nn.Module):
     """x + F(norm(x)) for both sublayers F (pre-norm, arXiv 2002.04745), norm(x + F(x)) (post-norm),
     x + norm(F(norm(x))) (both, Gemma 2, arXiv 2408.00118), or x + norm(F(x)) (after, OLMo 2, arXiv 2501.00656).
@@ -87,11 +99,14 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         self.joined: BlockStep | None = None
 
-    def forward(self, hidden: Tensor, shared_kv: Fields | None = None) -> Tensor:
+    def forward(self, hidden: Tensor, shared_kv: Fields | None = None, lengths: Sequence[int] | None = None) -> Tensor:
         """Whole sequences, [batch, tokens, width] to [batch, tokens, width]; `shared_kv` are another block's keys and
-        values.
+        values. With `lengths` each sequence holds documents of these lengths end to end, attended to apart.
         """
-        return self._around(hidden, self.attention(self.entering(hidden), **given(shared_kv)))
+        entering = self.entering(hidden)
+        if lengths is None:
+            return self._around(hidden, self.attention(entering, **given(shared_kv)))
+        return self._around(hidden, attended_documents(self.attention, entering, lengths))
 
     def project_kv(self, hidden: Tensor) -> Fields:
         """Keys and values for other blocks, fields [batch, tokens, ...], of whole sequences [batch, tokens, width]."""

@@ -107,20 +107,42 @@ class Decoder(nn.Module):
         """Logits [batch, tokens, vocabulary] of whole sequences [batch, tokens]."""
         return self.logits(self.hidden(tokens))
 
-    def hidden(self, tokens: Tensor) -> Tensor:
-        """Rows [batch, tokens, width] of whole sequences [batch, tokens], from which `logits` makes logits."""
-        hidden = self._embed(tokens, torch.arange(tokens.shape[1], device=tokens.device))
+    def hidden(self, tokens: Tensor, lengths: Sequence[int] | None = None) -> Tensor:
+        """Rows [batch, tokens, width] of whole sequences [batch, tokens], from which `logits` makes logits.
+
+        With `lengths` each sequence holds documents of these lengths end to end, and each is computed as if it were
+        alone. Raises `Incompatible` where layers share keys and values, which then cannot be.
+        """
+        if lengths is None:
+            hidden = self._embed(tokens, torch.arange(tokens.shape[1], device=tokens.device))
+        else:
+            self.require_documents()
+            positions = torch.cat([torch.arange(length, device=tokens.device) for length in lengths])
+            hidden = self._embed(tokens, positions, longest=max(lengths))
+        documents = {} if lengths is None else {"lengths": lengths}
         loans = SharedKeyValues(self._kv_sharing)
         for index, block in enumerate(self._blocks()):
-            hidden = block(hidden, loans.of(index, block, hidden))
+            hidden = block(hidden, loans.of(index, block, hidden), **documents)
         normed: Tensor = self.norm(hidden)
         return normed
 
-    def next_token_loss(self, tokens: Tensor, targets: Tensor, ignored: int = -100, smoothing: float = 0.0) -> Tensor:
+    def require_documents(self) -> None:
+        """Raise `Incompatible` unless sequences can hold several documents that are computed apart."""
+        if any(source < layer for layer, source in enumerate(self._kv_sharing)):
+            raise Incompatible("documents cannot be computed apart where layers share keys and values")
+
+    def next_token_loss(
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        ignored: int = -100,
+        smoothing: float = 0.0,
+        lengths: Sequence[int] | None = None,
+    ) -> Tensor:
         """Mean cross-entropy, in nats per token, of the next tokens `targets` [batch, tokens] after `tokens` [batch,
         tokens], over those that are not `ignored`, the share `smoothing` of each spread over the vocabulary; computed
-        in chunks if there are many logits."""
-        hidden, kept = self.hidden(tokens), targets != ignored
+        in chunks if there are many logits. `lengths` as of `hidden`."""
+        hidden, kept = self.hidden(tokens, lengths), targets != ignored
         if not bool(kept.all()) and bool(kept.any()):
             # Rows that nothing is predicted after have no logits.
             hidden, targets = hidden[kept], targets[kept]
@@ -213,11 +235,11 @@ class Decoder(nn.Module):
             hidden = block(hidden, shared_kv)
         return maps
 
-    def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        if tokens.ndim > 1 and tokens.shape[1] > self.max_seq_len:
-            raise InvalidValue.of(
-                "tokens", f"{tokens.shape[1]} tokens", f"at most the context of {self.max_seq_len} tokens"
-            )
+    def _embed(self, tokens: Tensor, positions: Tensor, longest: int | None = None) -> Tensor:
+        if longest is None:
+            longest = tokens.shape[1] if tokens.ndim > 1 else 0
+        if longest > self.max_seq_len:
+            raise InvalidValue.of("tokens", f"{longest} tokens", f"at most the context of {self.max_seq_len} tokens")
         placed = None if self.places is None or tokens.ndim < 2 else self.places(tokens.shape[1])
         positions = positions if placed is None else placed.to(tokens.device)
         hidden: Tensor = self.embedding(tokens)

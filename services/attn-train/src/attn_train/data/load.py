@@ -20,6 +20,7 @@ from attn_train.tasks.completion import completion_dataset
 from attn_train.tasks.instruction_tuning import chat_dataset
 from attn_train.tasks.language_modeling import CHARACTER, TextDataset, read_text, tokenize
 from attn_train.tasks.masked_language_modeling import MaskedTextDataset
+from attn_train.tasks.packed import open_prepared
 from attn_train.tasks.preferences import preference_dataset
 from attn_train.tasks.seq2seq import BYTE_PAIRS, WORD, is_byte_pairs, is_learned_tokenizer
 
@@ -59,6 +60,8 @@ def data_kind_of(model: ModelConfig) -> str:
 
 def load_dataset(config: TrainingConfig, home: Path, log: Callable[[str], None]) -> Dataset:
     """What the model is to learn from; raises as `load_text`."""
+    if config.data.prepared:
+        return open_prepared(config.data.sources)
     if config.data.format != "text":
         return load_conversations(config, home)
     return _load_dataset(config, home, log)

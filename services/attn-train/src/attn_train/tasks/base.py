@@ -112,6 +112,19 @@ class TrainingTask(Protocol):
         ...
 
 
+def position_of(task: TrainingTask) -> dict[str, Tensor]:
+    """Where a task is in its data, beside the state of its generator: tensors by name, none for most."""
+    own: Callable[[], dict[str, Tensor]] | None = getattr(task, "position", None)
+    return {} if own is None else own()
+
+
+def restore_position(task: TrainingTask, position: Mapping[str, Tensor]) -> None:
+    """Put back what `position_of` gave."""
+    own: Callable[[Mapping[str, Tensor]], None] | None = getattr(task, "restore_position", None)
+    if own is not None and position:
+        own(position)
+
+
 class SeededTask:
     """Base of tasks that draw batches of examples by a generator of their own."""
 

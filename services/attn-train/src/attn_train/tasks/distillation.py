@@ -16,7 +16,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attn_train.base_model import base_folder, require_same_vocabulary
-from attn_train.tasks.base import PADDED, Dataset, OnBatch, TrainingTask, auxiliary_losses
+from attn_train.tasks.base import (
+    PADDED,
+    Dataset,
+    OnBatch,
+    TrainingTask,
+    auxiliary_losses,
+    position_of,
+    restore_position,
+)
+from attn_train.tasks.packed import packed_logits
 
 FIELD = "config.objective.teacher"
 TEMPERATURE, WEIGHT = 1.0, 0.5
@@ -91,6 +100,15 @@ class DistillationTask:
         self._temperature = config.objective.distillation_temperature or TEMPERATURE
         self._weight = config.objective.distillation_weight or WEIGHT
         self._smoothing = config.optimizer.label_smoothing
+        self._apart = config.data.document_mask
+
+    def position(self) -> dict[str, Tensor]:
+        """That of the task."""
+        return position_of(self._task)
+
+    def restore_position(self, position: Mapping[str, Tensor]) -> None:
+        """Go on from there."""
+        restore_position(self._task, position)
 
     def next_batch(self) -> tuple[Tensor, ...]:
         """A batch of the task."""
@@ -100,11 +118,12 @@ class DistillationTask:
 
     def loss(self, model: Any, batch: tuple[Tensor, ...]) -> Tensor:
         """(1 - weight) times the cross-entropy of the targets and weight times `distillation_loss` at them."""
-        inputs, targets = batch
+        inputs, *documents, targets = batch
+        apart = documents[0] if documents and self._apart else None
         kept = targets != PADDED
-        logits = model(inputs)[kept]
+        logits = packed_logits(model, inputs, apart)[kept]
         with torch.no_grad():
-            teacher = self._teacher(inputs)[kept][:, : logits.shape[-1]]
+            teacher = packed_logits(self._teacher, inputs, apart)[kept][:, : logits.shape[-1]]
         text = functional.cross_entropy(logits, targets[kept], label_smoothing=self._smoothing)
         taught = distillation_loss(logits[:, : teacher.shape[-1]], teacher, self._temperature)
         return (1 - self._weight) * text + self._weight * taught + auxiliary_losses(model)

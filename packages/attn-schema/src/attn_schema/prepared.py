@@ -1,0 +1,90 @@
+"""Prepared data: what is prepared of which rows, and mixtures of folders with weights as one text."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Annotated, Literal
+
+from attn_core.errors import InvalidValue
+
+from attn_schema.schema import Checked, in_panel
+
+_rows = in_panel("Rows")
+
+FORM = "FOLDER[:WEIGHT[:EPOCHS]],..., such as web:0.7,books:0.3:2"
+
+
+class PrepareConfig(Checked, frozen=True, kw_only=True):
+    """What `attn data prepare` makes of files."""
+
+    tokenizer: Annotated[
+        str, _rows("A model of this machine, a folder with a tokenizer.json, or byte_pairs:N, learned from the data.")
+    ] = ""
+    kind: Annotated[
+        Literal["text", "chat", "preference", "pairs"], _rows("What rows are; --columns says what is read of them.")
+    ] = "text"
+    columns: Annotated[
+        tuple[str, ...],
+        _rows(
+            "Columns in this order, if they have other names: text; messages (chat); prompt, chosen, rejected "
+            "(preference); source, target (pairs)."
+        ),
+    ] = ()
+    documents: Annotated[Literal["file", "line"], _rows("What a document is in a text: the file, or each line.")] = (
+        "file"
+    )
+    validation: Annotated[
+        tuple[str, ...], _rows("Files that are kept for validation: FILES or NAME=FILES for a set of its own.")
+    ] = ()
+    validation_fraction: Annotated[
+        float, _rows("Fraction of rows, or at the end of texts, that is kept for validation.", ge=0, lt=1)
+    ] = 0.0
+    seed: Annotated[int, _rows("Seed by which rows are chosen for validation.", ge=0)] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedSource:
+    """A folder of a mixture: its share of the training sequences, and how often it is read at most (0: any)."""
+
+    path: str
+    name: str
+    weight: float = 1.0
+    epochs: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """As `prepared_sources` reads it."""
+        return f"{self.path}:{self.weight:g}:{self.epochs:g}"
+
+
+def prepared_sources(text: str) -> list[PreparedSource]:
+    """The folders of a mixture; raises `InvalidValue` for a text of another form, with what is wrong."""
+    found: list[tuple[str, list[float]]] = []
+    for part in text.split(","):
+        path, numbers = part.strip(), list[float]()
+        while len(numbers) < 2 and (number := _number(path.rpartition(":")[2])) is not None and ":" in path:
+            path, numbers = path.rpartition(":")[0], [number, *numbers]
+        if not path:
+            raise InvalidValue.of("prepared", text, FORM)
+        found.append((path, numbers))
+    paths = [path for path, _ in found]
+    if len(set(paths)) < len(paths):
+        raise InvalidValue.of("prepared", text, "each folder once")
+    names = [PurePath(path).name for path in paths]
+    sources = []
+    for place, (path, numbers) in enumerate(found):
+        weight, epochs = [*numbers, *(1.0, 0.0)[len(numbers) :]]
+        if not (0 < weight < math.inf and 0 <= epochs < math.inf):
+            raise InvalidValue.of("prepared", text, "weights above 0, and epochs from 0, which is as often as needed")
+        name = names[place] if names.count(names[place]) == 1 else f"{names[place]}_{place}"
+        sources.append(PreparedSource(path=path, name=name, weight=weight, epochs=epochs))
+    return sources
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

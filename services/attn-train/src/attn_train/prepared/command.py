@@ -1,0 +1,138 @@
+"""`attn data prepare` and `attn data show`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from attn_core.errors import InvalidValue
+from attn_models.sources.store import ModelStore
+from attn_schema.flags import with_flags
+from attn_schema.output import print_json
+from attn_schema.prepared import PrepareConfig
+
+from attn_train.prepared.pools import inline, processes, ray_data
+from attn_train.prepared.prepare import Pool, Progress, Request, prepare
+from attn_train.prepared.shards import TRAIN, VALIDATION, PreparedData
+from attn_train.tasks.seq2seq import is_byte_pairs
+
+app = typer.Typer(no_args_is_help=True, help="Prepare data for training that does not fit into memory, and look at it.")
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+LINE_SECONDS = 10.0
+"""How often progress is told."""
+
+
+@app.command("prepare")
+@with_flags(top="preparation")
+def prepare_command(
+    *,
+    data: Annotated[list[str], typer.Argument(help="Files, folders or patterns: text, JSON lines, Parquet, Arrow.")],
+    preparation: PrepareConfig,
+    out: Annotated[Path, typer.Option("--out", "-O", help="The folder to write, new or of a preparation cut off.")],
+    workers: Annotated[int, typer.Option(min=0, help="Processes; 0 is one for each CPU.")] = 0,
+    use_ray: Annotated[bool, typer.Option("--ray", help="Work on the machines of a Ray cluster.")] = False,
+    json: Json = False,
+) -> None:
+    """Tokenize data once, in parallel, into shards that training reads from the disk in constant memory.
+
+    Examples: `attn data prepare corpus/ --tokenizer smollm2-135m-instruct --out tokens --validation held-out.txt`,
+    `attn data prepare 'web/*.jsonl.zst' --columns content --tokenizer byte_pairs:32000 --out web`. A call that was cut
+    off goes on where it was when it is repeated. Then: `attn train --data tokens`, `attn train --data web:7,books:3`.
+    """
+    named = preparation.tokenizer
+    if not named:
+        raise InvalidValue.of(
+            "tokenizer", "", "a model of this machine, a folder with a tokenizer.json, or byte_pairs:N"
+        )
+    kept = is_byte_pairs(named) or (Path(named).expanduser() / "tokenizer.json").is_file()
+    tokenizer = named if kept else str(ModelStore().find(named))
+    request = Request(data, preparation.replace(tokenizer=tokenizer), _sets(preparation.validation))
+    count = workers or len(os.sched_getaffinity(0))
+    pool: Pool = ray_data if use_ray else (inline if count == 1 else processes)
+    began = time.monotonic()
+    prepared = prepare(request, out, workers=count, pool=pool, progress=_progress(began))
+    _show(prepared, json=json, seconds=time.monotonic() - began)
+
+
+@app.command("show")
+def show_command(
+    *,
+    folder: Annotated[Path, typer.Argument(help="A folder that `attn data prepare` wrote.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Read every byte and compare it with the manifest.")] = False,
+    documents: Annotated[int, typer.Option(min=0, help="Print the beginnings of this many sequences.")] = 0,
+    json: Json = False,
+) -> None:
+    """Say what a folder of prepared data holds.
+
+    Example: `attn data show tokens --verify --documents 3`.
+    """
+    prepared = PreparedData.open(folder, verify=verify)
+    _show(prepared, json=json, seconds=None)
+    held = prepared.set(TRAIN)
+    for number in range(min(documents, held.records)):
+        for window in held.record(number):
+            typer.echo(f"{number}: {prepared.tokenizer.decode(window.ids[:64].tolist(), skip_special=False)!r}")
+
+
+def _sets(given: Sequence[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for text in given:
+        name, separator, files = text.partition("=")
+        if separator and not files:
+            raise InvalidValue.of("validation", text, "FILES or NAME=FILES")
+        found.setdefault(name if separator else VALIDATION, []).append(files if separator else text)
+    return found
+
+
+def _progress(began: float) -> Progress:
+    told = [began]
+
+    def tell(done: int, units: int, tokens: int) -> None:  # noqa: ARG001 - for others
+        now = time.monotonic()
+        if now - told[0] > LINE_SECONDS:
+            told[0] = now
+            sys.stderr.write(f"{done} of {units} parts after {now - began:.0f} s\n")
+
+    return tell
+
+
+def _facts(prepared: PreparedData) -> dict[str, Any]:
+    manifest = prepared.manifest
+    sets = {
+        name: {
+            "tokens": prepared.set(name).tokens,
+            "records": prepared.set(name).records,
+            "shards": len(shards),
+            "bytes": sum(file.size for shard in shards for file in shard.files.values()),
+        }
+        for name, shards in manifest.sets.items()
+    }
+    return {
+        "kind": manifest.kind,
+        "vocab_size": manifest.vocab_size,
+        "tokenizer_sha256": manifest.tokenizer_sha256,
+        "dtype": manifest.dtype,
+        "columns": list(manifest.columns),
+        "sources": len(manifest.sources),
+        "source_bytes": sum(source.size for source in manifest.sources),
+        "sets": sets,
+    }
+
+
+def _show(prepared: PreparedData, *, json: bool, seconds: float | None) -> None:
+    facts = _facts(prepared)
+    if json:
+        print_json(facts | ({} if seconds is None else {"seconds": round(seconds, 3)}))
+        return
+    typer.echo(f"{prepared.folder}: {facts['kind']} of {facts['sources']} files, {facts['source_bytes']} bytes")
+    typer.echo(f"vocabulary of {facts['vocab_size']} tokens, {facts['tokenizer_sha256'][:12]}, as {facts['dtype']}")
+    for name, held in facts["sets"].items():
+        typer.echo(f"{name}: {held['tokens']} tokens, {held['records']} records in {held['shards']} shards")
+    if seconds is not None:
+        typer.echo(f"{seconds:.1f} s, {facts['source_bytes'] / max(seconds, 1e-9) / 1e6:.1f} MB/s")

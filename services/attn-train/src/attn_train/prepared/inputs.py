@@ -1,0 +1,395 @@
+"""What is prepared: files of text, JSON lines, Parquet and Arrow, cut into units that processes read side by side."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import msgspec
+from attn_core.errors import InvalidValue, MissingPackage
+
+FIELD = "data"
+FORMATS: Mapping[str, str] = {
+    ".txt": "text",
+    ".text": "text",
+    ".md": "text",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
+"""Formats by the end of a file's name."""
+COMPRESSED = (".gz", ".zst")
+"""What may follow the end of a text's or of JSON lines' name."""
+ALLOWED = f"files that end with {', '.join(FORMATS)}, text and JSON lines also with {' or '.join(COMPRESSED)}"
+PIECE = 1 << 16
+"""Bytes of a text that are tokenized together, up to the end of their last line."""
+LONGEST_LINE = 16 << 20
+"""Bytes of a line of JSON; text without line ends is cut where characters end."""
+ROWS = 256
+"""Rows of a table that are read together."""
+
+
+class Unit(msgspec.Struct, frozen=True):
+    """Part of a file, which makes one shard: bytes `start` to `stop` of text and JSON lines, row groups of Parquet.
+
+    A `stop` of -1 is the end of a file that must be read from its beginning. `last`: the file ends with it.
+    """
+
+    file: str
+    format: str
+    start: int
+    stop: int
+    last: bool
+    set: str
+
+
+class Row(NamedTuple):
+    """A record to be tokenized: its columns, where it stands, and whether the record ends with it."""
+
+    values: Mapping[str, Any]
+    place: str
+    ends: bool = True
+
+
+def format_of(path: Path) -> str:
+    """The format of a file; raises `InvalidValue` for an unknown ending."""
+    name = path.name.lower()
+    for ending in COMPRESSED:
+        name = name.removesuffix(ending)
+    known = FORMATS.get(Path(name).suffix)
+    if known is None or (known in ("parquet", "arrow") and name != path.name.lower()):
+        raise InvalidValue.of(FIELD, str(path), ALLOWED)
+    return known
+
+
+def input_files(given: Sequence[str]) -> list[Path]:
+    """The files that paths, folders and patterns stand for, each part sorted.
+
+    A folder stands for all files below it of a known format. Raises `InvalidValue` for what finds no file, and for
+    files that are empty.
+    """
+    found: list[Path] = []
+    for text in given:
+        path = Path(text).expanduser()
+        if path.is_dir():
+            files = sorted(file for file in path.rglob("*") if file.is_file() and _is_known(file))
+        elif any(mark in text for mark in "*?["):
+            anchor = Path(path.anchor) if path.is_absolute() else Path()
+            files = sorted(file for file in anchor.glob(str(path.relative_to(path.anchor))) if file.is_file())
+        else:
+            files = [path] if path.is_file() else []
+        if not files:
+            raise InvalidValue.of(FIELD, text, f"{ALLOWED}; or a folder or pattern of such files")
+        found += files
+    for file in found:
+        format_of(file)
+        if not file.stat().st_size:
+            raise InvalidValue.of(FIELD, str(file), "a file that is not empty")
+    return list(dict.fromkeys(file.absolute() for file in found))
+
+
+def _is_known(path: Path) -> bool:
+    try:
+        format_of(path)
+    except InvalidValue:
+        return False
+    return not path.name.startswith(".")
+
+
+def units_of(path: Path, set_name: str, unit_bytes: int, held: tuple[float, str] = (0.0, "")) -> Iterator[Unit]:
+    """The units of a file, each of about `unit_bytes`; the fraction `held[0]` at its end goes to the set `held[1]`."""
+    kind = format_of(path)
+    if kind == "parquet":
+        yield from _row_groups(path, set_name, unit_bytes)
+    elif kind == "arrow" or path.suffix.lower() in COMPRESSED:
+        yield Unit(str(path), kind, 0, -1, last=True, set=set_name)
+    else:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            cut = _aligned(file, int(size * (1 - held[0])), size) if held[0] else size
+            for start, stop, name in ((0, cut, set_name), (cut, size, held[1])):
+                if start == stop:
+                    continue
+                marks = [start]
+                while marks[-1] < stop:
+                    marks.append(min(_aligned(file, marks[-1] + unit_bytes, stop), stop))
+                for one, other in pairwise(marks):
+                    yield Unit(str(path), kind, one, other, last=other == stop, set=name)
+
+
+def _aligned(file: BinaryIO, place: int, size: int) -> int:
+    """The end of the line that holds the byte before `place`; of a character, where the line has no end."""
+    if place >= size:
+        return size
+    file.seek(place - 1)
+    line = file.readline(LONGEST_LINE)
+    if line.endswith(b"\n") or len(line) < LONGEST_LINE:
+        return place - 1 + len(line)
+    file.seek(place)
+    rest = file.read(4)
+    return place + next((at for at, byte in enumerate(rest) if byte & 0xC0 != 0x80), len(rest))
+
+
+def _row_groups(path: Path, set_name: str, unit_bytes: int) -> Iterator[Unit]:
+    with _table(path) as file:
+        sizes = [file.metadata.row_group(place).total_byte_size for place in range(file.num_row_groups)]
+    if not sizes:
+        raise InvalidValue.of(FIELD, str(path), "a Parquet file with rows")
+    start, total = 0, 0
+    for place, size in enumerate(sizes):
+        total += size
+        last = place + 1 == len(sizes)
+        if total >= unit_bytes or last:
+            yield Unit(str(path), "parquet", start, place + 1, last=last, set=set_name)
+            start, total = place + 1, 0
+
+
+def columns_of(path: Path) -> list[str] | None:
+    """The columns of a file's rows as its first row or schema names them; None for text.
+
+    Raises `InvalidValue` for a file that cannot be read.
+    """
+    kind = format_of(path)
+    if kind == "text":
+        for _ in rows_of(Unit(str(path), kind, 0, min(path.stat().st_size, PIECE), last=False, set="")):
+            break
+        return None
+    if kind == "parquet":
+        with _table(path) as file:
+            return list(file.schema_arrow.names)
+    for row in rows_of(Unit(str(path), kind, 0, -1, last=True, set="")):
+        return list(row.values)
+    raise InvalidValue.of(FIELD, str(path), "a file with rows")
+
+
+def rows_of(unit: Unit, columns: Sequence[str] = (), *, lines: bool = False) -> Iterator[Row]:
+    """The rows of a unit; of a text {"text": ...}, in pieces, or line by line.
+
+    Raises `InvalidValue` that names file and line for what cannot be read.
+    """
+    path = Path(unit.file)
+    if unit.format == "parquet":
+        yield from _parquet_rows(path, unit, columns)
+    elif unit.format == "arrow":
+        yield from _arrow_rows(path, columns)
+    elif unit.format == "jsonl":
+        with _reading(path):
+            yield from _json_rows(path, unit)
+    else:
+        with _reading(path):
+            yield from (_text_lines if lines else _text_pieces)(path, unit)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Errors of damaged files become `InvalidValue` with the file."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        said = "UTF-8 text; it is binary or of another encoding"
+        raise InvalidValue.of(
+            FIELD, f"{path} with the bytes {error.object[error.start : error.start + 4]!r}", said
+        ) from error
+    except (OSError, EOFError) as error:
+        raise InvalidValue.of(FIELD, str(path), f"a whole, readable file: {error}") from error
+    except Exception as error:
+        if type(error).__module__.startswith("zstandard"):
+            raise InvalidValue.of(FIELD, str(path), f"a whole zstd file: {error}") from error
+        raise
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    ending = path.suffix.lower()
+    if ending == ".zst":
+        try:
+            import zstandard
+        except ImportError as error:
+            raise MissingPackage.of("attn-train[data]", "reading .zst files") from error
+        with path.open("rb") as raw, _Whole(zstandard, raw) as file:
+            yield file
+    elif ending == ".gz":
+        with gzip.open(path) as unpacked:
+            yield unpacked  # type: ignore[misc]
+    else:
+        with path.open("rb") as file:
+            yield file
+
+
+class _Whole(io.BufferedReader):
+    """The content of a zstd file; raises `EOFError` where the last frame has no end, which the library passes over."""
+
+    def __init__(self, library: Any, raw: BinaryIO) -> None:
+        super().__init__(_Frames(library, raw), buffer_size=1 << 20)
+
+
+class _Frames(io.RawIOBase):
+    def __init__(self, library: Any, raw: BinaryIO) -> None:
+        super().__init__()
+        self._library, self._raw = library, raw
+        self._frame: Any = None
+        self._fed, self._rest = b"", b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._rest:
+            data = self._fed or self._raw.read(1 << 17)
+            self._fed = b""
+            if not data:
+                if self._frame is not None:
+                    raise EOFError("it is cut off")
+                return 0
+            if self._frame is None:
+                self._frame = self._library.ZstdDecompressor(max_window_size=1 << 30).decompressobj()
+            self._rest = self._frame.decompress(data)
+            if self._frame.eof:
+                self._fed, self._frame = self._frame.unused_data, None
+        count = min(len(buffer), len(self._rest))
+        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
+        return count
+
+
+def _lines(path: Path, unit: Unit) -> Iterator[tuple[int, bytes]]:
+    """The byte at which each line of a unit begins, and the line."""
+    with _opened(path) as file:
+        if unit.start:
+            file.seek(unit.start)
+        at, rest = unit.start, b""
+        while unit.stop < 0 or at < unit.stop:
+            most = LONGEST_LINE if unit.stop < 0 else min(LONGEST_LINE, unit.stop - at)
+            line = rest + file.readline(most - len(rest))
+            if not line:
+                return
+            # A line that is too long is cut where a character ends.
+            cut = len(line) if line.endswith(b"\n") or len(line) < LONGEST_LINE else _character_end(line)
+            line, rest = line[:cut], line[cut:]
+            yield at, line
+            at += len(line)
+
+
+def _character_end(data: bytes) -> int:
+    """The last place in UTF-8 at which a character begins."""
+    return next((at for at in range(len(data) - 1, len(data) - 5, -1) if data[at] & 0xC0 != 0x80), len(data))
+
+
+def _json_rows(path: Path, unit: Unit) -> Iterator[Row]:
+    for at, line in _lines(path, unit):
+        if len(line) >= LONGEST_LINE - 4:
+            raise InvalidValue.of(FIELD, f"{path}, byte {at}", f"lines of at most {LONGEST_LINE} bytes")
+        text = line.decode("utf-8")
+        if not text.strip():
+            continue
+        place = f"{path}, the line at byte {at}"
+        try:
+            values = json.loads(text)
+        except ValueError as error:
+            raise InvalidValue.of(FIELD, place, f"JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise InvalidValue.of(FIELD, place, "an object with columns")
+        yield Row(values, place)
+
+
+def _text_lines(path: Path, unit: Unit) -> Iterator[Row]:
+    for at, line in _lines(path, unit):
+        text = _decoded(line).strip("\n")
+        if text.strip():
+            yield Row({"text": text}, f"{path}, the line at byte {at}")
+
+
+def _text_pieces(path: Path, unit: Unit) -> Iterator[Row]:
+    """The text in pieces of whole lines; the document ends with the last one where the file does."""
+    held: list[bytes] = []
+    size, begins = 0, unit.start
+    waiting: Row | None = None
+    for at, line in _lines(path, unit):
+        if not held:
+            begins = at
+        held.append(line)
+        size += len(line)
+        if size >= PIECE:
+            if waiting is not None:
+                yield waiting
+            waiting = Row({"text": _decoded(b"".join(held))}, f"{path}, byte {begins}", ends=False)
+            held, size = [], 0
+    if held:
+        if waiting is not None:
+            yield waiting
+        waiting = Row({"text": _decoded(b"".join(held))}, f"{path}, byte {begins}", ends=False)
+    if waiting is not None:
+        yield waiting._replace(ends=unit.last)
+
+
+def _decoded(data: bytes) -> str:
+    if b"\0" in data:
+        at = data.index(b"\0")
+        raise UnicodeDecodeError("utf-8", data, at, at + 1, "a zero byte")
+    return data.decode("utf-8").replace("\r\n", "\n")
+
+
+def _arrow() -> Any:
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise MissingPackage.of("attn-train[data]", "reading Parquet and Arrow files") from error
+    return pa
+
+
+@contextmanager
+def _table(path: Path) -> Iterator[Any]:
+    arrow = _arrow()
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path, memory_map=True) as file:
+            yield file
+    except (arrow.ArrowException, OSError) as error:
+        raise InvalidValue.of(FIELD, str(path), f"a whole Parquet file: {_said(error)}") from error
+
+
+def _parquet_rows(path: Path, unit: Unit, columns: Sequence[str]) -> Iterator[Row]:
+    with _table(path) as file:
+        for group in range(unit.start, unit.stop):
+            number = 0
+            for batch in file.iter_batches(ROWS, row_groups=[group], columns=list(columns) or None):
+                for values in batch.to_pylist():
+                    yield Row(values, f"{path}, row {number} of row group {group}")
+                    number += 1
+
+
+def _arrow_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    arrow, number = _arrow(), 0
+    try:
+        with arrow.memory_map(str(path)) as file, _arrow_batches(arrow, file) as batches:
+            for batch in batches:
+                wanted = batch.select([name for name in columns if name in batch.schema.names]) if columns else batch
+                for start in range(0, wanted.num_rows, ROWS):
+                    for values in wanted.slice(start, ROWS).to_pylist():
+                        yield Row(values, f"{path}, row {number}")
+                        number += 1
+    except (arrow.ArrowException, OSError) as error:
+        raise InvalidValue.of(FIELD, str(path), f"a whole Arrow file: {_said(error)}") from error
+
+
+@contextmanager
+def _arrow_batches(arrow: Any, file: Any) -> Iterator[Iterator[Any]]:
+    """The record batches of a stream, as Hugging Face datasets are saved, or of a file."""
+    if file.read(6) == b"ARROW1":
+        reader = arrow.ipc.open_file(file)
+        yield (reader.get_batch(place) for place in range(reader.num_record_batches))
+    else:
+        file.seek(0)
+        with arrow.ipc.open_stream(file) as stream:
+            yield iter(stream)
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

@@ -1,0 +1,211 @@
+"""Language modelling on prepared tokens: rows of several documents, each of which is computed as if it were alone."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from attn_core.errors import Incompatible, InvalidValue
+from attn_core.reinforce import samples_keys
+from attn_models.evaluation import next_token_loss
+from attn_models.tokenizers import Tokenizer
+from attn_schema.prepared import PreparedSource
+from attn_schema.training import TrainingConfig
+from torch import Tensor, nn
+
+from attn_train.prepared.order import MixedSource, Mixture, Reader, RecordReader, WindowReader
+from attn_train.prepared.shards import FIELD, TRAIN, PreparedData, PreparedSet
+from attn_train.tasks.base import (
+    PADDED,
+    VALIDATION_SEED,
+    OnBatch,
+    SeededTask,
+    TokenDataset,
+    auxiliary_losses,
+    count_targets,
+    derived,
+    mean_over_batches,
+)
+
+READERS: Mapping[str, Any] = {"text": WindowReader, "chat": RecordReader}
+"""How rows are made of each kind of prepared data that a decoder learns."""
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedDataset(TokenDataset):
+    """Folders of prepared tokens, as parts of a mixture, and the tokenizer that made all of them."""
+
+    sources: Sequence[tuple[PreparedSource, PreparedData]]
+    tokenizer: Tokenizer
+
+    @property
+    def summary(self) -> str:
+        """Tokens and weight of each folder, and what is kept for validation."""
+        parts = [
+            f"{source.name} ({data.set(TRAIN).tokens} tokens, weight {source.weight:g})"
+            for source, data in self.sources
+        ]
+        kept = sum(held.tokens for held in self.validation_sets().values())
+        return f"{', '.join(parts)}, {kept} validation tokens"
+
+    def validation_sets(self) -> dict[str, PreparedSet]:
+        """What is kept for validation, by the name of the set, after that of the folder where there are several."""
+        several = len(self.sources) > 1
+        return {
+            f"{source.name}_{name}" if several else name: data.set(name)
+            for source, data in self.sources
+            for name in data.validation_sets
+        }
+
+    def reader_of(self, held: PreparedSet, context: int) -> Reader:
+        """What makes rows of `context` tokens of a set."""
+        kind = next(data.kind for _, data in self.sources if data.folder == held.folder)
+        reader: Reader = READERS[kind](held, context)
+        return reader
+
+    def task(self, config: TrainingConfig) -> PackedTask:
+        """Rows of the mixture."""
+        return PackedTask(self, config)
+
+
+def open_prepared(sources: Sequence[PreparedSource]) -> PreparedDataset:
+    """The folders of a mixture; raises `InvalidValue` and `Incompatible` for those that do not fit together."""
+    opened = [(source, PreparedData.open(Path(source.path))) for source in sources]
+    first = opened[0][1]
+    for source, data in opened:
+        if data.kind not in READERS:
+            allowed = f"data of the kind {' or '.join(READERS)} for a model of this family"
+            raise InvalidValue.of(FIELD, f"{source.path}, of the kind {data.kind}", allowed)
+        if data.manifest.tokenizer_sha256 != first.manifest.tokenizer_sha256:
+            said = f"{source.path} was made by another tokenizer than {sources[0].path}"
+            raise Incompatible(f"{said}: prepare both with one", field=FIELD)
+    return PreparedDataset(opened, first.tokenizer)
+
+
+class PackedTask(SeededTask):
+    """Batches of inputs, documents and targets [batch, tokens]: `documents` number those of each row.
+
+    `position` is where the run is in its data.
+    """
+
+    def __init__(self, data: PreparedDataset, config: TrainingConfig) -> None:
+        super().__init__(config)
+        self._data = data
+        self._context = config.model.sequence_length
+        self._apart = config.data.document_mask
+        parts = [
+            MixedSource(s.name, data.reader_of(d.set(TRAIN), self._context), s.weight, s.epochs)
+            for s, d in data.sources
+        ]
+        self._mixture = Mixture(parts, derived(config.seed, "batches"))
+
+    @property
+    def most_rows(self) -> float:
+        """How many rows can be drawn at most, or more than that; infinite where a folder is read as often as needed."""
+        return sum(source.most for source in self._mixture.sources)
+
+    def position(self) -> dict[str, Tensor]:
+        """What a checkpoint saves."""
+        return self._mixture.position()
+
+    def restore_position(self, position: Mapping[str, Tensor]) -> None:
+        """Go on from there."""
+        self._mixture.restore(position)
+
+    def next_batch(self) -> tuple[Tensor, ...]:
+        """The next rows of the mixture."""
+        batch = self._mixture.batch(self._batch)
+        self.tokens += count_targets(batch)
+        return batch
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        """Mean cross-entropy of the tokens that are learned, and auxiliary losses."""
+        inputs, documents, targets = batch
+        if samples_keys(model):
+            run = lambda: packed_logits(model, inputs, self._documents(documents))  # noqa: E731
+            return self.reinforce.loss(model, run, targets, self._smoothing) + auxiliary_losses(model)
+        return self._token_loss(model, batch, self._smoothing) + auxiliary_losses(model)
+
+    def validation_losses(self, model: nn.Module, batches: int, on_batch: OnBatch) -> dict[str, float]:
+        """Mean loss over at most `batches` batches of each set that is kept for validation, by its name."""
+        found = {}
+        for name, held in self._data.validation_sets().items():
+            try:
+                reader = self._data.reader_of(held, self._context)
+            except InvalidValue:
+                continue
+            loss = mean_over_batches(
+                model, self._validation_batches(reader, batches), lambda b: self._token_loss(model, b, 0.0), on_batch
+            )
+            if loss is not None:
+                found[name] = loss
+        return found
+
+    def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
+        """The mean of `validation_losses`."""
+        found = self.validation_losses(model, batches, on_batch)
+        return sum(found.values()) / len(found) if found else None
+
+    def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:  # noqa: ARG002 -- the loss says all
+        """How often each folder was read."""
+        return {f"epochs_{name}": epochs for name, epochs in self._mixture.epochs.items()}
+
+    def _validation_batches(self, reader: Reader, batches: int) -> Any:
+        """Rows of one epoch at most, the same ones each time."""
+        mixture = Mixture([MixedSource("", reader, epochs=1)], VALIDATION_SEED)
+        for _ in range(batches):
+            left = reader.items - int(mixture.position()["items"][0])
+            if left <= 0:
+                return
+            yield mixture.batch(min(self._batch, left) if isinstance(reader, WindowReader) else 1)
+
+    def _documents(self, documents: Tensor) -> Tensor | None:
+        return documents if self._apart else None
+
+    def _token_loss(self, model: nn.Module, batch: tuple[Tensor, ...], smoothing: float) -> Tensor:
+        inputs, documents, targets = batch
+        if lengths := lengths_of(self._documents(documents)):
+            own: Any = model
+            loss: Tensor = own.next_token_loss(
+                inputs.reshape(1, -1), targets.reshape(1, -1), PADDED, smoothing, lengths=lengths
+            )
+            return loss
+        return next_token_loss(model, inputs, targets, smoothing)
+
+
+def lengths_of(documents: Tensor | None) -> list[int] | None:
+    """The lengths of the documents of rows [batch, tokens] laid end to end; None where each row is one document."""
+    if documents is None or not bool((documents[:, 1:] != documents[:, :-1]).any()):
+        return None
+    numbers = documents + torch.arange(len(documents), device=documents.device)[:, None] * (documents.shape[1] + 1)
+    counts: list[int] = torch.unique_consecutive(numbers.flatten(), return_counts=True)[1].tolist()
+    return counts
+
+
+def packed_logits(model: Any, inputs: Tensor, documents: Tensor | None) -> Tensor:
+    """Logits [batch, tokens, vocabulary] of inputs [batch, tokens] whose documents are computed apart."""
+    lengths = lengths_of(documents)
+    if lengths is None:
+        logits: Tensor = model(inputs)
+        return logits
+    flat: Tensor = model.logits(model.hidden(inputs.reshape(1, -1), lengths=lengths))
+    return flat.view(*inputs.shape, -1)
+
+
+def require_document_mask(model: nn.Module) -> None:
+    """Raise `Incompatible` for a model that cannot compute the documents of a row apart."""
+    field = "config.data.document_mask"
+    hidden = getattr(model, "hidden", None)
+    if hidden is None or "lengths" not in inspect.signature(hidden).parameters:
+        raise Incompatible(f"{type(model).__name__} computes whole rows: document_mask must be false", field=field)
+    if len(getattr(model, "predictors", ())):
+        said = "predictions of several tokens reach over the ends of documents"
+        raise Incompatible(f"{said}: document_mask must be false with num_nextn_predict_layers", field=field)
+    try:
+        model.require_documents()  # type: ignore[operator]
+    except Incompatible as error:
+        raise Incompatible(f"{error.message}: document_mask must be false", field=field) from error
