@@ -1,10 +1,10 @@
-"""One worker of a group, which trains what it is told and writes its losses. Run by conftest.py.
+"""One worker of a group, which trains what it is told and writes its losses. Run by test_groups.py.
 
     python rank.py RANK WORKERS FOLDER
 
 `FOLDER/runs.json` lists runs: a name, a config, the element type of the model, and the folder of its checkpoints. A run
-with one worker is the leading one's alone. The leading worker writes `FOLDER/NAME.json`: losses, gradient norms, and the
-error if there was one.
+with one worker is the leading one's alone. The leading worker writes `FOLDER/NAME.json`: losses, gradient norms,
+and the error if there was one.
 """
 
 import json

@@ -77,7 +77,7 @@ def set_field(config: pb.TrainingConfig, path: str, value: object) -> None:
         ("checkpoint.save_total_limit", -1),
         ("evaluation.eval_batches", -1),
         ("max_failures", -1),
-        ("workers", 2),
+        ("workers", 5000),
         ("precision", "float16"),
         ("precision", "BFLOAT16"),
     ],
