@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from attn_core import AttentionInputs, AttentionSpec, Fields, Full, Heads, InnerAttention, LayerState, RaggedBatch
 from attn_core.checks import require_no_module
-from attn_core.errors import InvalidValue, WrongState
+from attn_core.errors import Incompatible, InvalidValue, WrongState
 from attn_core.kernels.attend import AttendKernel, Varlen
 from attn_core.kernels.block import AttentionParts
 from attn_core.kernels.linear import Pack
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from attn_variants.compute.norm import normed
 from attn_variants.compute.plain import attention_weights
 from attn_variants.compute.rotary import CosSin, cos_sin_to, rotate, rotate_appended, rotated_size
-from attn_variants.context_parallel import ContextParallel
+from attn_variants.context_parallel import ContextParallel, Striped, require_context_parallel
 from attn_variants.initialization import named_weights, part_weights
 from attn_variants.layer_utils import JointProjection, by_heads, fresh_linear, with_dropout
 from attn_variants.paged_plan import PagedPlan, Reached
@@ -227,6 +228,17 @@ class SpecLayer(nn.Module):
         if self.context is not None and self.context.active:
             return self.context.attend(self.spec, operands)
         return self._attend(rows, operands, self._plan)
+
+    def split_tokens(self, group: dist.ProcessGroup) -> ContextParallel:
+        """What splits the tokens of sequences over a process group, for the `context` of the layers of a model."""
+        return ContextParallel(Striped(group.size()), group)
+
+    def require_token_split(self, tokens: int, ranks: int) -> None:
+        """Raise `Incompatible` where the tokens of a sequence cannot be split over ranks, and `InvalidValue` unless the
+        ranks divide them."""
+        if type(self) is not SpecLayer or self.inner is not None or self.dropout or self.shares_kv:
+            raise Incompatible("a layer that computes more than its scores, or drops weights, is not split by tokens")
+        require_context_parallel(self.spec, tokens, ranks)
 
     def varlen_kernel(self, operands: AttentionInputs) -> AttendKernel | None:
         """What computes `attend` of several documents end to end in one call; None where nothing does."""

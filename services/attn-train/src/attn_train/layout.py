@@ -9,7 +9,6 @@ from attn_core.errors import Incompatible, InvalidValue
 from attn_core.reinforce import samples_keys
 from attn_models.tensor_parallel import require_model_split, split_sites
 from attn_schema.training import DECODER, TrainingConfig
-from attn_variants.context_parallel import require_context_parallel
 from torch import nn
 
 from attn_train.precision import blocks_of
@@ -71,8 +70,6 @@ def _check_batch(config: TrainingConfig, layout: MeshLayout) -> None:
 
 
 def _check_context(model: Any, config: TrainingConfig) -> None:
-    from attn_variants.spec_layer import SpecLayer
-
     if config.data.prepared and config.data.document_mask:
         raise Incompatible("documents are kept apart by workers that have whole sequences: cp is 1")
     ahead: int = getattr(model.config, "num_nextn_predict_layers", 0)
@@ -82,12 +79,14 @@ def _check_context(model: Any, config: TrainingConfig) -> None:
         name = getattr(getattr(layer, "mechanism", None), "name", None)
         if name is None:
             continue
-        if type(layer) is not SpecLayer or layer.inner is not None or layer.dropout or layer.shares_kv:
-            raise Incompatible(
-                f"mechanism {name!r} cannot be split by tokens: it computes more than its scores, or drops weights",
-                mechanism=name,
-            )
-        require_context_parallel(layer.spec, config.model.sequence_length, config.cp)
+        require: Any = getattr(layer, "require_token_split", None)
+        if require is None:
+            raise Incompatible(f"mechanism {name!r} cannot be split by tokens: cp is 1 with it", mechanism=name)
+        try:
+            require(config.model.sequence_length, config.cp)
+        except Incompatible as error:
+            message = f"mechanism {name!r} cannot be split by tokens: {error.message}"
+            raise Incompatible(message, mechanism=name) from error
 
 
 def _named(check: Any, field: str) -> None:

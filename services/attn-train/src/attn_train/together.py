@@ -19,8 +19,6 @@ from attn_core.splitting import ParameterSplit, Rank
 from attn_models.decoder.mixture_of_experts import Router
 from attn_models.tensor_parallel import Collectives, shared_over_ranks, split_model
 from attn_schema.training import TrainingConfig
-from attn_variants.context_parallel import ContextParallel, Striped
-from attn_variants.spec_layer import SpecLayer
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
@@ -75,7 +73,7 @@ class Together(Group):
         self.tp = Rank(self.mesh.get_local_rank("tp"), layout.tp)
         self._data = self.mesh["dp_replicate", "cp", "dp_shard"]._flatten("data").get_group()  # noqa: SLF001 -- torch's own way
         self._tp = self.mesh["tp"].get_group()
-        self._context = ContextParallel(Striped(layout.cp), self.mesh["cp"].get_group()) if layout.cp > 1 else None
+        self._context: Any = None
         self._splits: Mapping[str, ParameterSplit] = {}
         self._partial: list[str] = []
         self._kept = LocalParameters(nn.Module())
@@ -86,8 +84,8 @@ class Together(Group):
         if self.tp.size > 1:
             self._splits = split_model(model, self.tp, Collectives.over(self._tp))
             self._partial = shared_over_ranks(self._splits)
-        if self._context is not None:
-            split_context(model, self._context)
+        if self.layout.cp > 1:
+            self._context = split_context(model, self.mesh["cp"].get_group())
         set_up_blocks(model, config)
         for module in model.modules():
             if isinstance(module, Router):
@@ -325,13 +323,15 @@ def summed_in_buckets(gradients: list[Any], group: dist.ProcessGroup) -> None:
             bucket, size = [], 0
 
 
-def split_context(model: nn.Module, context: ContextParallel) -> None:
-    """Have the layers of attention of a decoder attend around the ring."""
+def split_context(model: nn.Module, group: dist.ProcessGroup) -> Any:
+    """Have the layers of attention of a decoder attend around the ring of a group; returns what splits the tokens."""
+    layers: list[Any] = [module for module in model.modules() if hasattr(module, "split_tokens")]
+    context = layers[0].split_tokens(group)
     decoder: Any = model
     decoder.places = lambda count: context.positions(count) if context.active else None
-    for module in model.modules():
-        if isinstance(module, SpecLayer):
-            module.context = context
+    for layer in layers:
+        layer.context = context
+    return context
 
 
 @torch.no_grad()
