@@ -146,8 +146,16 @@ def imports(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["dev"], default=False)
 def cluster(session: nox.Session) -> None:
-    """Replicas killed for five minutes under mixed streams, and what else needs several replicas and minutes."""
-    run_in("dev", session, "python", "-m", "pytest", "-m", "cluster", "-s", "--timeout", "900", *session.posargs)
+    """Replicas killed for five minutes under mixed streams, and what else needs several replicas, machines or minutes.
+
+    `ATTN_CHAOS_REPORT` names a file for the figures of the five minutes; `benchmarks/chaos_gaps.py` draws them.
+    """
+    tests = [path for package in PACKAGES.values() for path in sorted(package.tests.rglob("test_*.py"))]
+    for path in tests:
+        # Ray Serve leaves threads behind that fail beside another Ray: each file has a process of its own.
+        if "mark.cluster" in path.read_text("utf-8"):
+            options = ["-m", "cluster", "-s", "--timeout", "900", *session.posargs]
+            run_in("dev", session, "python", "-m", "pytest", *options, str(path))
 
 
 @nox.session(python=PYTHON)
@@ -233,6 +241,30 @@ def wheels(session: nox.Session) -> None:
     install(session, *group("build"))
     folders = [str(package.folder) for package in PACKAGES.values()]
     build_wheels(session, WHEELS, *folders)
+
+
+CROSS = {"x86_64": "g++", "aarch64": "aarch64-linux-gnu-g++"}
+"""Compilers for the kinds of processors that wheels with compiled kernels are for, as Debian calls them."""
+
+
+@nox.session(python=PYTHON)
+def wheels_cpu(session: nox.Session) -> None:
+    """Wheels of attn-kernels-cpu with compiled kernels, in dist/manylinux, for each processor with a compiler."""
+    folder, made = ROOT / "packages" / "attn-kernels-cpu", Path(session.create_tmp()).resolve() / "made"
+    shutil.rmtree(made, ignore_errors=True)
+    install(session, *group("build", "manylinux"), "filelock", str(ROOT / "packages" / "attn-core"))
+    session.install("-qq", "--no-deps", "--no-build-isolation", "-e", str(folder))
+    for machine, compiler in CROSS.items():
+        if shutil.which(compiler) is None:
+            session.warn(f"no wheel for {machine}: {compiler} is not installed")
+            continue
+        kernels = str(made / machine)
+        session.run("python", "-m", "attn_kernels_cpu.prebuild", machine, kernels, env={"CXX": compiler})
+        session.env.update(ATTN_KERNELS_CPU_PREBUILT=kernels, ATTN_KERNELS_CPU_MACHINE=machine)
+        build_wheels(session, made, str(folder))
+        # OpenMP is torch's own, so that both share one team of threads.
+        options = ["--exclude", "libgomp.so.1", "--wheel-dir", str(WHEELS / "manylinux")]
+        session.run("auditwheel", "repair", *options, *map(str, made.glob(f"*_{machine}.whl")))
 
 
 def build_wheels(session: nox.Session, target: Path, *folders: str) -> None:

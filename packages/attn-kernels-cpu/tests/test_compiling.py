@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from attn_core import installed
-from attn_core.errors import KernelRefused, Unavailable
+from attn_core.errors import InvalidValue, KernelRefused, Unavailable
 from attn_core.kernels.linear import LinearProblem, choose_linear
 from attn_kernels_cpu import chip, compiling, library
 
@@ -24,19 +25,13 @@ def test_a_machine_without_a_compiler_is_told_so_and_served_by_torch(monkeypatch
         choose_linear(installed().linears, problem, "cpu_int8")
 
 
-@pytest.mark.usefixtures("_kernels")
-@pytest.mark.parametrize("chip_name", ["cascadelake", "sapphirerapids"])
-def test_the_sources_are_valid_for_chips_with_tile_registers_and_without(chip_name):
-    """Whichever of the two this machine has."""
-    options = [option for option in compiling.OPTIONS if not option.startswith("-march")]
-    command = [
-        compiling.compiler(),
-        *options,
-        f"-march={chip_name}",
-        "-fsyntax-only",
-        compiling.SOURCES / "kernels.cpp",
-    ]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+@pytest.mark.usefixtures("_best_kernels")
+@pytest.mark.parametrize("name", [name for name, isa in chip.INSTRUCTION_SETS.items() if isa.machine == chip.X86])
+def test_the_sources_are_valid_for_every_instruction_set_of_x86(name):
+    """Whichever of them this machine has."""
+    isa = chip.INSTRUCTION_SETS[name]
+    command = [compiling.compiler(), *compiling.OPTIONS, *isa.options, "-fsyntax-only"]
+    done = subprocess.run([*command, compiling.SOURCES / "kernels.cpp"], stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -46,6 +41,7 @@ def test_a_compiler_that_fails_is_quoted_and_torch_serves(monkeypatch, tmp_path)
 
     monkeypatch.setattr(chip, "lacking", lambda _flags: None)
     monkeypatch.setattr(library, "library", fails)
+    monkeypatch.setattr(compiling, "why_not", lambda: None)
     library.trouble.cache_clear()
     try:
         problem = LinearProblem(weights="int8", inputs=64, outputs=64)
@@ -56,16 +52,55 @@ def test_a_compiler_that_fails_is_quoted_and_torch_serves(monkeypatch, tmp_path)
         library.trouble.cache_clear()
 
 
+NEEDED = {name: frozenset(isa.needs) for name, isa in chip.INSTRUCTION_SETS.items()}
+
+
+def test_a_chip_gets_the_fastest_instruction_set_that_it_has():
+    def first(flags, machine="x86_64"):
+        return next((isa.name for isa in chip.supported(flags, machine)), None)
+
+    assert [first(NEEDED[name]) for name in ("amx", "avx512", "avxvnni", "avx2")] == [
+        "amx",
+        "avx512",
+        "avxvnni",
+        "avx2",
+    ]
+    assert first(NEEDED["avx512"] - {"avx512_vnni"}) == "avx2"
+    assert first(NEEDED["neon"], "arm64") == "neon"
+    assert first(NEEDED["avx2"], "aarch64") is None
+
+
 def test_a_chip_that_lacks_an_instruction_set_is_told_which():
-    assert chip.lacking(frozenset(chip.NEEDED), "x86_64") is None
-    assert chip.lacking(frozenset(chip.NEEDED) - {"avx512_vnni"}, "x86_64") == "the processor has no avx512_vnni"
-    assert "aarch64" in (chip.lacking(frozenset(), "aarch64") or "")
+    assert chip.lacking(NEEDED["avx2"], "x86_64") is None
+    assert chip.lacking(NEEDED["avx2"] - {"fma"}, "x86_64") == "the processor has no fma"
+    assert "riscv64" in (chip.lacking(frozenset(), "riscv64") or "")
+
+
+@pytest.mark.usefixtures("_best_kernels")
+def test_an_instruction_set_that_is_asked_for_is_taken_or_refused_by_name(monkeypatch):
+    able = [isa.name for isa in chip.supported(chip.flags())]
+    monkeypatch.setenv(chip.VARIABLE, able[-1])
+    assert [isa.name for isa in chip.candidates()] == [able[-1]]
+    monkeypatch.setenv(chip.VARIABLE, "")
+    assert [isa.name for isa in chip.candidates()] == able
+    monkeypatch.setenv(chip.VARIABLE, "avx3")
+    with pytest.raises(InvalidValue, match=rf"ATTN_CPU_ISA: 'avx3' is not allowed; allowed: {', '.join(able)}"):
+        chip.candidates()
+
+
+def test_an_instruction_set_that_the_chip_lacks_is_refused_with_what_is_missing(monkeypatch):
+    monkeypatch.setattr(chip, "flags", lambda: NEEDED["avx2"])
+    monkeypatch.setenv(chip.VARIABLE, "avx512")
+    with pytest.raises(InvalidValue, match="the processor has no avx512f"):
+        chip.candidates()
 
 
 def test_what_linux_says_of_its_processor_is_read(tmp_path):
     info = tmp_path / "cpuinfo"
     info.write_text("processor\t: 0\nflags\t\t: fpu avx512f\n\nprocessor\t: 1\nflags\t\t: fpu\n")
     assert chip.flags(info) == {"fpu", "avx512f"}
+    (tmp_path / "arm").write_text("processor\t: 0\nFeatures\t: fp asimd asimddp\n")
+    assert chip.flags(tmp_path / "arm") == {"fp", "asimd", "asimddp"}
     assert chip.flags(tmp_path / "none") == frozenset()
 
 
@@ -86,25 +121,96 @@ else:
 """
 
 
+AVX2 = chip.INSTRUCTION_SETS["avx2"]
+
+
 def test_the_same_kernels_are_compiled_once(tmp_path):
     environ = script(tmp_path, COUNTING)
-    first = compiling.compiled(tmp_path / "cache", environ)
-    assert compiling.compiled(tmp_path / "cache", environ) == first
+    first = compiling.compiled(AVX2, tmp_path / "cache", environ)
+    assert compiling.compiled(AVX2, tmp_path / "cache", environ) == first
     assert (tmp_path / "cxx.calls").read_text() == "x"
-    assert [path.name for path in (tmp_path / "cache").glob("*.so")] == [first.name]
+    other = compiling.compiled(chip.INSTRUCTION_SETS["avx512"], tmp_path / "cache", environ)
+    assert {path.name for path in (tmp_path / "cache").glob("*.so")} == {first.name, other.name}
+
+
+def test_processes_that_start_together_compile_once(tmp_path):
+    environ = script(tmp_path, COUNTING + "    import time; time.sleep(0.5)")
+    program = (
+        "import sys, pathlib; from attn_kernels_cpu import chip, compiling;"
+        "print(compiling.compiled(chip.INSTRUCTION_SETS['avx2'], pathlib.Path(sys.argv[1])))"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "cache")]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) for _ in range(3)]
+    paths = {process.communicate()[0].strip() for process in running}
+    assert len(paths) == 1
+    assert Path(paths.pop()).read_text() == "compiled"
+    assert (tmp_path / "cxx.calls").read_text() == "x"
 
 
 def test_what_the_compiler_says_is_told(tmp_path):
     environ = script(tmp_path, "sys.exit('no such header: immintrin.h') if '--version' not in sys.argv else print(1)")
-    with pytest.raises(Unavailable, match="cannot compile kernels: no such header"):
-        compiling.compiled(tmp_path / "cache", environ)
+    with pytest.raises(Unavailable, match="cannot compile kernels for avx2: no such header"):
+        compiling.compiled(AVX2, tmp_path / "cache", environ)
     assert not list((tmp_path / "cache").glob("*.so"))
 
 
-def test_a_cache_that_cannot_be_written_is_told(tmp_path):
+def test_where_the_cache_cannot_be_written_kernels_are_compiled_for_the_process_alone(tmp_path, caplog):
     (tmp_path / "file").touch()
-    with pytest.raises(Unavailable, match="cannot be kept in"):
-        compiling.compiled(tmp_path / "file" / "cache", script(tmp_path, COUNTING))
+    found = compiling.compiled(AVX2, tmp_path / "file" / "cache", script(tmp_path, COUNTING))
+    assert found.read_text() == "compiled"
+    assert found.parent.stat().st_mode & 0o77 == 0
+    assert "cannot be kept in" in caplog.text
+
+
+@pytest.mark.usefixtures("_best_kernels", "_fresh_library")
+def test_the_next_instruction_set_is_taken_where_a_compiler_fails_on_the_best(monkeypatch):
+    able = chip.supported(chip.flags())
+    if len(able) == 1:
+        pytest.skip("this chip has one instruction set only")
+
+    def old(isa):
+        if isa is able[0]:
+            raise Unavailable("unknown option")
+        return compiling.compiled(isa)
+
+    monkeypatch.setattr(library, "prebuilt", lambda _isa: None)
+    monkeypatch.setattr(library, "compiled", old)
+    assert library.loaded().isa is able[1]
+
+
+@pytest.mark.usefixtures("_best_kernels", "_fresh_library")
+def test_a_library_of_a_wheel_needs_no_compiler_and_a_broken_one_is_compiled_instead(monkeypatch, tmp_path):
+    isa = chip.supported(chip.flags())[-1]
+    made = compiling.compiled(isa)
+    monkeypatch.setenv(chip.VARIABLE, isa.name)
+    monkeypatch.setattr(compiling, "PREBUILT", tmp_path)
+    brought = tmp_path / f"{isa.name}-{compiling.source_hash()}.so"
+    brought.write_bytes(made.read_bytes())
+    with monkeypatch.context() as without:
+        without.setenv("CXX", "no-such-compiler")
+        assert compiling.why_not() is None
+        assert library.loaded().functions._name == str(brought)
+    library.loaded.cache_clear()
+    monkeypatch.setattr(compiling, "PREBUILT", tmp_path / "other")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / brought.name).write_text("not a library")
+    assert library.loaded().functions._name == str(made)
+
+
+@pytest.mark.usefixtures("_best_kernels")
+def test_fewer_threads_than_asked_for_give_the_same_bits():
+    program = (
+        "import torch; torch.manual_seed(0); torch.set_num_threads({threads});"
+        "from attn_kernels_cpu.packed import PackedLinear;"
+        "layer = PackedLinear('int8', torch.randn(200, 64), None); x = torch.randn(9, 64);"
+        "print(layer(x).double().sum().item(), layer.largest(x).tolist())"
+    )
+
+    def said(threads, **environ):
+        command = [sys.executable, "-c", program.format(threads=threads)]
+        return subprocess.run(command, env=os.environ | environ, capture_output=True, text=True, check=True).stdout
+
+    assert said(8, OMP_THREAD_LIMIT="1") == said(1)
 
 
 def test_listing_the_kernels_imports_no_torch():

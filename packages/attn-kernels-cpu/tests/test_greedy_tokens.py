@@ -13,7 +13,7 @@ from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.quantization.quantize import quantize_model
 
-pytestmark = pytest.mark.usefixtures("_kernels")
+pytestmark = pytest.mark.usefixtures("_best_kernels")
 
 SIZES = {"vocab_size": 61, "max_seq_len": 64, "hidden_size": 64, "num_layers": 2, "num_heads": 4}
 FORMATS = ["float32", "bfloat16", "int8", "int4"]

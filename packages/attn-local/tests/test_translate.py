@@ -62,6 +62,16 @@ def test_each_line_is_translated_in_order_whatever_runs_beside_it(attn, shelf):
     assert begun.stdout.strip() == alone[0]
 
 
+def test_words_that_the_model_does_not_know_are_named_and_the_others_translated(attn, shelf):
+    done = attn("translate", "--model", "searcher", "-", text="the zebra sees a cat\n\na yak runs\nthe zebra runs\n")
+    assert len(done.stdout.splitlines()) == 4
+    assert "'zebra', 'yak'" in done.stderr
+    assert "searcher" in done.stderr
+    assert not attn("translate", "--model", "searcher", "-", text="\n".join(LINES)).stderr
+    with LocalClient(shelf) as client:
+        assert client.tokenize("searcher", sourced("a yak, no cat")).unknown == ("yak,", "no")
+
+
 def test_beams_find_what_is_likelier_than_the_likeliest_words(attn, shelf):
     lines = [" ".join(words) for words in product(["a", "dog", "cat", "runs", "sees"], repeat=2)]
     words = ("translate", "--model", "searcher", "-", "--max-new-tokens", "5")

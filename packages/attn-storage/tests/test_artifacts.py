@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
+import time
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attn_core.errors import CheckpointInvalid, InvalidValue, Unavailable, UnknownName, UserError
@@ -152,6 +155,8 @@ class FailingBucket(BaseHTTPRequestHandler):
     """A bucket whose server answers 503 to the first requests, and keeps what is put."""
 
     failures = 0
+    fails_until = 0.0
+    """A time of `time.monotonic`."""
     objects: dict[str, bytes] = {}
 
     def _answer(self, code: int, body: bytes = b"", length: int | None = None) -> None:
@@ -164,9 +169,10 @@ class FailingBucket(BaseHTTPRequestHandler):
 
     def _fails(self) -> bool:
         type(self).failures -= 1
-        if self.failures >= 0:
+        fails = self.failures >= 0 or time.monotonic() < self.fails_until
+        if fails:
             self._answer(503)
-        return self.failures >= 0
+        return fails
 
     def do_PUT(self) -> None:
         data = self.rfile.read(int(self.headers["Content-Length"]))
@@ -188,25 +194,42 @@ class FailingBucket(BaseHTTPRequestHandler):
         """Nothing is said."""
 
 
-def test_a_store_that_fails_for_a_while_delays_and_loses_nothing(tmp_path):
+@pytest.fixture
+def bucket() -> Iterator[dict[str, Any]]:
+    """The options with which a store reaches a bucket of its own."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), FailingBucket)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        options = {
-            "aws_endpoint": f"http://127.0.0.1:{server.server_port}",
-            "aws_access_key_id": "k",
-            "aws_secret_access_key": "s",
-            "aws_region": "us-east-1",
-            "client_options": {"allow_http": True},
-        }
-        store = ArtifactStore("s3://bucket/models", tmp_path / "cache", **options)
-        FailingBucket.failures = 3
-        store.publish("m", written(tmp_path / "m", {"x": b"1", "sub/y": b"2"}))
-        FailingBucket.failures = 3
-        assert read(store.fetch("m")) == {"x": b"1", "sub/y": b"2"}
-        FailingBucket.failures = 10**6
-        impatient = ArtifactStore("s3://bucket/models", tmp_path / "c", **options, retry_config={"max_retries": 1})
-        with pytest.raises(Unavailable, match="artefact store"):
-            impatient.publish("m", tmp_path / "m")
-    finally:
-        server.shutdown()
+    yield {
+        "aws_endpoint": f"http://127.0.0.1:{server.server_port}",
+        "aws_access_key_id": "k",
+        "aws_secret_access_key": "s",
+        "aws_region": "us-east-1",
+        "client_options": {"allow_http": True},
+    }
+    server.shutdown()
+    FailingBucket.failures, FailingBucket.fails_until = 0, 0.0
+    FailingBucket.objects.clear()
+
+
+def test_a_store_that_fails_for_a_while_delays_and_loses_nothing(tmp_path, bucket):
+    store = ArtifactStore("s3://bucket/models", tmp_path / "cache", **bucket)
+    FailingBucket.failures = 3
+    store.publish("m", written(tmp_path / "m", {"x": b"1", "sub/y": b"2"}))
+    FailingBucket.failures = 3
+    assert read(store.fetch("m")) == {"x": b"1", "sub/y": b"2"}
+    FailingBucket.failures = 10**6
+    impatient = ArtifactStore("s3://bucket/models", tmp_path / "c", **bucket, retry_config={"max_retries": 1})
+    with pytest.raises(Unavailable, match="artefact store"):
+        impatient.publish("m", tmp_path / "m")
+
+
+@pytest.mark.cluster
+def test_twenty_seconds_of_a_failing_store_are_waited_for(tmp_path, bucket):
+    store = ArtifactStore("s3://bucket/models", tmp_path / "cache", **bucket)
+    for step in (lambda: store.publish("m", written(tmp_path / "m", {"x": b"1", "sub/y": b"2"})), store.names):
+        began = time.monotonic()
+        FailingBucket.fails_until = began + 20
+        step()
+        assert time.monotonic() - began >= 20
+    FailingBucket.fails_until = time.monotonic() + 20
+    assert read(store.fetch("m")) == {"x": b"1", "sub/y": b"2"}

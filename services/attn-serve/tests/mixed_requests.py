@@ -81,6 +81,8 @@ class Report:
     resumed_gaps: list[float] = field(default_factory=list)
     begun: list[float] = field(default_factory=list)
     """When each request of `gaps` began, in seconds of the run."""
+    killed: list[float] = field(default_factory=list)
+    """When replicas were killed, in seconds of the run."""
 
     def figures(self) -> dict[str, Any]:
         return {
@@ -137,6 +139,7 @@ async def chaos(engine: EngineClient, seconds: float, *, streams: int, kill_ever
             if len(pids) > 1:  # a spare replica goes on
                 os.kill(rng.choice(pids), signal.SIGKILL)
                 report.kills += 1
+                report.killed.append(time.monotonic() - began)
 
     killer = asyncio.create_task(kill())
     await asyncio.gather(*(ask(list(tasks)) for _ in range(streams)))

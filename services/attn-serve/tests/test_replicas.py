@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -165,9 +167,35 @@ async def test_five_minutes_of_killed_replicas_lose_no_stream(cluster: Cluster, 
     figures = report.figures()
     print(json.dumps(figures))
     if path := os.environ.get("ATTN_CHAOS_REPORT"):
-        points = sorted(zip(report.begun, report.gaps, strict=True))
-        told = json.dumps(figures | {"began [s], largest gap [s]": points})
+        points = [(round(at, 2), round(gap, 3)) for at, gap in sorted(zip(report.begun, report.gaps, strict=True))]
+        run = {"streams": 50, "replicas": 3, "seconds": seconds, "cores": os.cpu_count(), "load": os.getloadavg()}
+        told = json.dumps(run | figures | {"killed [s]": report.killed, "began [s], largest gap [s]": points})
         await asyncio.to_thread(Path(path).write_text, told + "\n")
     assert not report.bad
     assert report.resumed > report.kills
     assert figures["gap p95 of all [s]"] <= 1.5
+
+
+@pytest.mark.cluster
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_replica_that_hangs_loses_no_stream(cluster: Cluster, home: Path) -> None:
+    """Stopped, not killed: its connection stays open and nothing comes."""
+    made = EngineClient(DeploymentBackend("hung", home / "models" / "tiny", ONE_THREAD, DeploymentConfig(replicas=2)))
+    await made.start()
+    wanted = {name: (await outcome(made, task)).said for name, task in mixed_tasks().items()}
+    begun = asyncio.Semaphore(0)
+    names = [*wanted, *wanted]
+    running = [asyncio.create_task(outcome(made, mixed_tasks()[name], begun)) for name in names]
+    for _ in range(6):
+        await begun.acquire()
+    stopped = (await made.backend.pids())[0]
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        found = await asyncio.wait_for(asyncio.gather(*running), timeout=120)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(stopped, signal.SIGCONT)
+        await made.stop(5)
+    print(json.dumps({"largest gap beside a hung replica [s]": max(one.largest_gap for one in found)}))
+    assert [name for name, one in zip(names, found, strict=True) if one.said != wanted[name]] == []
+    assert sum(one.resumptions > 0 for one in found) >= 1

@@ -21,13 +21,15 @@ COMMANDS = {
     },
 }
 """Name and summary of each subcommand, by the module of `attn_cli.commands` that has its function."""
+TARGETS = {"compare": "compare_app"}
+"""Subcommands that are no plain function."""
 
 
 @hookimpl
 def attn_commands() -> list[Command]:
     """The commands that need only the contract."""
     return [
-        Command(name=name, summary=summary, target=f"attn_cli.commands.{module}:{name}_command")
+        Command(name=name, summary=summary, target=f"attn_cli.commands.{module}:{TARGETS.get(name, f'{name}_command')}")
         for module, commands in COMMANDS.items()
         for name, summary in commands.items()
     ]

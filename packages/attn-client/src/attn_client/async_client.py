@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
 
@@ -153,13 +153,41 @@ class AsyncModels:
         engine: EngineConfig | None = None,
         base_model: str = "",
         deployment: DeploymentConfig | None = None,
+        traffic: float | None = None,
         timeout: float | None = None,
     ) -> ModelInfo:
         """Load a model from a folder on the server, a registered name or a finished job; returns when it serves.
 
-        A LoRA adapter is loaded on `base_model`, by default the loaded model that it is for.
+        A LoRA adapter is loaded on `base_model`, by default the loaded model that it is for. NAME@VERSION is a version
+        of NAME, which gets the fraction `traffic` of the requests for NAME; see `set_traffic`.
         """
-        return await self._connection.unary(models.load_model(name, source, engine, base_model, deployment), timeout)
+        loading = models.load_model(name, source, engine, base_model, deployment, traffic)
+        return await self._connection.unary(loading, timeout)
+
+    async def replace(
+        self,
+        name: str,
+        source: str = "",
+        *,
+        engine: EngineConfig | None = None,
+        deployment: DeploymentConfig | None = None,
+        timeout: float | None = None,
+    ) -> ModelInfo:
+        """Load a version NAME@VERSION as `load` does, then give it all traffic.
+
+        The other versions are unloaded when their requests have ended, so that no stream breaks.
+        """
+        replacing = models.load_model(name, source, engine, deployment=deployment, replace=True)
+        return await self._connection.unary(replacing, timeout)
+
+    async def set_traffic(
+        self, name: str, shares: Mapping[str, float], *, timeout: float | None = None
+    ) -> Sequence[ModelInfo]:
+        """Divide the requests that name a model without a version among its versions; returns all of them.
+
+        `shares` are fractions by version, such as {"1": 0.9, "2": 0.1}; versions not named keep their proportions.
+        """
+        return await self._connection.unary(models.set_traffic(name, shares), timeout)
 
     async def scale(self, name: str, deployment: DeploymentConfig, *, timeout: float | None = None) -> ModelInfo:
         """Change how many engines serve a model, which go on meanwhile; returns when there are as many."""

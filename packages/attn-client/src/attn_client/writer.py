@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Protocol
 
-from attn_schema import ChatMessage, Completion, OutputDelta, PromptLike, SamplingParams
+from attn_schema import ChatMessage, Completion, OutputDelta, PromptLike, SamplingParams, Tokenization
 
 
 class Writer(Protocol):
-    """Implement `generate`; the rest follows from it. Every call takes `timeout` in seconds."""
+    """Implement `generate` and `tokenize`; the rest follows. Every call takes `timeout` in seconds."""
 
     def generate(
         self, model: str, prompt: PromptLike, sampling: SamplingParams | None = None, *, timeout: float | None = None
     ) -> Generator[OutputDelta, None, None]:
         """The completion of a prompt, delta by delta; closing the iterator cancels it."""
+        ...
+
+    def tokenize(self, model: str, prompt: PromptLike, *, timeout: float | None = None) -> Tokenization:
+        """The tokens that the model would read."""
         ...
 
     def complete(

@@ -13,6 +13,7 @@ from attn_schema import AttentionMap, AttentionMapsRequest, EngineConfig, Engine
 
 from attn_host.adapters import LoadedAdapters
 from attn_host.attention_maps import compute_maps
+from attn_host.cores import usable_cores
 from attn_host.host import Deliver, ModelHost, TextTask
 from attn_host.loading import load_draft_model, quantization_of, use_kernel
 from attn_host.memory import explain_too_small, with_kv_cache_memory
@@ -25,8 +26,7 @@ class EngineHost(ModelHost):
     REFUSAL = "the model is no encoder and cannot embed texts; load one that is, such as minilm"
 
     def __init__(self, folder: Path, config: EngineConfig, deliver: Deliver) -> None:
-        if config.num_threads is not None:
-            torch.set_num_threads(config.num_threads)
+        torch.set_num_threads(config.num_threads or min(torch.get_num_threads(), usable_cores()))
         self._loaded: LoadedModel = load_model(
             folder, config.dtype, device=config.device, quantization=config.quantization
         )

@@ -62,7 +62,10 @@ class PromptTokenizer:
             text = self._tokenizer.render_chat(self._messages(prompt))
         elif text is None:
             text = self._tokenizer.decode(ids, skip_special=False)
-        return Tokenization(tokens=tuple(Token(id=i, text=self._text(i)) for i in ids), text=text)
+        source = prompt.encoder_prompt.text if prompt.encoder_prompt is not None else None
+        unknown = (piece for said in (prompt.text, source) for piece in self._tokenizer.unknown(said or ""))
+        tokens = tuple(Token(id=i, text=self._text(i)) for i in ids)
+        return Tokenization(tokens=tokens, text=text, unknown=tuple(dict.fromkeys(unknown)))
 
     def text(self, token: int) -> str:
         """The text of a token decoded by itself; U+FFFD for part of a character."""

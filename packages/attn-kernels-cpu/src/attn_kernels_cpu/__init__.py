@@ -1,1 +1,1 @@
-"""Kernels in C++ for serving on x86 CPUs, compiled on first use. Imports neither torch nor a compiler's output."""
+"""Kernels in C++ for serving on CPUs. Imports neither torch nor a compiler's output."""

@@ -1,37 +1,114 @@
-"""What the processor can do."""
+"""What the processor can do, and which of the kernels' instruction sets is taken."""
 
 from __future__ import annotations
 
+import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-NEEDED = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "f16c")
-"""Instruction sets that the kernels use, as Linux calls them."""
+from attn_core.errors import InvalidValue
+
+VARIABLE = "ATTN_CPU_ISA"
+"""The environment variable that names an instruction set, where it shall not be the best that the processor has."""
+X86 = "x86_64"
+ARM = "aarch64"
+MACHINES = {"x86_64": X86, "AMD64": X86, "aarch64": ARM, "arm64": ARM}
+"""The kinds of processors, by the names that systems give them."""
+
+
+@dataclass(frozen=True)
+class InstructionSet:
+    """What kernels are compiled for: `needs` are its parts as Linux calls them, `options` those of g++ and clang++."""
+
+    name: str
+    machine: str
+    needs: tuple[str, ...]
+    options: tuple[str, ...]
+
+    def lacking(self, present: frozenset[str]) -> str | None:
+        """Why a processor with these parts cannot run it, or None if it can."""
+        return without(self.needs, present)
+
+
+_AVX2 = ("avx2", "fma", "f16c", "bmi1", "bmi2")
+_AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", *_AVX2)
 TILES = ("amx_tile", "amx_bf16", "amx_int8", "avx512_bf16")
-"""Those of products of whole tiles of bfloat16, which are used where they are."""
+"""The parts of products of whole tiles."""
+_DOT = ("asimddp", "asimd", "fphp")
+_SPELLED = {"bmi1": "bmi", "avx512_vnni": "avx512vnni", "avx512_bf16": "avx512bf16", "avx_vnni": "avxvnni"}
+"""What compilers call those that they call otherwise than Linux."""
+
+
+def _x86(name: str, *needs: str) -> InstructionSet:
+    options = tuple(f"-m{_SPELLED.get(need, need).replace('_', '-')}" for need in needs)
+    return InstructionSet(name, X86, needs, options)
+
+
+INSTRUCTION_SETS = {
+    found.name: found
+    for found in (
+        _x86("amx", *TILES, *_AVX512),
+        _x86("avx512", *_AVX512),
+        _x86("avxvnni", "avx_vnni", *_AVX2),
+        _x86("avx2", *_AVX2),
+        InstructionSet("neon", ARM, _DOT, ("-march=armv8.2-a+dotprod+fp16",)),
+    )
+}
+"""By name, the fastest first."""
 
 
 @cache
 def flags(info: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """The instruction sets of the processor, as Linux calls them; empty where it does not say."""
+    """The parts of the processor's instruction set, as Linux calls them; empty where it does not say."""
     try:
         lines = info.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return frozenset()
-    found = next((line for line in lines if line.startswith("flags")), "")
+    found = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return frozenset(found.partition(":")[2].split())
 
 
+def supported(present: frozenset[str], machine: str = platform.machine()) -> list[InstructionSet]:
+    """The instruction sets that a processor with these parts can run, the fastest first."""
+    here = MACHINES.get(machine)
+    return [found for found in INSTRUCTION_SETS.values() if found.machine == here and not found.lacking(present)]
+
+
 def lacking(present: frozenset[str], machine: str = platform.machine()) -> str | None:
-    """Why the kernels cannot run on a chip with these instruction sets, or None if they can."""
-    if machine not in ("x86_64", "AMD64"):
-        return f"they are written for x86_64, this is {machine}"
-    return without(NEEDED, present)
+    """Why no kernels can run on a chip with these parts, or None if some can."""
+    if supported(present, machine):
+        return None
+    here = [found for found in INSTRUCTION_SETS.values() if found.machine == MACHINES.get(machine)]
+    if not here:
+        return f"they are written for {X86} and {ARM}, this is {machine}"
+    return here[-1].lacking(present)
+
+
+def asked(environ: Mapping[str, str] = os.environ) -> InstructionSet | None:
+    """The instruction set that `ATTN_CPU_ISA` names, or None where it is unset or empty.
+
+    Raises `InvalidValue` for a name that is unknown, or that this processor cannot run.
+    """
+    name = environ.get(VARIABLE)
+    if not name:
+        return None
+    able = {found.name: found for found in supported(flags())}
+    if name in able:
+        return able[name]
+    reason = INSTRUCTION_SETS[name].lacking(flags()) if name in INSTRUCTION_SETS else None
+    raise InvalidValue.of(VARIABLE, name, (", ".join(able) or "none on this chip") + (f" ({reason})" if reason else ""))
+
+
+def candidates(environ: Mapping[str, str] = os.environ) -> list[InstructionSet]:
+    """The instruction sets to try, in turn: the one that is asked for, or all that the processor can run."""
+    one = asked(environ)
+    return supported(flags()) if one is None else [one]
 
 
 def without(needed: Sequence[str], present: frozenset[str]) -> str | None:
-    """Which of the instruction sets the processor has not, in a sentence; None if it has them all."""
+    """Which of the parts the processor has not, in a sentence; None if it has them all."""
     missing = [name for name in needed if name not in present]
     return f"the processor has no {', '.join(missing)}" if missing else None

@@ -1,8 +1,10 @@
-"""Compiling the kernels, once for each source, compiler and processor."""
+"""The kernels' libraries: those of a wheel, or compiled once for each source, compiler and instruction set."""
 
 from __future__ import annotations
 
+import atexit
 import hashlib
+import logging
 import os
 import shutil
 import subprocess
@@ -17,9 +19,10 @@ from filelock import FileLock
 from attn_kernels_cpu import chip
 
 SOURCES = Path(__file__).parent / "native"
+PREBUILT = Path(__file__).parent / "prebuilt"
+"""Libraries in a wheel, each named after its instruction set and `source_hash()`; in a source tree there are none."""
 OPTIONS = (
     "-O3",
-    "-march=native",
     "-std=c++17",
     "-fopenmp",
     "-fno-math-errno",
@@ -30,6 +33,8 @@ OPTIONS = (
 )
 LONGEST = 300.0
 """Seconds a compiler may take."""
+
+log = logging.getLogger(__name__)
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
@@ -45,54 +50,87 @@ def compiler(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def why_not(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Why the kernels cannot be compiled and run here, or None if nothing speaks against it."""
+    """Why there are no kernels for this machine, or None if nothing speaks against them."""
     if reason := chip.lacking(chip.flags()):
         return reason
-    if compiler(environ) is None:
-        return "no C++ compiler is found (g++, clang++, or what CXX names); install one, such as Debian's package g++"
-    return None
+    if any(prebuilt(isa) for isa in chip.candidates(environ)) or compiler(environ) is not None:
+        return None
+    return "no C++ compiler is found (g++, clang++, or what CXX names); install one, such as Debian's package g++"
 
 
-def compiled(folder: Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
-    """The shared library of the kernels; compiled now, in some ten seconds, unless that was done before.
+def prebuilt(isa: chip.InstructionSet) -> Path | None:
+    """The library that the wheel brought, made of just these sources; None where there is none."""
+    found = PREBUILT / f"{isa.name}-{source_hash()}.so"
+    return found if found.exists() else None
 
-    Raises `Unavailable` where it cannot be compiled, with what the compiler said.
+
+@cache
+def source_hash() -> str:
+    """A name for the sources and the options that they are compiled with."""
+    said = hashlib.sha256(" ".join(OPTIONS).encode())
+    for source in sorted(SOURCES.iterdir()):
+        said.update(source.name.encode() + source.read_bytes())
+    return said.hexdigest()[:16]
+
+
+def command(program: str, isa: chip.InstructionSet, out: Path) -> list[str]:
+    """What compiles the kernels for an instruction set."""
+    return [program, *OPTIONS, *isa.options, str(SOURCES / "kernels.cpp"), "-o", str(out)]
+
+
+def compiled(isa: chip.InstructionSet, folder: Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
+    """The shared library for an instruction set; compiled now, in some five seconds, unless that was done before.
+
+    It is kept in `folder`, the cache folder by default; where that cannot be written to, in a temporary one for this
+    process alone. Raises `Unavailable` where it cannot be compiled, with what the compiler said.
     """
     program = compiler(environ)
     if program is None:
         raise Unavailable(f"kernels cannot be compiled: {why_not(environ)}")
     folder = folder or cache_folder(environ)
-    library = folder / f"{_fingerprint(program)}.so"
+    name = f"{isa.name}-{_fingerprint(program)}.so"
+    try:
+        return _kept(program, isa, folder / name)
+    except OSError as error:
+        own = _temporary()
+        log.warning("kernels are compiled for this process alone, as they cannot be kept in %s: %s", folder, error)
+        return _kept(program, isa, own / name)
+
+
+def _kept(program: str, isa: chip.InstructionSet, library: Path) -> Path:
     if library.exists():
         return library
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / "lock"):
-            if not library.exists():
-                _compile(program, library)
-    except OSError as error:
-        raise Unavailable(f"kernels cannot be kept in {folder}: {error}") from error
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(library.parent / "lock"):
+        if not library.exists():
+            _compile(program, isa, library)
     return library
 
 
 @cache
+def _temporary() -> Path:
+    """A folder that only this user can read and that goes with the process."""
+    folder = Path(tempfile.mkdtemp(prefix="attn-kernels-cpu-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@cache
 def _fingerprint(program: str) -> str:
-    """A name for what this compiler would make of the sources on this processor."""
+    """A name for what this compiler would make of the sources."""
     version = subprocess.run([program, "--version"], stdout=subprocess.PIPE, check=False).stdout
-    said = hashlib.sha256(version + " ".join(OPTIONS + tuple(sorted(chip.flags()))).encode())
-    for source in sorted(SOURCES.iterdir()):
-        said.update(source.name.encode() + source.read_bytes())
-    return said.hexdigest()[:32]
+    return hashlib.sha256(version + source_hash().encode()).hexdigest()[:32]
 
 
-def _compile(program: str, library: Path) -> None:
+def _compile(program: str, isa: chip.InstructionSet, library: Path) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as work:
         made = Path(work) / "kernels.so"
-        command = [program, *OPTIONS, str(SOURCES / "kernels.cpp"), "-o", str(made)]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, check=False)
+            done = subprocess.run(
+                command(program, isa, made), capture_output=True, text=True, timeout=LONGEST, check=False
+            )
         except subprocess.TimeoutExpired as error:
             raise Unavailable(f"{program} took longer than {LONGEST:.0f} s to compile kernels") from error
         if done.returncode:
-            raise Unavailable(f"{program} cannot compile kernels: {done.stderr.strip()[:2000]}")
+            raise Unavailable(f"{program} cannot compile kernels for {isa.name}: {done.stderr.strip()[:2000]}")
         made.replace(library)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import logging
+from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
+# Before the kernels: they take the OpenMP library that torch has loaded, so that both share one team of threads.
+import torch
 from attn_core.errors import Unavailable
 
 from attn_kernels_cpu import chip
-from attn_kernels_cpu.compiling import compiled
+from attn_kernels_cpu.chip import InstructionSet
+from attn_kernels_cpu.compiling import compiled, prebuilt
+
+log = logging.getLogger(__name__)
 
 ADDRESS = ctypes.c_void_p
 COUNT = ctypes.c_int
@@ -85,14 +93,24 @@ SIGNATURES = {
 }
 
 
+@dataclass(frozen=True)
+class Library:
+    """The loaded kernels: the instruction set that they were compiled for, and the functions of native/kernels.cpp."""
+
+    isa: InstructionSet
+    functions: ctypes.CDLL
+
+
 @cache
 def without_tiles() -> str | None:
-    """Why the tile registers of AMX cannot be used, or None if they can; compiles the kernels to ask the system."""
+    """Why the tile registers of AMX cannot be used, or None if they can; loads the kernels to ask the system."""
     if lacking := chip.without(chip.TILES, chip.flags()):
         return lacking
+    if loaded().isa.name != "amx":
+        return f"the kernels are those for {loaded().isa.name}"
     if library().attn_tiles_allowed():
         return None
-    return "the system or the compiler does not let this process use the tile registers of AMX"
+    return "the system does not let this process use the tile registers of AMX"
 
 
 @cache
@@ -105,18 +123,46 @@ def trouble() -> str | None:
     return None
 
 
-@cache
 def library() -> ctypes.CDLL:
-    """The functions of native/kernels.cpp; compiles them where that was not done yet.
+    """The functions of native/kernels.cpp for the best instruction set that can be had, or the one that is asked for.
 
     Raises `Unavailable` where they cannot be compiled or loaded.
     """
-    path = compiled()
+    return loaded().functions
+
+
+@cache
+def loaded() -> Library:
+    """The kernels for the first of the candidates that can be loaded; compiles them where no wheel brought them."""
+    failures = []
+    for isa in chip.candidates():
+        try:
+            found = Library(isa, _load(isa))
+        except Unavailable as error:
+            failures.append(error.message)
+            log.info("no kernels for %s: %s", isa.name, error.message)
+            continue
+        log.info("kernels for %s, %d threads", isa.name, torch.get_num_threads())
+        return found
+    raise Unavailable("; ".join(failures) or f"no kernels for this chip: {chip.lacking(chip.flags())}")
+
+
+def _load(isa: InstructionSet) -> ctypes.CDLL:
+    if (path := prebuilt(isa)) is not None:
+        try:
+            return _with_types(path)
+        except OSError as error:
+            log.info("the wheel's kernels for %s cannot be loaded, so they are compiled: %s", isa.name, error)
+    path = compiled(isa)
     try:
-        loaded = ctypes.CDLL(str(path))
+        return _with_types(path)
     except OSError as error:
         raise Unavailable(f"compiled kernels cannot be loaded: {error}") from error
+
+
+def _with_types(path: Path) -> ctypes.CDLL:
+    functions = ctypes.CDLL(str(path))
     for name, arguments in SIGNATURES.items():
-        function = getattr(loaded, name)
+        function = getattr(functions, name)
         function.argtypes, function.restype = arguments, None
-    return loaded
+    return functions

@@ -42,6 +42,12 @@ class CpuLinear(LinearKernel):
         """See `LinearKernel.cost`."""
         return self.price
 
+    def remark(self, problem: LinearProblem) -> str | None:  # noqa: ARG002 -- the same for every one
+        """The instruction set that was chosen for this machine."""
+        from attn_kernels_cpu.library import loaded
+
+        return f"with the instructions of {loaded().isa.name} (ATTN_CPU_ISA chooses others)"
+
     def pack(self, weight: Tensor, bias: Tensor | None) -> Any:
         """A `PackedLinear`; compiles the kernels the first time."""
         from attn_kernels_cpu.packed import PackedLinear

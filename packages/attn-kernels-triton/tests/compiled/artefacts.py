@@ -40,6 +40,23 @@ class Absent:
         return 0
 
 
+class Loop(NamedTuple):
+    """What one turn of a loop does: all its instructions, and among them barriers, waits and matrix products."""
+
+    instructions: int
+    barriers: int
+    waits: int
+    products: int
+
+
+BARRIER = re.compile(r"\b(?:BAR\.|SYNCS\.ARRIVE)")
+WAIT = re.compile(r"\b(?:WARPGROUP\.DEPBAR|DEPBAR|LDGDEPBAR|SYNCS\.PHASECHK)")
+PRODUCT = re.compile(r"\b(?:HGMMA|QGMMA|IGMMA|HMMA|IMMA|QMMA|UTC\w*MMA)\.")
+LABEL = re.compile(r"^(\.L_\w+):", re.MULTILINE)
+BRANCH = re.compile(r"\bBRA\b[^;]*`\((\.L_\w+)\)")
+INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/", re.MULTILINE)
+
+
 class Artefact(NamedTuple):
     """What was compiled: registers of a thread, spilling instructions, bytes of shared memory, and instructions."""
 
@@ -51,6 +68,27 @@ class Artefact(NamedTuple):
     def count(self, instruction: str) -> int:
         """How often an instruction occurs."""
         return len(re.findall(rf"\b{instruction}", self.text))
+
+    def hottest(self) -> Loop:
+        """The innermost loop with most matrix products, the longest of several; waits for one barrier are no loops."""
+        labels = {found[1]: found.end() for found in LABEL.finditer(self.text)}
+        spans = [
+            (labels[found[1]], found.end())
+            for found in BRANCH.finditer(self.text)
+            if labels.get(found[1], found.start()) < found.start()
+        ]
+        inner = [
+            (first, last)
+            for first, last in spans
+            if not any((first, last) != other and first <= other[0] and other[1] <= last for other in spans)
+        ]
+        loops = [self._loop(self.text[first:last]) for first, last in inner]
+        return max(loops, key=lambda loop: (loop.products, loop.instructions))
+
+    @staticmethod
+    def _loop(text: str) -> Loop:
+        counts = (len(pattern.findall(text)) for pattern in (INSTRUCTION, BARRIER, WAIT, PRODUCT))
+        return Loop(*counts)
 
 
 def compiled(launch: Launch, target: GPUTarget):

@@ -20,6 +20,7 @@ from attn_schema import (
     Prompt,
     PromptLike,
     SamplingParams,
+    Tokenization,
 )
 
 
@@ -70,6 +71,10 @@ class LocalClient(Writer):
         finally:
             del self._streams[task.id]
             host.cancel(task.id)
+
+    def tokenize(self, model: str, prompt: PromptLike, *, timeout: float | None = None) -> Tokenization:  # noqa: ARG002
+        """The tokens that the model would read; nothing is waited for, whatever the `timeout`."""
+        return self.host(model).tokenize(Prompt.of(prompt))
 
     def embed(self, model: str, texts: Sequence[str]) -> list[tuple[float, ...]]:
         """A vector of length 1 for each text, from an encoder; raises `InvalidValue` for a text that does not fit."""

@@ -47,6 +47,10 @@ class ModelInfo(Schema, frozen=True, kw_only=True):
         str, Meta(description="An option that the model cannot follow, such as tree speculation; empty if none.")
     ] = ""  # fmt: skip
     replicas: Annotated[int, Meta(description="Engines that answer for it now.")] = 0
+    traffic: Annotated[
+        float,
+        Meta(description="Of a version, the fraction of requests that name no version which go to it, from 0 to 1."),
+    ] = 0.0  # fmt: skip
 
 
 class Paper(Schema, frozen=True, kw_only=True):

@@ -73,6 +73,14 @@ class ServedModelConfig(Checked, frozen=True, kw_only=True):
     deployment: Annotated[
         DeploymentConfig, Meta(description="How many engines; as the table deployment of the file says if not given.")
     ] | None = None  # fmt: skip
+    traffic: Annotated[
+        float,
+        Meta(
+            ge=0, le=1,
+            description="Of a version NAME@VERSION, the fraction of the requests that name only NAME which go to it; "
+            "versions without it share the rest.",
+        ),
+    ] | None = None  # fmt: skip
 
 
 class ClusterConfig(Checked, frozen=True, kw_only=True):
@@ -80,5 +88,8 @@ class ClusterConfig(Checked, frozen=True, kw_only=True):
 
     models: Annotated[
         dict[str, ServedModelConfig],
-        Meta(description="Models by the names that requests use.", extra={"wire": False, "flag": False}),
+        Meta(
+            description="Models by the names that requests use, versions of one as NAME@VERSION.",
+            extra={"wire": False, "flag": False},
+        ),
     ] = {}  # noqa: RUF012 - msgspec copies it  # fmt: skip

@@ -175,6 +175,13 @@ class OutputDelta(Schema, frozen=True, kw_only=True):
             "on the last delta of the stream only, and only if they may."
         ),
     ] | None = None  # fmt: skip
+    model: Annotated[
+        str,
+        Meta(
+            description="The model with the version that computes the stream, where the request named none; on its "
+            "first delta only."
+        ),
+    ] = ""  # fmt: skip
 
 
 class Completion(Schema, frozen=True, kw_only=True):
@@ -233,6 +240,10 @@ class Tokenization(Schema, frozen=True, kw_only=True):
     text: Annotated[
         str, Meta(description="The text that was tokenised, such as a conversation after the chat template.")
     ]
+    unknown: Annotated[
+        tuple[str, ...],
+        Meta(description="Pieces of the prompt's and the encoder prompt's text that the vocabulary has no token for."),
+    ] = ()
 
 
 class ElementType(StrEnum):
@@ -315,6 +326,7 @@ class Resumption(Checked, frozen=True, kw_only=True):
         Meta(min_length=1, max_length=MAX_N, description="What has been received, each completion at most once."),
     ]
     computed_on: Annotated[str, Meta(description="What the first message of the stream said it was computed on.")] = ""
+    model: Annotated[str, Meta(description="The version that the first message of the stream named.")] = ""
 
 
 class GenerateRequest(Checked, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from attn_core import configure, installed
 from attn_core.errors import InvalidValue
-from attn_variants.mechanisms.causal_clusters_layers import CausalHashBuckets, CausalRouting
+from attn_variants.mechanisms.causal_clusters_layers import CausalHashBuckets, CausalRouting, CausalSortedBlocks
 
 
 def rows(*shape):
@@ -112,3 +112,43 @@ def test_a_token_changes_nothing_before_it_even_where_it_is_sorted_in_early(name
 def test_a_bad_option_is_refused(name, options):
     with pytest.raises(InvalidValue, match=next(iter(options))):
         configure(installed().mechanisms.get(name), options, hidden_size=8, num_heads=2)
+
+
+def test_one_block_of_the_causal_sort_is_causal_attention(build, agrees):
+    layer, full = (
+        build(name, options, hidden_size=12, num_heads=3)
+        for name, options in [("sinkhorn_causal", {"block": 9}), ("mha", {})]
+    )
+    full.load_state_dict(layer.state_dict())
+    rows = torch.randn(2, 7, 12, dtype=torch.float64)
+    agrees("sinkhorn_causal", identity="one block is causal mha").functions(layer, full, rows, tolerance=1e-12)
+
+
+def test_the_causal_sort_is_its_definition_in_loops(agrees):
+    layer = CausalSortedBlocks(block=2, iterations=3, temperature=0.5)
+
+    def by_hand(query, key, value):
+        q, k, v = (one[0, 0] for one in (query, key, value))
+        blocks = [range(2), range(2, 4), range(4, 6), range(6, 7)]
+        mix = {
+            (b, j): (q[list(blocks[b - 1])].mean(0) @ k[list(blocks[j])].mean(0) / 4**0.5 / 0.5).exp()
+            for b in range(4)
+            for j in range(b)
+        }
+        for _ in range(3):
+            mix = {(b, j): share / sum(mix[b, other] for other in range(b)) for (b, j), share in mix.items()}
+            mix = {(b, j): share / sum(mix[row, j] for row in range(j + 1, b + 1)) for (b, j), share in mix.items()}
+        out = []
+        for token in range(7):
+            b = token // 2
+            own = list(range(2 * b, token + 1))
+            keys, values = [*k[own]], [*v[own]]
+            for place in range(2 if b else 0):
+                keys.append(sum(mix[b, j] * k[blocks[j][place]] for j in range(b)))
+                values.append(sum(mix[b, j] * v[blocks[j][place]] for j in range(b)))
+            out.append((torch.stack(keys) @ q[token] / 2).softmax(0) @ torch.stack(values))
+        return torch.stack(out)[None, None]
+
+    given = [torch.randn(1, 1, 7, 4, dtype=torch.float64) for _ in range(3)]
+    loops = agrees("sinkhorn_causal", paper="blocks before and normalisations so far in loops")
+    loops.functions(lambda *tensors: layer(*tensors, None), by_hand, *given, tolerance=1e-12)

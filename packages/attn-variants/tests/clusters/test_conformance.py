@@ -45,6 +45,11 @@ class TestClusteredWithoutBestKeys(MechanismLaws):
     settings = SETTINGS[:1]
 
 
+class TestSinkhornCausal(MechanismLaws):
+    mechanism = "sinkhorn_causal"
+    options = {"block": 3, "iterations": 4}
+
+
 class TestSinkhorn(MechanismLaws):
     mechanism = "sinkhorn"
     options = {"block": 3, "iterations": 4}

@@ -9,7 +9,7 @@ SMALL = {"segment": 4, "memory": 4, "compressed": 3, "rate": 2}
 def by_loops(layer, rows, options):
     """The paper's algorithm 1 for rows [token, width]: segment by segment, with both memories as lists of rows."""
     past, size, out = layer.past, layer.size, []
-    memory, compressed = [], []
+    memory, compressed, gone = [], [], []
     for start in range(0, len(rows), past.segment):
         segment = list(rows[start : start + past.segment])
         for index, row in enumerate(segment):
@@ -24,6 +24,10 @@ def by_loops(layer, rows, options):
         memory += segment
         while len(memory) > past.memory:
             oldest, memory = torch.stack(memory[: past.rate]), memory[past.rate :]
+            gone = [*gone, *oldest]
+            if past.dilation > 1:
+                missing = [torch.zeros_like(oldest[0])] * (past.rate * past.dilation)
+                oldest = torch.stack([*missing, *gone][:: -past.dilation][: past.rate][::-1])
             pooled = {"mean": oldest.mean(0), "max": oldest.amax(0)}
             small = pooled.get(options.get("pooling")) if layer.mix is None else layer.mix.weight @ oldest.flatten()
             compressed = [*compressed, small][-past.compressed :]
@@ -33,9 +37,11 @@ def by_loops(layer, rows, options):
 @pytest.mark.parametrize(
     "changed", [{}, {"memory": 8}, {"compressed": 1}, {"rate": 4}, {"segment": 2}, {"segment": 32}]
 )
-@pytest.mark.parametrize("pooling", ["convolution", "mean", "max"])
+@pytest.mark.parametrize(
+    "pooling", [{"pooling": "convolution"}, {"dilation": 2}, {"dilation": 3}, {"pooling": "mean"}, {"pooling": "max"}]
+)
 def test_it_equals_the_papers_algorithm_forward_and_gradient(build, agrees, changed, pooling):
-    options = SMALL | changed | {"pooling": pooling}
+    options = SMALL | changed | pooling
     layer = build("compressive", options, hidden_size=6, num_heads=2)
     rows = torch.randn(23, 6, dtype=torch.float64, requires_grad=True)
     expected, out = by_loops(layer, rows, options), layer(rows[None])[0]
@@ -51,7 +57,12 @@ def test_it_equals_the_papers_algorithm_forward_and_gradient(build, agrees, chan
 
 
 @pytest.mark.parametrize(
-    "options", [{"segment": 64}, {"segment": 4, "memory": 64}, SMALL | {"rate": 1, "compressed": 64, "pooling": "mean"}]
+    "options",
+    [
+        {"segment": 64},
+        {"segment": 4, "memory": 64},
+        SMALL | {"rate": 1, "compressed": 64, "pooling": "mean"},
+    ],
 )
 def test_a_memory_of_everything_is_causal_attention(build, agrees, options):
     layer, plain = build("compressive", options, hidden_size=8, num_heads=2), build("mha", hidden_size=8, num_heads=2)
@@ -81,7 +92,12 @@ def test_the_price_grows_linearly_with_the_length():
         ({"rate": 3}, "segment: 512 is not allowed; allowed: a multiple of the rate 3"),
         ({"memory": 6}, "memory: 6"),
         ({"compressed": 0}, "compressed: 0"),
-        ({"pooling": "sum"}, "pooling: 'sum' is not allowed; allowed: one of 'convolution', 'mean', 'max'"),
+        (
+            {"pooling": "sum"},
+            "pooling: 'sum' is not allowed; allowed: one of 'convolution', 'mean', 'max'",
+        ),
+        ({"dilation": 0}, "dilation: 0"),
+        ({"dilation": 2, "pooling": "max"}, "dilation: 2 .* allowed: 1 with pooling 'max'"),
         ({"pooling": "max", "reconstruction": 0.5}, "reconstruction: 0.5 .* allowed: 0 with pooling 'max'"),
         ({"reconstruction": -1}, "reconstruction: -1"),
     ],
@@ -115,7 +131,10 @@ def reconstruction_by_loops(layer, rows, past):
     return total / count
 
 
-@pytest.mark.parametrize("changed", [{}, {"memory": 8}, {"segment": 6, "memory": 6, "rate": 3}])
+@pytest.mark.parametrize(
+    "changed",
+    [{}, {"memory": 8}, {"segment": 6, "memory": 6, "rate": 3}, {"dilation": 1}],
+)
 def test_the_reconstruction_loss_is_algorithm_2_and_trains_the_convolution_alone(build, agrees, changed):
     options = SMALL | changed | {"reconstruction": 0.5}
     layer = build("compressive", options, hidden_size=6, num_heads=2).train()

@@ -43,5 +43,15 @@ class TestCompressiveMeans(MechanismLaws):
     options = {"segment": 2, "memory": 4, "compressed": 2, "rate": 2, "pooling": "mean"}
 
 
+class TestCompressiveDilated(MechanismLaws):
+    mechanism = "compressive"
+    options = {"segment": 4, "memory": 4, "compressed": 2, "rate": 2, "dilation": 3}
+
+
+class TestMostUsed(MechanismLaws):
+    mechanism = "most_used"
+    options = {"segment": 4, "memory": 4, "compressed": 2, "rate": 2}
+
+
 class TestCoverage(MechanismLaws):
     mechanism = "coverage"

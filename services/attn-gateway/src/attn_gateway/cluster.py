@@ -18,18 +18,28 @@ from attn_gateway.ray_process import RayProcess
 
 @dataclass(frozen=True, kw_only=True)
 class ModelToLoad:
-    """A model to serve: the name requests use, a folder or registered name, and how, where it is not as others are."""
+    """A model to serve: the name requests use, a folder or registered name, and how, where it is not as others are.
+
+    A version NAME@VERSION gets the share `traffic` of the requests for NAME; versions without one share the rest.
+    """
 
     name: str
     source: str
     engine: EngineConfig | None = None
     deployment: DeploymentConfig | None = None
+    traffic: float | None = None
 
     @classmethod
     def of(cls, config: ClusterConfig) -> tuple[ModelToLoad, ...]:
         """The models of a config file."""
         return tuple(
-            cls(name=name, source=entry.source or name, engine=entry.engine, deployment=entry.deployment)
+            cls(
+                name=name,
+                source=entry.source or name.partition("@")[0],
+                engine=entry.engine,
+                deployment=entry.deployment,
+                traffic=entry.traffic,
+            )
             for name, entry in config.models.items()
         )
 

@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import logging
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +15,7 @@ import msgspec
 from attn_core.errors import AttnError, InvalidValue, MissingPackage, OutOfCapacity, Unavailable
 from attn_gateway.ray_gpus import gpu_request, known_gpus
 from attn_host import PromptTokenizer, TextTask
+from attn_host.cores import usable_cores
 from attn_models.tokenizers import Tokenizer
 from attn_schema import DeploymentConfig, EngineConfig, EngineStats, ModelInfo, ReplicaStats
 
@@ -33,6 +33,8 @@ POLL_SECONDS = 0.3
 CALM_POLL_SECONDS = 2.0
 """How often otherwise."""
 ADDRESS_SECONDS = 5.0
+WAKE_SECONDS = 60.0
+"""How long a call may wait that makes Ray Serve start a replica where none runs."""
 HEALTH_SECONDS = 2.0
 SHUTDOWN_SECONDS = 30.0
 """How long a replica that is given back may take to hand over its requests."""
@@ -47,7 +49,7 @@ class DeploymentBackend:
     def __init__(self, name: str, folder: Path, config: EngineConfig, deployment: DeploymentConfig) -> None:
         self._name = name
         self._folder = folder
-        self._config = config.replace(num_threads=config.num_threads or os.cpu_count() or 1)
+        self._config = config.replace(num_threads=config.num_threads or usable_cores())
         self._deployment = deployment
         self._router = PrefixRouter()
         self._streams = Streams()
@@ -59,6 +61,8 @@ class DeploymentBackend:
         self._adapters: dict[str, Path] = {}
         self._tokenizer: PromptTokenizer | None = None
         self._joined = self._deployed = False
+        self._asked = False
+        """Whether a request found no replica since one was last asked for."""
         self._background: set[asyncio.Task[Any]] = set()
 
     @property
@@ -75,7 +79,10 @@ class DeploymentBackend:
         self._handle = await asyncio.to_thread(self._deploy)
         addresses = await self._addresses()
         while not addresses:
-            await asyncio.sleep(POLL_SECONDS)
+            if self._deployment.min_replicas:
+                await asyncio.sleep(POLL_SECONDS)
+            else:
+                await self._wake()  # the first may have been taken for idle before it was asked
             addresses = await self._addresses()
         await self._connect(addresses)
         self._tokenizer = PromptTokenizer(await asyncio.to_thread(Tokenizer.from_folder, self._folder))
@@ -146,6 +153,7 @@ class DeploymentBackend:
     def _choose(self, blocks: Sequence[bytes]) -> ReplicaClient:
         loads = {name: replica.load for name, replica in self._replicas.items() if not replica.draining}
         if not loads:
+            self._asked = True
             self._changed.set()
             raise EngineLost(f"no replica of model {self._name!r} runs now; one is being started")
         return self._replicas[self._router.choose(blocks, loads)]
@@ -182,7 +190,7 @@ class DeploymentBackend:
             self._changed.clear()
             try:
                 await self._connect(await self._addresses())
-                if not self.replicas and not self._deployment.min_replicas:
+                if self._asked and not self.replicas:
                     await self._wake()
             except Exception as error:  # noqa: BLE001 - Ray has many; those of a control plane that is busy pass
                 log.warning("replicas of %s: %s", self._name, error)
@@ -207,11 +215,17 @@ class DeploymentBackend:
         return found
 
     async def _wake(self) -> None:
-        """Ask for a replica where none runs, if anybody waits: Ray Serve starts one for a call that it must route."""
-        if len(self._streams):
-            with contextlib.suppress(Exception):
-                await asyncio.wait_for(self._handle.address.remote(), ADDRESS_SECONDS)
-            self._changed.set()
+        """Ask for a replica where none runs and a request waits: Ray Serve starts one for a call that it must route."""
+        from ray.exceptions import RayTaskError
+
+        self._asked = False
+        try:
+            await asyncio.wait_for(self._handle.address.remote(), WAKE_SECONDS)
+        except TimeoutError:
+            pass
+        except RayTaskError as error:
+            raise (error.cause if isinstance(error.cause, AttnError) else error) from None
+        self._changed.set()
 
     async def _connect(self, addresses: Sequence[ReplicaAddress]) -> None:
         async def one(address: ReplicaAddress) -> None:

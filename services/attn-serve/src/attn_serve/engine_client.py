@@ -116,6 +116,11 @@ class EngineClient:
         return cast("EngineStats", await self.backend.call("stats"))
 
     @property
+    def open_requests(self) -> int:
+        """Requests whose outputs somebody waits for."""
+        return len(self._streams)
+
+    @property
     def replicas(self) -> int:
         """Engines that answer now."""
         return getattr(self.backend, "replicas", 1)

@@ -13,20 +13,27 @@ from typing import NamedTuple
 
 from attn_core.errors import AlreadyExists, AttnError, InvalidValue, PermissionDenied, Unavailable, UnknownName
 from attn_models.lora.files import base_of, is_adapter
-from attn_schema import DeploymentConfig, EngineConfig, ModelInfo, ModelState
+from attn_schema import DeploymentConfig, EngineConfig, ModelInfo, ModelState, Prompt
 
 from attn_serve.engine_client import EngineClient
 from attn_serve.sources import ModelSources
+from attn_serve.versions import base_name, conversation_key, new_shares, pick
 
 log = logging.getLogger(__name__)
 
-ALLOWED_NAMES = "letters, digits, '-', '_' and '.', beginning with a letter or digit, at most 128 characters"
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+ALLOWED_NAMES = (
+    "letters, digits, '-', '_' and '.', beginning with a letter or digit, at most 128 characters; or NAME@VERSION"
+)
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@[A-Za-z0-9._-]{1,64})?")
 
 EngineMaker = Callable[[str, Path, EngineConfig, DeploymentConfig], EngineClient]
 """Makes what serves the model of this name in this folder, not yet started."""
 HANDOVER_SECONDS = 60.0
 """How long requests may take to finish in an engine that gives way to a deployment."""
+RETIRED_SECONDS = 3600.0
+"""How long requests may take to finish in a version that gives way to another."""
+IDLE_SECONDS = 2.0
+"""How long nothing may have run in such a version before it is unloaded: a stream may be between two engines."""
 
 
 def engine_name(owner: str, name: str) -> str:
@@ -40,6 +47,20 @@ class WantedModel(NamedTuple):
     source: str
     config: EngineConfig
     deployment: DeploymentConfig
+    traffic: float | None = None
+
+
+def shares_wanted(wanted: Mapping[str, WantedModel]) -> dict[str, dict[str, float]]:
+    """The shares of the traffic that a config file asks for, by model and version: those that say none share the rest.
+
+    Raises `InvalidValue` for shares of a model that are not 1 together.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for model in sorted({base_name(name) for name in wanted}):
+        versions = {name: one.traffic for name, one in wanted.items() if base_name(name) == model}
+        given = {name: share for name, share in versions.items() if share is not None}
+        found[model] = new_shares(dict.fromkeys(versions, 0.0), given)
+    return found
 
 
 @dataclass(eq=False)
@@ -69,6 +90,14 @@ class ServedModel:
         return self.info.replace(replicas=self.engine.replicas if serving else 0)
 
 
+def require_serving(model: ServedModel) -> ServedModel:
+    """The model, if it serves; raises `Unavailable` where it does not serve now."""
+    if model.info.state is not ModelState.SERVING:
+        detail = f": {model.info.state_detail}" if model.info.state_detail else ""
+        raise Unavailable(f"model {model.name!r} is {model.info.state}{detail}", model=model.name)
+    return model
+
+
 class Fleet:
     """Loads, finds and unloads models. Used from one event loop.
 
@@ -80,6 +109,7 @@ class Fleet:
         self._make = make
         self._models: dict[tuple[str, str], ServedModel] = {}
         self._loading = asyncio.Lock()
+        self._retiring: set[asyncio.Task[None]] = set()
 
     def models(self, tenant: str | None = None) -> list[ServedModel]:
         """All models by name."""
@@ -87,20 +117,35 @@ class Fleet:
         return sorted(found, key=lambda model: (model.name, model.owner))
 
     def find(self, name: str, tenant: str | None = None) -> ServedModel:
-        """The model of this name, the tenant's own before everybody's; raises `UnknownName` with near names."""
+        """The model of this name, the tenant's own before everybody's; raises `UnknownName` with near names.
+
+        Of several versions, where none is named, the one with the largest share of the traffic.
+        """
+        found = self.versions(name, tenant)
+        return max(found, key=lambda model: (model.info.state is ModelState.SERVING, model.info.traffic))
+
+    def versions(self, name: str, tenant: str | None = None) -> list[ServedModel]:
+        """All versions of a model, or the one that is named; at least one, as `find` raises."""
         seen = self.models(tenant)
-        found = [model for model in seen if model.name == name]
+        found = [model for model in seen if name in (model.name, base_name(model.name))]
         if not found:
             raise UnknownName.of("model", name, {model.name for model in seen})
-        return next((model for model in found if model.owner == (tenant or "")), found[0])
+        owner = tenant or ""
+        if all(model.owner != owner for model in found):
+            owner = found[0].owner
+        return [model for model in found if model.owner == owner]
+
+    def choose(self, name: str, prompt: Prompt, tenant: str | None = None) -> ServedModel:
+        """The version of a model that a request goes to; raises as `engine`."""
+        found = {model.name: model for model in self.versions(name, tenant)}
+        shares = {each: model.info.traffic for each, model in found.items() if model.info.state is ModelState.SERVING}
+        if len(found) == 1 or not any(shares.values()):
+            return require_serving(self.find(name, tenant))
+        return found[pick(shares, conversation_key(prompt, f"{tenant}\0{name}"))]
 
     def engine(self, name: str, tenant: str | None = None) -> EngineClient:
         """The engine of a model that serves; raises `UnknownName`, or `Unavailable` where it does not serve now."""
-        model = self.find(name, tenant)
-        if model.info.state is not ModelState.SERVING:
-            detail = f": {model.info.state_detail}" if model.info.state_detail else ""
-            raise Unavailable(f"model {name!r} is {model.info.state}{detail}", model=name)
-        return model.engine
+        return require_serving(self.find(name, tenant)).engine
 
     async def load(
         self,
@@ -111,14 +156,19 @@ class Fleet:
         *,
         deployment: DeploymentConfig | None = None,
         tenant: str | None = None,
+        traffic: float | None = None,
     ) -> ServedModel:
         """Load a model and wait until it serves; the same name and source twice is one model.
 
         It belongs to `tenant`, or to everybody without one. A source that is an adapter is loaded on `base_model`, a
-        model that serves; if not given, the one that the adapter names, or the only one.
+        model that serves; if not given, the one that the adapter names, or the only one. A version gets the share
+        `traffic` of the requests for its model; if not given, none where others serve.
         """
         if not NAME.fullmatch(name):
             raise InvalidValue.of("name", name, ALLOWED_NAMES)
+        if traffic is not None:
+            # Whether it can be is known before anything is loaded.
+            new_shares(self._shares(name, tenant or "") | {name: 0.0}, {name: traffic})
         owner = tenant or ""
         async with self._loading:
             known = self._models.get((owner, name)) or self._models.get(("", name))
@@ -129,12 +179,68 @@ class Fleet:
                 model = known
         if known is None:
             await self._start(model)
+            self._share(model, traffic)
             return model
         if known.info.source != (source or name):
             served = known.info.source
             raise AlreadyExists(f"model {name!r} is served from {served}", name=name, source=served)
         await known.ready.wait()
         return self.find(name, known.owner or None)
+
+    def set_traffic(self, name: str, shares: Mapping[str, float], tenant: str | None = None) -> list[ServedModel]:
+        """Give versions of a model, by their names, new shares of the traffic; returns all versions.
+
+        Raises `InvalidValue` or `UnknownName`, and `PermissionDenied` where a tenant asks for everybody's.
+        """
+        owner = self._changeable(name, tenant, "dividing the traffic of").owner
+        for each, share in new_shares(self._shares(name, owner), shares).items():
+            model = self._models[owner, each]
+            model.info = model.info.replace(traffic=share)
+        return self.versions(name, tenant)
+
+    async def replace_others(self, name: str, tenant: str | None = None) -> None:
+        """Give a version all traffic, and unload the others of its model once their requests have ended."""
+        model = self._changeable(name, tenant, "replacing")
+        others = [each for each in self._shares(name, model.owner) if each != model.name]
+        self.set_traffic(name, {model.name: 1.0}, tenant)
+        for other in others:
+            self._retire(self._models[model.owner, other])
+
+    def _shares(self, name: str, owner: str) -> dict[str, float]:
+        """The shares of all versions of the model that `name` is one of."""
+        same = base_name(name)
+        return {
+            model.name: model.info.traffic
+            for (whose, _), model in sorted(self._models.items())
+            if whose == owner and base_name(model.name) == same and model.info.state is not ModelState.DRAINING
+        }
+
+    def _share(self, model: ServedModel, traffic: float | None) -> None:
+        """Give a version that has begun to serve its share."""
+        shares = self._shares(model.name, model.owner)
+        alone = not any(share for name, share in shares.items() if name != model.name)
+        given = 1.0 if alone and traffic is None else traffic or 0.0
+        if len(shares) == 1:
+            given = 1.0
+        for each, share in new_shares(shares, {model.name: given}).items():
+            other = self._models[model.owner, each]
+            other.info = other.info.replace(traffic=share)
+
+    def _retire(self, model: ServedModel) -> None:
+        """Unload a version that gets no more requests, once those that run have ended."""
+        model.info = model.info.replace(state=ModelState.DRAINING)
+
+        async def end() -> None:
+            loop = asyncio.get_running_loop()
+            idle_since, until = loop.time(), loop.time() + RETIRED_SECONDS
+            while loop.time() < min(idle_since + IDLE_SECONDS, until):
+                await asyncio.sleep(IDLE_SECONDS / 10)
+                idle_since = loop.time() if model.engine.open_requests else idle_since
+            await self._unload(model, HANDOVER_SECONDS)
+
+        task = asyncio.create_task(end(), name=f"the end of {model.name}")
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
 
     async def scale(self, name: str, deployment: DeploymentConfig, tenant: str | None = None) -> ServedModel:
         """Change how many engines serve a model; returns when they do. Requests that run go on without a break.
@@ -169,37 +275,52 @@ class Fleet:
         Raises `InvalidValue` or `UnknownName` for one that cannot be, before anything is changed. How a model that
         serves is computed is not changed under its requests: it is unloaded first, or another name is given.
         """
-        changed = []
-        for name, one in wanted.items():
-            if not NAME.fullmatch(name):
-                raise InvalidValue.of("models", name, ALLOWED_NAMES)
-            await asyncio.to_thread(self._sources.folder, one.source, None)
-            known = self._models.get(("", name))
-            if known is None:
-                continue
-            config = await self._with_draft(one.config, None)
-            if (known.info.source, known.config) != (one.source, config):
-                allowed = "those that it is served with, until it is unloaded; or a model of another name"
-                raise InvalidValue.of(f"models.{name}", "another source or engine", allowed)
-            if known.deployment != one.deployment:
-                if not one.deployment.deployed:
-                    allowed = "replicas or max_replicas, as the model has become a deployment"
-                    raise InvalidValue.of(f"models.{name}.deployment", None, allowed)
-                changed.append(name)
-        for name in set(former) - set(wanted):
-            if ("", name) in self._models:
-                await self.unload(name, HANDOVER_SECONDS)
+        shares = shares_wanted(wanted)
+        changed = [name for name, one in wanted.items() if await self._is_rescaled(name, one)]
+        gone = [name for name in former if name not in wanted and ("", name) in self._models]
+        # The requests of a version may take their time, as another one serves.
+        retired = [name for name in gone if base_name(name) in shares]
+        for name in set(gone) - set(retired):
+            await self.unload(name, HANDOVER_SECONDS)
         for name in changed:
             await self.scale(name, wanted[name].deployment)
         new = [(name, one) for name, one in wanted.items() if ("", name) not in self._models]
         await asyncio.gather(*(self.load(name, one.source, one.config, deployment=one.deployment) for name, one in new))
+        for model, given in shares.items():
+            self.set_traffic(model, dict.fromkeys(self._shares(model, ""), 0.0) | given)
+        for name in retired:
+            self._retire(self._models["", name])
+
+    async def _is_rescaled(self, name: str, one: WantedModel) -> bool:
+        """Whether a model of a config file is served by another number of engines; raises if it cannot be served so."""
+        if not NAME.fullmatch(name):
+            raise InvalidValue.of("models", name, ALLOWED_NAMES)
+        await asyncio.to_thread(self._sources.folder, one.source, None)
+        known = self._models.get(("", name))
+        if known is None:
+            return False
+        config = await self._with_draft(one.config, None)
+        if (known.info.source, known.config) != (one.source, config):
+            allowed = "those that it is served with, until it is unloaded; or a version, NAME@VERSION"
+            raise InvalidValue.of(f"models.{name}", "another source or engine", allowed)
+        if known.deployment != one.deployment and not one.deployment.deployed:
+            allowed = "replicas or max_replicas, as the model has become a deployment"
+            raise InvalidValue.of(f"models.{name}.deployment", None, allowed)
+        return known.deployment != one.deployment
 
     async def unload(self, name: str, shutdown_timeout: float, tenant: str | None = None) -> None:
         """Take a model out of service; running requests have `shutdown_timeout` seconds to finish.
 
         Raises `PermissionDenied` where a tenant asks to unload everybody's.
         """
-        model = self._changeable(name, tenant, "unloading")
+        found = self._changeable(name, tenant, "unloading")
+        models = [model for model in self.versions(name, tenant) if model.owner == found.owner]
+        await asyncio.gather(*(self._unload(model, shutdown_timeout) for model in models))
+
+    async def _unload(self, model: ServedModel, shutdown_timeout: float) -> None:
+        model.info = model.info.replace(state=ModelState.DRAINING)
+        if self._shares(model.name, model.owner):
+            self.set_traffic(base_name(model.name), {}, model.owner or None)
         for adapter in self._adapters_of(model):
             del self._models[adapter.owner, adapter.name]
         await self._end(model, model.engine.stop(shutdown_timeout))

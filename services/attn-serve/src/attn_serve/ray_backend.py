@@ -14,6 +14,7 @@ from attn_core.errors import AttnError, Unavailable
 from attn_engine import RequestOutput
 from attn_gateway.ray_gpus import gpu_request, known_gpus, require_free
 from attn_host import ModelHost, PromptTokenizer, open_host
+from attn_host.cores import usable_cores
 from attn_models.tokenizers import Tokenizer
 from attn_schema import EngineConfig, ModelInfo, OutputDelta
 
@@ -110,7 +111,7 @@ class RayBackend:
     def __init__(self, name: str, folder: Path, config: EngineConfig) -> None:
         self._name = name
         self._folder = folder
-        self._config = config.replace(num_threads=config.num_threads or os.cpu_count() or 1)
+        self._config = config.replace(num_threads=config.num_threads or usable_cores())
         self._actor: Any = None
         self._listener: asyncio.Task[None] | None = None
         self._tokenizer: PromptTokenizer | None = None

@@ -27,7 +27,7 @@ LOAD_BOUND = 1.25
 def block_hashes(prompt: Prompt, tenant: str) -> list[bytes]:
     """A hash for each whole block of a prompt, of all bytes up to its end. Tenants share no hash."""
     chain = hashlib.blake2b(digest_size=12, key=hashlib.blake2b(tenant.encode(), digest_size=32).digest())
-    data = _bytes_of(prompt)
+    data = prompt_bytes(prompt)
     found = []
     for start in range(0, min(len(data) // BLOCK_BYTES, MAX_BLOCKS) * BLOCK_BYTES, BLOCK_BYTES):
         chain.update(data[start : start + BLOCK_BYTES])
@@ -35,7 +35,7 @@ def block_hashes(prompt: Prompt, tenant: str) -> list[bytes]:
     return found
 
 
-def _bytes_of(prompt: Prompt) -> bytes:
+def prompt_bytes(prompt: Prompt) -> bytes:
     """What a model reads first comes first; no two kinds of prompt begin alike."""
     parts = []
     if prompt.encoder_prompt is not None:

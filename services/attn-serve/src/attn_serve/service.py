@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,11 +43,7 @@ class InferenceGrpc:
         """Start Ray and load the models that were asked for at the start."""
         await self._cluster.start()
         settings = self._cluster.settings
-        wanted = self._wanted(self._cluster.models)
-        await asyncio.gather(
-            *(self.fleet.load(name, *one[:2], deployment=one.deployment) for name, one in wanted.items())
-        )
-        self._applied = set(wanted)
+        await self.apply(self._cluster.models)
         for adapter in settings.adapters:
             await self.fleet.load(adapter.name, adapter.source, settings.engine)
 
@@ -62,7 +57,10 @@ class InferenceGrpc:
         settings = self._cluster.settings
         return {
             model.name: WantedModel(
-                model.source, model.engine or settings.engine, model.deployment or settings.deployment
+                model.source,
+                model.engine or settings.engine,
+                model.deployment or settings.deployment,
+                model.traffic,
             )
             for model in models
         }

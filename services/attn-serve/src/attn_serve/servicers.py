@@ -29,6 +29,7 @@ from attn_schema.codec import from_message, to_message
 
 from attn_serve.engine_client import EngineClient
 from attn_serve.fleet import Fleet
+from attn_serve.versions import base_name
 
 DEFAULT_SHUTDOWN_TIMEOUT = 30.0
 MAX_SHUTDOWN_TIMEOUT = 3600.0
@@ -55,19 +56,26 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """Stream completions."""
         call = call_of(context)
-        engine = self._engine(request.model, call)
+        self._engine(request.model, call)  # an unknown model is told before anything else
         asked = from_message(GenerateRequest, request)
+        begun_with = asked.resume.model if asked.resume else ""
+        if begun_with and base_name(begun_with) != base_name(asked.model):
+            raise InvalidValue.of("resume.model", begun_with, f"a version of {asked.model!r}")
+        model = self._fleet.choose(begun_with or asked.model, asked.prompt, call.caller.sees)
+        told = "" if model.name == asked.model else model.name
         task = text_task(asked.prompt, asked.sampling, call, asked.resume)
-        async with aclosing(engine.generate(task)) as deltas:
+        async with aclosing(model.engine.generate(task)) as deltas:
             async for delta in deltas:
                 call.spend(len(delta.tokens) + (delta.usage.prompt_tokens if delta.usage else 0))
-                yield to_message(delta)
+                yield to_message(delta.replace(model=told) if told else delta)
+                told = ""
 
     async def Score(self, request: inference_pb2.ScoreRequest, context: Context) -> inference_pb2.ScoreResponse:
         """Score given sequences."""
         call = call_of(context)
-        engine = self._engine(request.model, call)
+        self._engine(request.model, call)
         asked = from_message(ScoreRequest, request)
+        engine = self._fleet.choose(asked.model, asked.prompts[0], call.caller.sees).engine
         params = ScoringParams(top_logprobs=asked.top_logprobs)
         scores = await engine.score([text_task(prompt, params, call) for prompt in asked.prompts])
         usage = Usage(prompt_tokens=sum(len(score.tokens) for score in scores))
@@ -77,8 +85,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> inference_pb2.EmbedResponse:
         """Embed texts."""
         call = call_of(context)
-        engine = self._engine(request.model, call)
+        self._engine(request.model, call)
         asked = from_message(EmbedRequest, request)
+        engine = self._fleet.choose(asked.model, Prompt(text=asked.texts[0]), call.caller.sees).engine
         task = EmbedTask(texts=asked.texts, timeout=call.remaining())
         response: inference_pb2.EmbedResponse = to_message(await engine.embed(task))
         return response
@@ -155,8 +164,16 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         sees = call_of(context).caller.sees
         deployment = from_message(DeploymentConfig, request.deployment)
         model = await self._fleet.load(
-            request.name, request.source, config, request.base_model, deployment=deployment, tenant=sees
+            request.name,
+            request.source,
+            config,
+            request.base_model,
+            deployment=deployment,
+            tenant=sees,
+            traffic=request.traffic if request.HasField("traffic") else None,
         )
+        if request.replace:
+            await self._fleet.replace_others(model.name, sees)
         return model_pb2.LoadModelResponse(model=to_message(model.now()))
 
     async def ScaleModel(
@@ -168,6 +185,18 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         deployment, sees = from_message(DeploymentConfig, request.deployment), call_of(context).caller.sees
         model = await self._fleet.scale(request.name, deployment, sees)
         return model_pb2.ScaleModelResponse(model=to_message(model.now()))
+
+    async def SetTraffic(
+        self,
+        request: model_pb2.SetTrafficRequest,
+        context: Context,
+    ) -> model_pb2.SetTrafficResponse:
+        """Divide the requests for a model among its versions."""
+        if base_name(request.name) != request.name:
+            raise InvalidValue.of("name", request.name, "the name of a model without a version")
+        shares = {f"{request.name}@{version}".removesuffix("@"): share for version, share in request.traffic.items()}
+        models = self._fleet.set_traffic(request.name, shares, call_of(context).caller.sees)
+        return model_pb2.SetTrafficResponse(models=[to_message(model.now()) for model in models])
 
     async def UnloadModel(
         self,

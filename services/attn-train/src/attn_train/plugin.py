@@ -25,8 +25,13 @@ def attn_services(cluster: Cluster) -> list[GrpcService]:
 
 @hookimpl
 def attn_commands() -> list[Command]:
-    """`attn data` and `attn evaluate`."""
+    """`attn data`, `attn evaluate`, `attn sweep` and what `attn compare --train` calls."""
     return [
+        Command(
+            name="compare-training",
+            summary="Train mechanisms with equal budgets and compare them; the same as compare --train.",
+            target="attn_train.comparison.command:compare_training_command",
+        ),
         Command(
             name="data",
             summary="Prepare data for training that does not fit into memory, and look at it.",
@@ -36,6 +41,11 @@ def attn_commands() -> list[Command]:
             name="evaluate",
             summary="Evaluate a trained model: perplexity or accuracy.",
             target="attn_train.plugin:evaluate_command",
+        ),
+        Command(
+            name="sweep",
+            summary="Train with combinations of options, and rank them.",
+            target="attn_train.comparison.command:sweep_command",
         ),
     ]
 

@@ -20,13 +20,14 @@ from attn_core import (
     installed,
     state_bytes,
 )
-from attn_core.errors import Incompatible, InvalidValue, MissingPackage
+from attn_core.errors import Incompatible, InvalidValue, MissingPackage, UnknownName
 from attn_core.models import ModelShape, checked_kv_sharing, kv_source_layer_of
 from attn_core.options import parse_options
 from attn_core.states import dtype_name
 from attn_schema.output import print_table
 
 from attn_cli.facts import price
+from attn_cli.main import CommandElsewhere, FlagCommand, load
 from attn_cli.options import (
     Bidirectional,
     Dtype,
@@ -44,9 +45,33 @@ from attn_cli.pictures import draw_curves
 
 CURVES = {"allowed flops": "FLOPs of a forward pass", "state bytes": "bytes remembered"}
 COUNTS = {"weights": "parameters", "flops": "flops", "allowed": "allowed flops"}
+TRAINING = "compare-training"
+"""The command that compares by training, wherever it is installed."""
 SIZES = {"state": "state bytes", "a token": "state bytes per token"}
 
 
+class CompareCommand(FlagCommand):
+    """Prices, or with `--train` the comparison by training that an installed package offers."""
+
+    def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """The context of the command that the arguments ask for."""
+        if any(arg == "--train" or arg.startswith("--train=") for arg in args):
+            return _training_command().make_context(info_name, args, parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+
+def _training_command() -> Any:
+    """The command behind `--train`; raises `CommandElsewhere` where its package is not installed."""
+    try:
+        return load(installed().commands.get(TRAINING))
+    except UnknownName as error:
+        raise CommandElsewhere.for_command(TRAINING) or error from error
+
+
+compare_app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+
+@compare_app.command(name="compare", cls=CompareCommand)
 def compare_command(
     names: Annotated[list[str], typer.Argument(help="Mechanisms; `attn list mechanisms` names them.")],
     seq: Annotated[str, typer.Option(metavar="N,N,...", help="Sequence lengths to price.")] = "1024,4096,16384",
@@ -63,6 +88,9 @@ def compare_command(
 
     Example: `attn compare mha sliding_window linear --seq 1024,16384 --draw curves.png`. Key/value heads are given
     only to mechanisms that can share them; a mechanism without a causal form is priced bidirectional.
+
+    With `--train NAMES --budget flops=1e12` they are trained with equal budgets and compared: see
+    `attn compare --train mha --help`.
     """
     lengths = parse_lengths(seq)
     sizes = Sizes(

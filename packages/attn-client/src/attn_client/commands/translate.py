@@ -20,6 +20,8 @@ from attn_client.commands.options import Json, writer_for
 from attn_client.writer import Writer
 
 Option = typer.Option
+NAMED = 10
+"""Unknown words that are named."""
 AT_ONCE = 32
 """Sentences asked for side by side: what fills a batch, and what a small server takes."""
 
@@ -47,13 +49,17 @@ def translate_command(
     wanted = None if references is None else _references(references, len(lines))
     with ExitStack() as stack:
         writer = writer_for(stack, local=model is not None, connection=connection, engine=engine)
-        found = []
+        found: list[str] = []
+        unknown = unknown_words(writer, name, lines)
         for source, translation in zip(lines, translations(writer, name, lines, sampling), strict=True):
             found.append(translation)
             if json:
                 print_json({"source": source, "translation": translation})
             else:
                 typer.echo(translation)
+    if unknown:
+        said = ", ".join(map(repr, unknown[:NAMED])) + (" and others" if len(unknown) > NAMED else "")
+        typer.echo(f"attn: words that {name} does not know, and reads as one and the same: {said}", err=True)
     if wanted is not None:
         _tell(corpus_bleu(found, wanted), json=json)
 
@@ -69,6 +75,17 @@ def translations(writer: Writer, model: str, lines: Sequence[str], sampling: Sam
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         yield from pool.map(translate, lines)
+
+
+def unknown_words(writer: Writer, model: str, lines: Sequence[str]) -> list[str]:
+    """The words of the lines that the model's vocabulary has no token for, each once."""
+
+    def look_up(line: str) -> tuple[str, ...]:
+        return writer.tokenize(model, Prompt(text="", encoder_prompt=EncoderPrompt(text=line))).unknown
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = pool.map(look_up, filter(None, map(str.strip, lines)))
+        return list(dict.fromkeys(word for words in found for word in words))
 
 
 def _asked(words: Sequence[str], model: str | None) -> tuple[str, str]:

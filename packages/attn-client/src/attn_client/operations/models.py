@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from attn.v1 import catalog_pb2
 from attn.v1 import model_pb2 as pb
 from attn_schema import DeploymentConfig, EngineConfig, Mechanism, ModelInfo
@@ -39,14 +41,19 @@ def load_model(
     engine: EngineConfig | None,
     base_model: str = "",
     deployment: DeploymentConfig | None = None,
+    traffic: float | None = None,
+    *,
+    replace: bool = False,
 ) -> Operation[pb.LoadModelResponse, ModelInfo]:
-    """Load a model, or an adapter on a model."""
+    """Load a model, a version of one, or an adapter on a model."""
     request = pb.LoadModelRequest(
         name=name,
         source=source,
         engine=None if engine is None else to_message(engine),
         base_model=base_model,
         deployment=None if deployment is None else to_message(deployment),
+        traffic=traffic,
+        replace=replace,
     )
     return Operation(f"{SERVICE}/LoadModel", request, pb.LoadModelResponse, _model)
 
@@ -55,6 +62,16 @@ def scale_model(name: str, deployment: DeploymentConfig) -> Operation[pb.ScaleMo
     """Change how many engines serve a model."""
     request = pb.ScaleModelRequest(name=name, deployment=to_message(deployment))
     return Operation(f"{SERVICE}/ScaleModel", request, pb.ScaleModelResponse, _model)
+
+
+def set_traffic(name: str, shares: Mapping[str, float]) -> Operation[pb.SetTrafficResponse, list[ModelInfo]]:
+    """Divide the requests for a model among its versions."""
+    request = pb.SetTrafficRequest(name=name, traffic=shares)
+
+    def models(answer: pb.SetTrafficResponse) -> list[ModelInfo]:
+        return [from_message(ModelInfo, model) for model in answer.models]
+
+    return Operation(f"{SERVICE}/SetTraffic", request, pb.SetTrafficResponse, models)
 
 
 def unload_model(name: str, shutdown_timeout: float | None) -> Operation[pb.UnloadModelResponse, None]:

@@ -10,7 +10,6 @@
 struct Bfloat16Dots {};
 struct Int8Dots {};
 
-#ifdef TILE_REGISTERS
 // Compilers want the numbers of registers as they are written.
 #define ADD_DOTS(TO, ROWS, PANEL)                                \
   if constexpr (std::is_same_v<Dots, Int8Dots>)                  \
@@ -70,13 +69,6 @@ static inline void sums_of_one(const uint16_t* rows, const uint16_t* panel, size
   _tile_stored(1, sums + 256, 64);
 }
 #undef ADD_DOTS
-
-#else
-template <class Dots, int DEEP, class Between>
-static inline void sums_of_two(const uint16_t*, size_t, const uint16_t*, size_t, int, float*, Between) {}
-template <class Dots, int DEEP, class Between>
-static inline void sums_of_one(const uint16_t*, const uint16_t*, size_t, int, float*, Between) {}
-#endif
 
 // The rows of one tile with one pair of panels.
 struct Place {

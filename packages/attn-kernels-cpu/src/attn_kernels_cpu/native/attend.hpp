@@ -26,15 +26,15 @@ template <class Element>
 static inline void scores_of(const float* query, const Element* keys, int64_t row, const int64_t* numbers, int count,
                              int size, float scale, float* out) {
   for (int j = 0; j < count; j += 16) {
-    __m512 sums[16];
+    Floats sums[16];
     int here = std::min(16, count - j);
     for (int i = 0; i < 16; i++) {
       const Element* key = keys + numbers[j + std::min(i, here - 1)] * row;
-      __m512 sum = _mm512_setzero_ps();
-      for (int d = 0; d < size; d += 16) sum = _mm512_fmadd_ps(_mm512_loadu_ps(query + d), load16(key + d), sum);
+      Floats sum = all(0.0f);
+      for (int d = 0; d < size; d += 16) sum = fmadd(load16(query + d), load16(key + d), sum);
       sums[i] = sum;
     }
-    _mm512_storeu_ps(out + j, _mm512_mul_ps(sums16(sums), _mm512_set1_ps(scale)));
+    store16(out + j, sums16(sums) * all(scale));
   }
 }
 
@@ -42,16 +42,16 @@ static inline void scores_of(const float* query, const Element* keys, int64_t ro
 static inline void softmax_row(float* scores, int count) {
   int whole = (count + 15) / 16 * 16;
   for (int j = count; j < whole; j++) scores[j] = -std::numeric_limits<float>::infinity();
-  __m512 top = _mm512_loadu_ps(scores);
-  for (int j = 16; j < whole; j += 16) top = _mm512_max_ps(_mm512_loadu_ps(scores + j), top);
-  __m512 highest = _mm512_set1_ps(_mm512_reduce_max_ps(top)), total = _mm512_setzero_ps();
+  Floats top = load16(scores);
+  for (int j = 16; j < whole; j += 16) top = larger(load16(scores + j), top);
+  Floats highest = all(largest_of(top)), total = all(0.0f);
   for (int j = 0; j < whole; j += 16) {
-    __m512 weight = exp16(_mm512_sub_ps(_mm512_loadu_ps(scores + j), highest));
-    _mm512_storeu_ps(scores + j, weight);
-    total = _mm512_add_ps(total, weight);
+    Floats weight = exp16(load16(scores + j) - highest);
+    store16(scores + j, weight);
+    total = total + weight;
   }
-  __m512 share = _mm512_set1_ps(1.0f / _mm512_reduce_add_ps(total));
-  for (int j = 0; j < whole; j += 16) _mm512_storeu_ps(scores + j, _mm512_mul_ps(_mm512_loadu_ps(scores + j), share));
+  Floats share = all(1.0f / sum_of(total));
+  for (int j = 0; j < whole; j += 16) store16(scores + j, load16(scores + j) * share);
 }
 
 // Outputs of some query heads that share keys and values; `weights` has a row of `stride` for each.
@@ -59,14 +59,14 @@ template <int QUERIES, class Element>
 static inline void mix(const float* weights, int stride, const Element* values, int64_t row, const int64_t* numbers,
                        int count, int size, float* out) {
   for (int d = 0; d < size; d += 16) {
-    __m512 sum[QUERIES];
-    for (int q = 0; q < QUERIES; q++) sum[q] = _mm512_setzero_ps();
+    Floats sum[QUERIES];
+    for (int q = 0; q < QUERIES; q++) sum[q] = all(0.0f);
     for (int j = 0; j < count; j++) {
-      __m512 value = load16(values + numbers[j] * row + d);
+      Floats value = load16(values + numbers[j] * row + d);
       for (int q = 0; q < QUERIES; q++)
-        sum[q] = _mm512_fmadd_ps(_mm512_set1_ps(weights[q * stride + j]), value, sum[q]);
+        sum[q] = fmadd(all(weights[q * stride + j]), value, sum[q]);
     }
-    for (int q = 0; q < QUERIES; q++) _mm512_storeu_ps(out + q * size + d, sum[q]);
+    for (int q = 0; q < QUERIES; q++) store16(out + q * size + d, sum[q]);
   }
 }
 

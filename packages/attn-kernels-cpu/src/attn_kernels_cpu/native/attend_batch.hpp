@@ -1,7 +1,9 @@
 // Attention of all new tokens of a batch, shared out between threads: neighbours of a request in tiles, others one by one.
 #pragma once
-#include "attend_amx.hpp"
 #include "attend_tile.hpp"
+#ifdef TILE_REGISTERS
+#include "attend_amx.hpp"
+#endif
 
 constexpr int FEWEST = 4;             // neighbours that are worth turning keys for
 constexpr int MOST = 32;              // tokens of a tile
@@ -14,7 +16,9 @@ struct Rows {
   const float* query;
   int64_t width;
   float* out;
+#ifdef TILE_REGISTERS
   ToTiles tiles;
+#endif
 };
 
 struct Attention {
@@ -135,8 +139,12 @@ static void attend(const Attention& a, int threads) {
   std::vector<Tile> tiles = tiles_of(a);
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
+#ifdef TILE_REGISTERS
     if (a.parts) configure_tiles();
     attend_together(a, tiles);
     if (a.parts) release_tiles();
+#else
+    attend_together(a, tiles);
+#endif
   }
 }

@@ -2,27 +2,38 @@
 // A row goes through the same sums in the same order as in attend.hpp, so that neither can be told from the other.
 #pragma once
 #include "attend.hpp"
-#include "turn.hpp"
+
+// Keys [16, size] where they lie become `turned` [size, 16]; past the last of `here` keys it is repeated.
+template <class Element>
+static inline void turn_keys(const Element* keys, int64_t row, const int64_t* numbers, int here, int size,
+                             float* turned) {
+  for (int d = 0; d < size; d += 16) {
+    Floats lanes[16];
+    for (int i = 0; i < 16; i++) lanes[i] = load16(keys + numbers[std::min(i, here - 1)] * row + d);
+    turn16(lanes);
+    for (int i = 0; i < 16; i++) store16(turned + (d + i) * 16, lanes[i]);
+  }
+}
 
 // Lane partial sums of ROWS queries with sixteen keys: what lane `lane` of the sums in `scores_of` holds for each key.
 template <int ROWS>
-static inline void lane_sums(const float* queries, const float* turned, int lane, int size, __m512 sums[ROWS]) {
-  for (int r = 0; r < ROWS; r++) sums[r] = _mm512_setzero_ps();
+static inline void lane_sums(const float* queries, const float* turned, int lane, int size, Floats sums[ROWS]) {
+  for (int r = 0; r < ROWS; r++) sums[r] = all(0.0f);
   for (int d = lane; d < size; d += 16) {
-    __m512 key = _mm512_loadu_ps(turned + d * 16);
-    for (int r = 0; r < ROWS; r++) sums[r] = _mm512_fmadd_ps(_mm512_set1_ps(queries[r * size + d]), key, sums[r]);
+    Floats key = load16(turned + d * 16);
+    for (int r = 0; r < ROWS; r++) sums[r] = fmadd(all(queries[r * size + d]), key, sums[r]);
   }
 }
 
 template <int ROWS>
-static inline void added(__m512 to[ROWS], const __m512 other[ROWS]) {
-  for (int r = 0; r < ROWS; r++) to[r] = _mm512_add_ps(to[r], other[r]);
+static inline void added(Floats to[ROWS], const Floats other[ROWS]) {
+  for (int r = 0; r < ROWS; r++) to[r] = to[r] + other[r];
 }
 
 // Lanes 4 q to 4 q + 3, added as `sums16` adds them.
 template <int ROWS>
-static inline void quarter(const float* queries, const float* turned, int q, int size, __m512 sums[ROWS]) {
-  __m512 other[ROWS], last[ROWS];
+static inline void quarter(const float* queries, const float* turned, int q, int size, Floats sums[ROWS]) {
+  Floats other[ROWS], last[ROWS];
   lane_sums<ROWS>(queries, turned, 4 * q, size, sums);
   lane_sums<ROWS>(queries, turned, 4 * q + 2, size, other);
   added<ROWS>(sums, other);
@@ -33,8 +44,8 @@ static inline void quarter(const float* queries, const float* turned, int q, int
 }
 
 template <int ROWS>
-static inline void half_of_lanes(const float* queries, const float* turned, int half, int size, __m512 sums[ROWS]) {
-  __m512 other[ROWS];
+static inline void half_of_lanes(const float* queries, const float* turned, int half, int size, Floats sums[ROWS]) {
+  Floats other[ROWS];
   quarter<ROWS>(queries, turned, 2 * half, size, sums);
   quarter<ROWS>(queries, turned, 2 * half + 1, size, other);
   added<ROWS>(sums, other);
@@ -42,30 +53,30 @@ static inline void half_of_lanes(const float* queries, const float* turned, int 
 
 template <int ROWS>
 static inline void score_rows(const float* queries, const float* turned, int size, float scale, float* out, int stride) {
-  __m512 sums[ROWS], other[ROWS], factor = _mm512_set1_ps(scale);
+  Floats sums[ROWS], other[ROWS], factor = all(scale);
   half_of_lanes<ROWS>(queries, turned, 0, size, sums);
   half_of_lanes<ROWS>(queries, turned, 1, size, other);
   added<ROWS>(sums, other);
-  for (int r = 0; r < ROWS; r++) _mm512_storeu_ps(out + (size_t)r * stride, _mm512_mul_ps(sums[r], factor));
+  for (int r = 0; r < ROWS; r++) store16(out + (size_t)r * stride, sums[r] * factor);
 }
 
 // Values `first` to `last` - 1, times the weights of ROWS rows, added to `out` [ROWS, size].
 template <int ROWS, int PANELS, class Element>
 static inline void mix_panels(const float* weights, int stride, const Element* values, int64_t row,
                               const int64_t* numbers, int first, int last, int size, float* out) {
-  __m512 sum[ROWS][PANELS];
+  Floats sum[ROWS][PANELS];
   for (int r = 0; r < ROWS; r++)
-    for (int p = 0; p < PANELS; p++) sum[r][p] = _mm512_loadu_ps(out + r * size + p * 16);
+    for (int p = 0; p < PANELS; p++) sum[r][p] = load16(out + r * size + p * 16);
   for (int j = first; j < last; j++) {
-    __m512 value[PANELS];
+    Floats value[PANELS];
     for (int p = 0; p < PANELS; p++) value[p] = load16(values + numbers[j] * row + p * 16);
     for (int r = 0; r < ROWS; r++) {
-      __m512 weight = _mm512_set1_ps(weights[(size_t)r * stride + j]);
-      for (int p = 0; p < PANELS; p++) sum[r][p] = _mm512_fmadd_ps(weight, value[p], sum[r][p]);
+      Floats weight = all(weights[(size_t)r * stride + j]);
+      for (int p = 0; p < PANELS; p++) sum[r][p] = fmadd(weight, value[p], sum[r][p]);
     }
   }
   for (int r = 0; r < ROWS; r++)
-    for (int p = 0; p < PANELS; p++) _mm512_storeu_ps(out + r * size + p * 16, sum[r][p]);
+    for (int p = 0; p < PANELS; p++) store16(out + r * size + p * 16, sum[r][p]);
 }
 
 template <int ROWS, class Element>
@@ -73,8 +84,9 @@ static inline void mix_rows(const float* weights, int stride, const Element* val
                             const int64_t* numbers, int first, int last, int size, float* out) {
   if (first >= last) return;
   int d = 0;
-  for (; d + 32 <= size; d += 32)
-    mix_panels<ROWS, 2>(weights, stride, values + d, row, numbers, first, last, size, out + d);
+  constexpr int PANELS = Shape::MIXED_PANELS;
+  for (; PANELS > 1 && d + PANELS * 16 <= size; d += PANELS * 16)
+    mix_panels<ROWS, PANELS>(weights, stride, values + d, row, numbers, first, last, size, out + d);
   for (; d < size; d += 16)
     mix_panels<ROWS, 1>(weights, stride, values + d, row, numbers, first, last, size, out + d);
 }
@@ -88,7 +100,8 @@ template <class Element>
 static void mix_tile(const float* weights, int stride, const Element* values, int64_t row, const int64_t* numbers,
                      const Span* spans, int rows, int size, float* out) {
   for (int r = 0; r < rows;) {
-    int many = rows - r >= 12 ? 12 : rows - r >= 4 ? 4 : 1;
+    constexpr int MOST_MIXED = Shape::MIXED_ROWS;
+    int many = rows - r >= MOST_MIXED ? MOST_MIXED : rows - r >= 4 ? 4 : 1;
     Span common = spans[r];
     for (int i = 1; i < many; i++) common = {std::max(common.first, spans[r + i].first), std::min(common.last, spans[r + i].last)};
     if (common.first > common.last) common = {spans[r].last, spans[r].last};
@@ -99,9 +112,9 @@ static void mix_tile(const float* weights, int stride, const Element* values, in
     };
     // What each row sees before and after what all see is added by itself, in its place.
     for (int i = 0; i < many; i++) alone(i, spans[r + i].first, std::min(common.first, spans[r + i].last));
-    if (many == 12) mix_rows<12>(from, stride, values, row, numbers, common.first, common.last, size, to);
-    if (many == 4) mix_rows<4>(from, stride, values, row, numbers, common.first, common.last, size, to);
-    if (many == 1) alone(0, common.first, common.last);
+    if (many == MOST_MIXED) mix_rows<MOST_MIXED>(from, stride, values, row, numbers, common.first, common.last, size, to);
+    else if (many == 4) mix_rows<4>(from, stride, values, row, numbers, common.first, common.last, size, to);
+    else alone(0, common.first, common.last);
     for (int i = 0; i < many; i++) alone(i, std::max(common.last, spans[r + i].first), spans[r + i].last);
     r += many;
   }

@@ -29,16 +29,16 @@ struct LayerStep : Step {
   Memory key, value;
 };
 
-static inline __m512 turned16(__m512 x, __m512 partner, const float* cosines, const float* sines) {
-  return _mm512_fmadd_ps(partner, _mm512_loadu_ps(sines), _mm512_mul_ps(x, _mm512_loadu_ps(cosines)));
+static inline Floats turned_by(Floats x, Floats partner, const float* cosines, const float* sines) {
+  return fmadd(partner, load16(sines), x * load16(cosines));
 }
 
 // Elements i and i + half for sixteen i at a time.
 static inline void rotate_halves(float* x, const float* cosines, const float* sines, int half) {
   for (int i = 0; i < half; i += 16) {
-    __m512 first = _mm512_loadu_ps(x + i), second = _mm512_loadu_ps(x + i + half);
-    _mm512_storeu_ps(x + i, turned16(first, second, cosines + i, sines + i));
-    _mm512_storeu_ps(x + i + half, turned16(second, first, cosines + i + half, sines + i + half));
+    Floats first = load16(x + i), second = load16(x + i + half);
+    store16(x + i, turned_by(first, second, cosines + i, sines + i));
+    store16(x + i + half, turned_by(second, first, cosines + i + half, sines + i + half));
   }
 }
 
@@ -57,7 +57,7 @@ template <class Element>
 static inline void remember(const float* rows, const Memory& memory, int64_t target, const Heads& heads) {
   for (int h = 0; h < heads.shared; h++) {
     Element* to = (Element*)memory.at + target * memory.row + h * memory.head;
-    for (int d = 0; d < heads.size; d += 16) store16(to + d, _mm512_loadu_ps(rows + h * heads.size + d));
+    for (int d = 0; d < heads.size; d += 16) store16(to + d, load16(rows + h * heads.size + d));
   }
 }
 

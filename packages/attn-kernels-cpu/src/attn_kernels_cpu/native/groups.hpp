@@ -12,7 +12,6 @@ constexpr int FEW = 4;  // rows from which a tile of sixteen is worth it
 
 static inline bool enough_rows(const Linear& l, int rows) { return l.format != INT4 || rows >= FEW; }
 
-#ifdef TILE_REGISTERS
 // Nibbles of a panel [groups, 4, 64] as bytes [groups, 8, 64].
 static inline void widen_panel(const uint8_t* packed, int groups, uint8_t* wide) {
   const __m512i low = _mm512_set1_epi8(15);
@@ -116,7 +115,3 @@ static void multiply_groups(const Pairs& pairs, const RowTiles& x, Share tiles, 
   }
   configure_tiles();
 }
-#else
-template <class Pairs>
-static void multiply_groups(const Pairs&, const RowTiles&, Share, Share) {}
-#endif

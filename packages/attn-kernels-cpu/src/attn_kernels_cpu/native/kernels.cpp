@@ -1,7 +1,10 @@
 // What Python calls, through ctypes.
-#include "block_amx.hpp"
+#include "block.hpp"
 #include "largest.hpp"
 #include "pack.hpp"
+#ifdef TILE_REGISTERS
+#include "block_amx.hpp"
+#endif
 
 extern "C" {
 
@@ -38,10 +41,13 @@ void attn_blocks(const Layer* const* layers, int count, float* hidden) {
   for (int i = 0; i < count; i++) {
     const Block& b = *layers[i]->block;
     const LayerStep s = {*layers[i]->step, layers[i]->key, layers[i]->value};
-    if (in_tiles(b) && enough_rows(*b.down, s.tokens))
+#ifdef TILE_REGISTERS
+    if (in_tiles(b) && enough_rows(*b.down, s.tokens)) {
       run_tiled_block(b, s, hidden);
-    else
-      run_block(b, s, hidden);
+      continue;
+    }
+#endif
+    run_block(b, s, hidden);
   }
 }
 }

@@ -2,16 +2,12 @@
 #pragma once
 #include "linear.hpp"
 
-// The lanes that hold the outputs from place `i` on.
-static inline __mmask16 lanes_from(int i, int count) { return count - i >= 16 ? 0xffff : (__mmask16)((1u << (count - i)) - 1); }
-
 // The first place of the largest of `count` outputs.
 static inline int first_place(const float* outputs, int count, float largest) {
   for (int i = 0; i < count; i += 16) {
-    __mmask16 here = lanes_from(i, count);
-    __m512 values = _mm512_maskz_loadu_ps(here, outputs + i);
-    __mmask16 hits = _mm512_mask_cmp_ps_mask(here, values, _mm512_set1_ps(largest), _CMP_EQ_OQ);
-    if (hits) return i + __builtin_ctz(hits);
+    // What is past the last equals nothing.
+    Floats values = load_some(outputs + i, count - i, all(std::numeric_limits<float>::quiet_NaN()));
+    if (uint32_t hits = equal_lanes(values, all(largest))) return i + __builtin_ctz(hits);
   }
   return -1;
 }
@@ -23,14 +19,14 @@ struct Leader {
 
   // The next `count` outputs, which come from place `first` on.
   void see(const float* outputs, int count, int64_t first) {
-    __m512 most = _mm512_set1_ps(value);
-    __mmask16 missing = 0;
+    Floats most = all(value);
+    uint32_t missing = 0;
     for (int i = 0; i < count; i += 16) {
-      __m512 values = _mm512_mask_loadu_ps(most, lanes_from(i, count), outputs + i);
-      missing |= _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
-      most = _mm512_max_ps(most, values);
+      Floats values = load_some(outputs + i, count - i, most);
+      missing |= nan_lanes(values);
+      most = larger(most, values);
     }
-    float largest = missing ? std::numeric_limits<float>::quiet_NaN() : _mm512_reduce_max_ps(most);
+    float largest = missing ? std::numeric_limits<float>::quiet_NaN() : largest_of(most);
     if (!(largest <= value)) meet({largest, first + first_place(outputs, count, largest)});
   }
 
@@ -98,6 +94,7 @@ static void find_largest(const Linear& l, typename Tiles::Input x, int rows, int
   });
 }
 
+#ifdef TILE_REGISTERS
 template <class Parts>
 static void find_largest(const Linear& l, const RowTiles& x, int64_t* places, int threads) {
   find_largest(l, x.rows, places, threads, [&](const Linear& some, Into to) {
@@ -107,14 +104,7 @@ static void find_largest(const Linear& l, const RowTiles& x, int64_t* places, in
   });
 }
 
-static void find_largest(const Linear& l, const float* x, int rows, int64_t* places, int threads) {
-  if (l.format == FLOAT32) return find_largest<FloatTiles<float>>(l, x, rows, places, threads);
-  if (l.format == BFLOAT16) return find_largest<FloatTiles<uint16_t>>(l, x, rows, places, threads);
-  if (!in_tiles(l) || !enough_rows(l, rows)) {
-    const QuantisedRows all = quantised(l, x, rows, threads);
-    if (l.format == INT8) return find_largest<Int8Tiles>(l, all, rows, places, threads);
-    return find_largest<Int4Tiles>(l, all, rows, places, threads);
-  }
+static void find_largest_in_tiles(const Linear& l, const float* x, int rows, int64_t* places, int threads) {
   static thread_local RowRoom room;
   const RowTiles tiled = room.of(l, rows);
 #pragma omp parallel num_threads(threads) if (threads > 1)
@@ -123,4 +113,16 @@ static void find_largest(const Linear& l, const float* x, int rows, int64_t* pla
   if (l.parts == OnePart::PARTS) return find_largest<OnePart>(l, tiled, places, threads);
   if (l.parts == ThreeParts::PARTS) return find_largest<ThreeParts>(l, tiled, places, threads);
   find_largest<WholeNumbers>(l, tiled, places, threads);
+}
+#endif
+
+static void find_largest(const Linear& l, const float* x, int rows, int64_t* places, int threads) {
+  if (l.format == FLOAT32) return find_largest<FloatTiles<float>>(l, x, rows, places, threads);
+  if (l.format == BFLOAT16) return find_largest<FloatTiles<uint16_t>>(l, x, rows, places, threads);
+#ifdef TILE_REGISTERS
+  if (in_tiles(l) && enough_rows(l, rows)) return find_largest_in_tiles(l, x, rows, places, threads);
+#endif
+  const QuantisedRows all = quantised(l, x, rows, threads);
+  if (l.format == INT8) return find_largest<Int8Tiles>(l, all, rows, places, threads);
+  find_largest<Int4Tiles>(l, all, rows, places, threads);
 }

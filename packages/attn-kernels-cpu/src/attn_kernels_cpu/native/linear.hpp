@@ -2,7 +2,10 @@
 #pragma once
 #include <omp.h>
 
+#include "tiles.hpp"
+#ifdef TILE_REGISTERS
 #include "amx.hpp"
+#endif
 
 template <class Element>
 struct FloatTiles {
@@ -12,7 +15,7 @@ struct FloatTiles {
     float_tile<ROWS, PANELS, Element>(l, x, row, panel, to);
   }
   static Input from(const Linear& l, Input x, int row) { return x + (size_t)row * l.inputs; }
-  static constexpr int MANY = 12, BYTES = 4;
+  static constexpr int MANY = Shape::FLOAT_ROWS, BYTES = 4;
 };
 
 struct Int8Tiles {
@@ -22,7 +25,7 @@ struct Int8Tiles {
     int8_tile<ROWS, PANELS>(l, x, row, panel, to);
   }
   static Input from(const Linear& l, Input x, int row) { return x.from(row, l.inputs); }
-  static constexpr int MANY = 6, BYTES = 1;
+  static constexpr int MANY = Shape::INT_ROWS, BYTES = 1;
 };
 
 struct Int4Tiles {
@@ -32,7 +35,7 @@ struct Int4Tiles {
     int4_tile<ROWS, PANELS>(l, x, row, panel, to);
   }
   static Input from(const Linear& l, Input x, int row) { return x.from(row, l.inputs); }
-  static constexpr int MANY = 6, BYTES = 1;
+  static constexpr int MANY = Shape::INT_ROWS, BYTES = 1;
 };
 
 template <class Tiles, int ROWS, int PANELS>
@@ -57,13 +60,14 @@ template <class Tiles>
 static void block(const Linear& l, typename Tiles::Input x, int rows, int first, int last, Into to) {
   if (rows >= 4) {
     int panel = first;
-    for (; panel + 2 <= last; panel += 2) rows_of_panels<Tiles, 2>(l, x, rows, panel, to);
+    constexpr int PANELS = Shape::PANELS;
+    for (; panel + PANELS <= last; panel += PANELS) rows_of_panels<Tiles, PANELS>(l, x, rows, panel, to);
     for (; panel < last; panel++) rows_of_panels<Tiles, 1>(l, x, rows, panel, to);
     return;
   }
   int row = 0;
-  for (; row + 2 <= rows; row += 2) panels_of_block<Tiles, 2, 4>(l, x, row, first, last, to);
-  for (; row < rows; row++) panels_of_block<Tiles, 1, 4>(l, x, row, first, last, to);
+  for (; row + 2 <= rows; row += 2) panels_of_block<Tiles, 2, Shape::PANELS_OF_TWO>(l, x, row, first, last, to);
+  for (; row < rows; row++) panels_of_block<Tiles, 1, Shape::PANELS_OF_ONE>(l, x, row, first, last, to);
 }
 
 constexpr int BLOCK = 4;
@@ -103,7 +107,9 @@ static QuantisedRows quantised(const Linear& l, const float* x, int rows, int th
 static void multiply(const Linear& l, const float* x, int rows, Into to, int threads) {
   if (l.format == FLOAT32) return shared_out<FloatTiles<float>>(l, x, rows, to, threads);
   if (l.format == BFLOAT16) return shared_out<FloatTiles<uint16_t>>(l, x, rows, to, threads);
+#ifdef TILE_REGISTERS
   if (in_tiles(l) && enough_rows(l, rows)) return multiply_tiles(l, x, rows, to, threads);
+#endif
   const QuantisedRows all = quantised(l, x, rows, threads);
   if (l.format == INT8) return shared_out<Int8Tiles>(l, all, rows, to, threads);
   shared_out<Int4Tiles>(l, all, rows, to, threads);

@@ -1,6 +1,6 @@
 // Weights [outputs, inputs] laid out in panels of sixteen outputs, as the tiles read them.
 #pragma once
-#include "amx.hpp"
+#include "tiles.hpp"
 
 static inline float weight_of(const float* w) { return *w; }
 static inline float weight_of(const uint16_t* w) {
@@ -74,9 +74,9 @@ static void pack_int4(const Element* w, int outputs, int inputs, uint8_t* packed
         value[i] = output < outputs ? weight_of(w + (size_t)output * inputs + g * GROUP + i) : 0.0f;
       float least = *std::min_element(value, value + GROUP), most = *std::max_element(value, value + GROUP);
       uint16_t* to = scales + ((size_t)(output / 16) * groups + g) * 32 + output % 16;
-      to[0] = _cvtss_sh((most - least) / 15.0f, _MM_FROUND_TO_NEAREST_INT);
-      to[16] = _cvtss_sh(least, _MM_FROUND_TO_NEAREST_INT);
-      float step = _cvtsh_ss(to[0]), start = _cvtsh_ss(to[16]), inverse = step > 0 ? 1.0f / step : 0.0f;
+      to[0] = half_of((most - least) / 15.0f);
+      to[16] = half_of(least);
+      float step = float_of_half(to[0]), start = float_of_half(to[16]), inverse = step > 0 ? 1.0f / step : 0.0f;
       uint8_t nibble[GROUP];
       for (int i = 0; i < GROUP; i++)
         nibble[i] = (uint8_t)std::min(15.0f, std::max(0.0f, std::nearbyint((value[i] - start) * inverse)));

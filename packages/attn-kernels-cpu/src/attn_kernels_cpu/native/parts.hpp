@@ -3,11 +3,8 @@
 #include <limits>
 #include <vector>
 
-#include "simd.hpp"
+#include "tiles.hpp"
 
-constexpr int DEPTH = 32;            // inputs of a tile
-constexpr int TILE = 16 * DEPTH;     // elements of a tile
-constexpr int INT8_DEPTH = 64;       // inputs of a tile of int8
 constexpr float MOST_STEPS = 32512;  // 127 * 256: what two int8 numbers, of which one counts 256 times, hold on both sides
 constexpr uint32_t UPPER = 0xffff0000;
 

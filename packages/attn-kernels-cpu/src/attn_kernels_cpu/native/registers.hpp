@@ -52,7 +52,4 @@ static inline void release_tiles() { _tile_release(); }
 static inline void written() { asm volatile("" ::: "memory"); }
 #else
 static bool tiles_allowed() { return false; }
-static inline void configure_tiles() {}
-static inline void configure_few(int) {}
-static inline void release_tiles() {}
 #endif

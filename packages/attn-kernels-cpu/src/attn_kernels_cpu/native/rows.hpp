@@ -3,16 +3,6 @@
 #include "parts.hpp"
 #include "tiles.hpp"
 
-static inline bool in_tiles(const Linear& l) { return l.parts > 0; }
-
-struct Share {
-  int first, last;
-};
-
-static inline Share part_of(int count, int threads, int thread) {
-  return {(int)((int64_t)count * thread / threads), (int)((int64_t)count * (thread + 1) / threads)};
-}
-
 // Rows in tiles: `per` rows each, `blocks` side by side, each of which is `bytes`: a tile, or one for each bfloat16 number
 // that an input becomes. Of int8 weights the step of each row; of int4, whose tiles are half as deep, steps and sums
 // [tiles, blocks, 16]. Rows past the last hold anything: no other row sees them.

@@ -2,8 +2,6 @@
 #pragma once
 #include "rows.hpp"
 
-constexpr int PAIR = 2 * 16;  // outputs of two panels
-
 struct Bfloat16Dots;
 struct Int8Dots;
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from inspect import signature
 from typing import Any, TypeAlias
 
 import torch
@@ -103,11 +104,12 @@ def share_among(config: EncoderShape, blocks: Iterable[Any]) -> None:
 class PostNormBlock(EncoderBlock):
     """norm(x + attention(x)), then norm(x + feed-forward(x)) (Vaswani et al. 2017, section 3.1)."""
 
-    def forward(self, hidden: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+    def forward(self, hidden: Tensor, key_padding_mask: Tensor | None, **others: Tensor) -> Tensor:
         """[batch, tokens, width] to [batch, tokens, width]; `key_padding_mask` [batch, tokens] is True where a token is
-        real.
+        real, and `others` are what this attention alone takes.
         """
-        after: Tensor = self.attention_norm(hidden + self.attention(hidden, key_padding_mask=key_padding_mask))
+        attended = self.attention(hidden, key_padding_mask=key_padding_mask, **others)
+        after: Tensor = self.attention_norm(hidden + attended)
         out: Tensor = self.feed_forward_norm(after + self.feed_forward(after))
         return out
 
@@ -159,12 +161,15 @@ class Encoder(nn.Module):
         key_padding_mask: Tensor | None = None,
         segments: Tensor | None = None,
         depths: Tensor | None = None,
+        global_tokens: Tensor | None = None,
     ) -> Tensor:
         """Rows [batch, tokens, width] of token ids [batch, tokens], int64.
 
         `key_padding_mask` [batch, tokens], bool, is True where a token is real; `segments` [batch, tokens] are 0 where
-        None; `depths` [batch, tokens], in the tree of each sequence, are needed where positions are "depth". Raises
-        `InvalidValue` for more tokens than the context, segments where the encoder has none, and missing depths.
+        None; `depths` [batch, tokens], in the tree of each sequence, are needed where positions are "depth";
+        `global_tokens` [batch, tokens], bool, are tokens of each sequence that Longformer's layers treat as global,
+        such as those of a question. Raises `InvalidValue` for more tokens than the context, segments where the encoder
+        has none, missing depths, and global tokens where a layer cannot treat them so.
         """
         length = tokens.shape[1]
         if length > self.max_seq_len:
@@ -177,9 +182,19 @@ class Encoder(nn.Module):
                 "segments", f"the shape {list(segments.shape)}", "None: the encoder has no token types"
             )
         hidden: Tensor = self.norm(embedded)
+        others = {} if global_tokens is None else {"global_tokens": self._per_sequence(global_tokens)}
         for block in self.blocks:
-            hidden = block(hidden, key_padding_mask)
+            hidden = block(hidden, key_padding_mask, **others)
         return hidden
+
+    def _per_sequence(self, global_tokens: Tensor) -> Tensor:
+        """Raises `InvalidValue` where the attention of a layer has no global tokens."""
+        for layer in range(self.config.num_layers):
+            attention: Any = self.blocks[layer].attention
+            if "global_tokens" not in signature(attention.forward).parameters:
+                name = attention_of(self.config, layer).mechanism.name
+                raise InvalidValue(f"global_tokens: the attention {name!r} of layer {layer} has none; longformer has")
+        return global_tokens
 
 
 class MaskedLanguageModel(nn.Module):
@@ -199,9 +214,9 @@ class MaskedLanguageModel(nn.Module):
         self.norm = nn.LayerNorm(width, eps=encoder.config.norm_eps)
         self.bias = nn.Parameter(self.transform.weight.new_zeros(vocabulary))
 
-    def forward(self, tokens: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Logits [batch, tokens, vocabulary] of token ids [batch, tokens]; `key_padding_mask` as `Encoder.forward`."""
-        return self.logits(self.encoder(tokens, key_padding_mask))
+    def forward(self, tokens: Tensor, key_padding_mask: Tensor | None = None, **others: Tensor | None) -> Tensor:
+        """Logits [batch, tokens, vocabulary] of token ids [batch, tokens]; arguments as of the encoder's `forward`."""
+        return self.logits(self.encoder(tokens, key_padding_mask, **others))
 
     def logits(self, rows: Tensor) -> Tensor:
         """Logits [..., vocabulary] of the encoder's hidden states [..., size]."""
@@ -219,9 +234,9 @@ class Tagger(nn.Module):
         self.classifier = nn.Linear(config.encoder.hidden_size, config.classes)
         initialise(self.classifier)
 
-    def forward(self, tokens: Tensor, key_padding_mask: Tensor | None = None, depths: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, key_padding_mask: Tensor | None = None, **others: Tensor | None) -> Tensor:
         """Logits [batch, tokens, classes]; arguments as of `Encoder.forward`."""
-        scores: Tensor = self.classifier(self.encoder(tokens, key_padding_mask, depths=depths))
+        scores: Tensor = self.classifier(self.encoder(tokens, key_padding_mask, **others))
         return scores
 
 

@@ -115,6 +115,16 @@ class Tokenizer:
         with LibraryErrors(lambda said: InvalidValue.of("text", given, f"what the vocabulary can spell: {said}")):
             return [encoding.ids for encoding in self.backend.encode_batch_fast(batch, add_special_tokens=add_special)]
 
+    def unknown(self, text: str) -> tuple[str, ...]:
+        """The pieces of `text` that the vocabulary has no token for, each once; most vocabularies can spell all."""
+        unknown = self._id_of(self.settings.unk_token)
+        if unknown is None or self._characters is not None:
+            return ()
+        with SPELLING:
+            encoding = self.backend.encode(text, add_special_tokens=False)
+        places = zip(encoding.ids, encoding.offsets, strict=True)
+        return tuple(dict.fromkeys(text[start:end] for token_id, (start, end) in places if token_id == unknown))
+
     def encode_corpus(self, text: str) -> NDArray[np.int32]:
         """The ids of a long text [tokens], int32; the same as `encode`, a hundred times faster for characters."""
         _require_unicode(text)

@@ -12,7 +12,7 @@ from attn_models.adapters.hf_config import check_unread_keys
 from attn_models.adapters.registry import ENCODER_ADAPTERS, encoder_adapter
 from attn_models.decoder.config import AttentionChoice
 from attn_models.encoder.config import EncoderConfig
-from attn_models.encoder.encoder import Encoder
+from attn_models.encoder.encoder import Encoder, MaskedLanguageModel
 from attn_models.loading.encoders import is_encoder, save_encoder
 from attn_models.loading.sentences import load_sentence_encoder
 from attn_models.tokenizers import character_tokenizer
@@ -190,6 +190,25 @@ def test_a_config_that_makes_no_sense_is_refused_by_its_key(layout, change, said
         load_sentence_encoder(folder)
 
 
+def test_global_tokens_of_each_sequence_are_those_of_the_config_where_they_are_the_same():
+    model, fixed = drawn(**LONG | {"options": {"global_positions": []}}), drawn(**LONG)
+    fixed.load_state_dict(model.state_dict())
+    tokens = torch.randint(2, 10, (2, 50))
+    first = (torch.arange(50) == 0).expand(2, -1)
+    masked, alike = MaskedLanguageModel(model), MaskedLanguageModel(fixed)
+    alike.load_state_dict(masked.state_dict())
+    torch.testing.assert_close(masked(tokens, global_tokens=first), alike(tokens))
+    assert not torch.allclose(masked(tokens), alike(tokens))
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"mechanism": "bigbird"}, LONG | {"pattern": (*WINDOWS[:1], AttentionChoice(mechanism="mha"))}]
+)
+def test_global_tokens_are_refused_where_a_layer_has_none(fields):
+    with pytest.raises(InvalidValue, match=r"global_tokens: the attention '(mha|bigbird)' of layer .*longformer"):
+        drawn(**fields)(torch.randint(2, 10, (1, 9)), global_tokens=torch.ones(1, 9, dtype=torch.bool))
+
+
 def test_an_unknown_kind_and_an_unknown_field_are_named():
     with pytest.raises(UnknownName, match="longformer"):
         encoder_adapter("longformr")
@@ -230,6 +249,27 @@ def test_longformer_has_the_rows_of_transformers_both_ways(places, padding, tmp_
                 rtol=0,
                 atol=1e-5,
             )
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("padding", sorted(KEEPS))
+def test_longformer_has_the_rows_of_transformers_where_each_sequence_has_global_tokens_of_its_own(padding, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    peer = random_peer(
+        transformers.LongformerModel(transformers.LongformerConfig(**THEIRS, attention_window=4)), "float32"
+    )
+    model = load_sentence_encoder(written(tmp_path / "theirs", peer)).model
+    key_padding_mask = KEEPS[padding]
+    tokens = tokens_of(key_padding_mask)
+    chosen = torch.zeros(3, 50, dtype=torch.bool)
+    for row, places in enumerate([(0, 7, 30), (13, 14), (41,)]):
+        chosen[row, list(places)] = True
+    chosen &= key_padding_mask
+    with torch.no_grad():
+        arguments = {"attention_mask": key_padding_mask.long(), "global_attention_mask": chosen.long()}
+        expected = peer(tokens, **arguments).last_hidden_state
+        ours = model(tokens, key_padding_mask, global_tokens=chosen)
+    torch.testing.assert_close(ours[key_padding_mask], expected[key_padding_mask], rtol=0, atol=1e-5)
 
 
 @pytest.mark.oracle

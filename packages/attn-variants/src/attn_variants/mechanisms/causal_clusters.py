@@ -9,7 +9,7 @@ from attn_core import Capability, Cost, Heads, MechanismConfig, Shape, Step
 from attn_core.checks import require_number, require_whole
 from attn_core.errors import InvalidValue
 
-from attn_variants.mechanisms.clusters import HashedAttention, RoutingAttention
+from attn_variants.mechanisms.clusters import HashedAttention, RoutingAttention, SinkhornAttention
 from attn_variants.mechanisms.common import BASIC
 from attn_variants.mechanisms.whole_sequence import WholeSequence
 
@@ -145,3 +145,27 @@ class CausalRoutingAttention(LastOfKind):
         nearest = 2 * shape.batch * heads * shape.query * options.clusters * size
         flops = self.projected(config, shape) + nearest + self.pairs(config, shape, options.window)
         return Cost(flops=flops, allowed_flops=flops, parameters=self.weights(config))
+
+
+class CausalSinkhornAttention(SinkhornAttention):
+    """A token attends to its own block up to itself, and to a soft mixture of the blocks before.
+
+    As in the paper's causal balancing a block is sorted among earlier ones alone. Here a column is divided by the sum
+    over the rows so far, and a row is asked by the mean query of the block before, so that nothing depends on what
+    follows. With one block it is causal softmax attention.
+    """
+
+    name = "sinkhorn_causal"
+    summary = "blocks attend to themselves and to a soft mixture of those before"
+    equation = (
+        r"R = \mathrm{Sinkhorn}_{j < b}\left(\exp\frac{\bar q_{b-1} \bar k_j^\top}{\tau \sqrt{d}}\right),\quad"
+        r" o_i = \mathrm{softmax}\left(\frac{q_i [K_{b, \le i}; (RK)_b]^\top}{\sqrt{d}}\right) [V_{b, \le i}; (RV)_b]"
+    )
+    capabilities = LastOfKind.capabilities
+
+    def attention(self, config: MechanismConfig) -> Any:
+        """Blocks that are sorted among those before."""
+        from attn_variants.mechanisms.causal_clusters_layers import CausalSortedBlocks
+
+        options = self.Config.of(config)
+        return CausalSortedBlocks(block=options.block, iterations=options.iterations, temperature=options.temperature)

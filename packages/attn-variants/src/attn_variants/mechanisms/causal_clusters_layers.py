@@ -1,12 +1,12 @@
-"""What the causal forms of LSH and routing attention compute between the projections and the output."""
+"""What the causal forms of LSH, routing and Sinkhorn attention compute between the projections and the output."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize, one_hot
+from torch.nn.functional import normalize, one_hot, pad
 
-from attn_variants.mechanisms.clusters_layers import Buckets, HashBuckets, Order, of_tokens
+from attn_variants.mechanisms.clusters_layers import LOWEST, Buckets, HashBuckets, Order, SortedBlocks, of_tokens
 
 
 class CausalOrder(Order):
@@ -81,3 +81,36 @@ class CausalRouting(nn.Module):
         moved = self.decay * self.centroids + (1 - self.decay) * normalize(sums, dim=-1).to(self.centroids.dtype)
         met = taken.sum((0, 2)) > 0
         self.centroids.copy_(torch.where(met[..., None], normalize(moved, dim=-1), self.centroids))
+
+
+class CausalSortedBlocks(SortedBlocks):
+    """A token attends to its own block up to itself, and to one mixed of the blocks before.
+
+    Row b of the mixture is of the products of the mean query of block b - 1 with the mean keys of the blocks before b;
+    columns are divided by their sums over rows up to b.
+    """
+
+    def seen(self, real: Tensor) -> Tensor:
+        """As `SortedBlocks.seen`: earlier tokens of the own block, and rows that some earlier block has."""
+        places = torch.arange(self.block, device=real.device)
+        own = real[:, :, None, :] & (places[:, None] >= places)
+        some = real.any(-1)
+        asks = pad(some[:, :-1], (1, 0)) & some
+        before = pad(real.cumsum(1)[:, :-1] > 0, (0, 0, 1, 0)) & asks[..., None]
+        return torch.cat([own, before[:, :, None, :].expand_as(own)], dim=-1)[:, None]
+
+    def mixture(self, queries: Tensor, keys: Tensor, real: Tensor) -> Tensor:
+        """As `SortedBlocks.mixture`, of the blocks before each."""
+        count = real.sum(-1).clamp(min=1)[:, None, :, None]
+        asking, asked = (rows.sum(3) / count for rows in (queries, keys))
+        asking = pad(asking[:, :, :-1], (0, 0, 1, 0))
+        some = real.any(-1)
+        asks = pad(some[:, :-1], (1, 0)) & some
+        blocks = torch.arange(real.shape[1], device=real.device)
+        pairs = (asks[:, :, None] & some[:, None, :] & (blocks[:, None] > blocks))[:, None]
+        scale = queries.shape[-1] ** -0.5 / self.temperature
+        shares = (torch.matmul(asking, asked.mT) * scale).masked_fill(~pairs, LOWEST)
+        for _ in range(self.iterations):
+            shares = (shares - shares.logsumexp(-1, keepdim=True)).masked_fill(~pairs, LOWEST)
+            shares = (shares - shares.logcumsumexp(-2)).masked_fill(~pairs, LOWEST)
+        return torch.exp(shares).masked_fill(~pairs, 0.0)

@@ -215,8 +215,8 @@ class SinkhornAttention(WholeSequence):
     """A token attends to its own block and to the block that sorting puts beside it, softly.
 
     The paper learns the sorting by a network with one output a block; here it follows from mean queries and keys, which
-    needs no fixed number of blocks. It depends on all blocks: there is no causal form. With one block it is softmax
-    attention.
+    needs no fixed number of blocks. It depends on all blocks; `sinkhorn_causal` is what depends on earlier ones. With
+    one block it is softmax attention.
     """
 
     name = "sinkhorn"

@@ -381,10 +381,14 @@ class SortedBlocks(nn.Module):
         queries, keys, values = (self._blocks(rows, real, spare) for rows in (query, key, value))
         mix = self.mixture(queries, keys, real)
         sorted_keys, sorted_values = (self._mixed(mix, rows) for rows in (keys, values))
-        seen = torch.cat([real, real.any(1, keepdim=True).expand_as(real)], dim=-1)[:, None, :, None]
+        seen = self.seen(real)
         scores = torch.matmul(queries, torch.cat([keys, sorted_keys], dim=3).mT) * query.shape[-1] ** -0.5
         out = torch.matmul(softmax_over(scores, seen), torch.cat([values, sorted_values], dim=3))
         return out.flatten(2, 3)[:, :, :tokens]
+
+    def seen(self, real: Tensor) -> Tensor:
+        """Which rows of their own block and of the mixed one tokens see, [batch, 1, blocks, block or 1, 2 block]."""
+        return torch.cat([real, real.any(1, keepdim=True).expand_as(real)], dim=-1)[:, None, :, None]
 
     def mixture(self, queries: Tensor, keys: Tensor, real: Tensor) -> Tensor:
         """Shares [batch, heads, blocks, blocks] of blocks in blocks, of rows [batch, heads, blocks, block, size].

@@ -30,20 +30,16 @@ POOLINGS = ("convolution", "mean", "max")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompressiveConfig(MechanismConfig):
-    """Sizes in tokens: a `segment`, a `memory` before it, and `compressed` rows of `rate` tokens each before that.
+class SegmentedConfig(MechanismConfig):
+    """Sizes in tokens: a `segment`, a `memory` before it, and `compressed` rows before that, one for `rate` tokens.
 
-    `rate` divides the first two. A `pooling` "convolution" learns to compress, "mean" averages, "max" takes the largest
-    of each element. `reconstruction` is the weight of the paper's attention-reconstruction loss, with which the
-    convolution alone learns to leave what attention reads as it was; `attn train` adds it to the loss.
+    `rate` divides the first two.
     """
 
     segment: int = 512
     memory: int = 512
     compressed: int = 512
     rate: int = 4
-    pooling: str = "convolution"
-    reconstruction: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,11 +48,32 @@ class CompressiveConfig(MechanismConfig):
         for name in ("segment", "memory"):
             if getattr(self, name) % self.rate:
                 raise InvalidValue.of(name, getattr(self, name), f"a multiple of the rate {self.rate}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressiveConfig(SegmentedConfig):
+    """Sizes in tokens: a `segment`, a `memory` before it, and `compressed` rows of `rate` tokens each before that.
+
+    A `pooling` "convolution" learns to compress `rate` tokens, `dilation` apart, "mean"
+    averages, "max" takes the largest of each element. `reconstruction` is the weight of the paper's
+    attention-reconstruction loss, with which the convolution alone learns to leave what attention reads as it was;
+    `attn train` adds it to the loss.
+    """
+
+    pooling: str = "convolution"
+    dilation: int = 1
+    reconstruction: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         require_choice("pooling", self.pooling, POOLINGS)
+        require_whole("dilation", self.dilation, ge=1, unit="tokens")
         require_number("reconstruction", self.reconstruction, ge=0)
-        if self.reconstruction and self.pooling != "convolution":
-            allowed = f"0 with pooling {self.pooling!r}, which learns nothing"
-            raise InvalidValue.of("reconstruction", self.reconstruction, allowed)
+        if self.pooling != "convolution":
+            for name, unused in (("reconstruction", 0), ("dilation", 1)):
+                if getattr(self, name) != unused:
+                    allowed = f"{unused} with pooling {self.pooling!r}, which is not a convolution"
+                    raise InvalidValue.of(name, getattr(self, name), allowed)
 
 
 class CompressiveMemory(ComputedMechanism):
@@ -98,12 +115,10 @@ class CompressiveMemory(ComputedMechanism):
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """Keys and values of a memory and a segment, those of compressed rows, and the rows of the next one."""
-        own, size = CompressiveConfig.of(config), config.head_layout.key_size
-        window = own.memory + own.segment
-        row = Field((config.num_heads, size))
-        ring = Field((own.compressed + window // own.rate, config.num_heads, size))
-        far = {"key": ring, "value": ring, "pending": Field((own.rate, config.hidden_size))}
-        return {"kv": Paged({"key": row, "value": row}, window=window), "compressed": Slot(far)}
+        past, heads = memory_sizes(config), (config.num_heads, config.head_layout.key_size)
+        row, ring = Field(heads), Field((past.ring, *heads))
+        far = {"key": ring, "value": ring, "pending": Field((past.before + past.rate, config.hidden_size))}
+        return {"kv": Paged({"key": row, "value": row}, window=past.window), "compressed": Slot(far)}
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Projections; beyond one segment also compression, and for each, the last filled up, all it may see.
@@ -126,23 +141,27 @@ class CompressiveMemory(ComputedMechanism):
             rows = -(-shape.query // own.rate)
             pairs = -(-shape.query // own.segment) * own.segment * (own.compressed + window)
         tokens += 2 * shape.batch * rows * (convolve + linear // 2)
-        least = sum(seen(own, place) for place in range(shape.remembered, shape.remembered + shape.query))
         return Cost(
             flops=tokens + shape.batch * pairs * pair,
-            allowed_flops=tokens + shape.batch * least * pair,
+            allowed_flops=tokens + shape.batch * least_pairs(own, shape) * pair,
             parameters=linear + biases + convolve,
         )
 
 
-def seen(config: CompressiveConfig, place: int) -> int:
-    """Tokens and compressed rows that the query at this position sees."""
-    before = place // config.segment * config.segment - config.memory
-    return place + 1 - max(0, before) + min(config.compressed, max(0, before) // config.rate)
+def least_pairs(config: SegmentedConfig, shape: Shape | Step) -> int:
+    """Tokens and compressed rows that the queries of a sequence see, each counted for each query."""
+    pairs = 0
+    for place in range(shape.remembered, shape.remembered + shape.query):
+        before = max(0, place // config.segment * config.segment - config.memory)
+        pairs += place + 1 - before + min(config.compressed, before // config.rate)
+    return pairs
 
 
 def memory_sizes(config: MechanismConfig) -> MemorySizes:
     """What a query sees before its own segment."""
     from attn_variants.mechanisms.compressive_layer import MemorySizes
 
-    own = CompressiveConfig.of(config)
-    return MemorySizes(segment=own.segment, memory=own.memory, compressed=own.compressed, rate=own.rate)
+    own = SegmentedConfig.of(config)
+    dilation = own.dilation if isinstance(own, CompressiveConfig) else 1
+    sizes = {name: getattr(own, name) for name in ("segment", "memory", "compressed", "rate")}
+    return MemorySizes(**sizes, dilation=dilation)

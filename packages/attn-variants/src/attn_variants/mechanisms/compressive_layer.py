@@ -17,12 +17,18 @@ from attn_variants.layer_utils import refuse_source
 @dataclass(frozen=True, kw_only=True)
 class MemorySizes:
     """What a query sees before its own segment of `segment` tokens: the last `memory` tokens, and before those
-    `compressed` rows that stand for `rate` tokens each."""
+    `compressed` rows that stand for `rate` tokens each, which a convolution reads `dilation` tokens apart."""
 
     segment: int
     memory: int
     compressed: int
     rate: int
+    dilation: int = 1
+
+    @property
+    def before(self) -> int:
+        """Tokens before its own that a compressed row is made of: a dilated convolution reaches back."""
+        return (self.rate - 1) * (self.dilation - 1)
 
     @property
     def window(self) -> int:
@@ -50,8 +56,8 @@ class CompressiveLayer(nn.Module):
 
     Learned: `query`, `key`, `value`, `output` (`nn.Linear`, uniform by Glorot's rule) and, for the pooling
     "convolution", `mix` (`nn.Linear` from `rate` rows to one); compressed rows of "mean" and "max" are of their
-    elements. Compressed rows go through `key` and `value` as all rows do. With `reconstruction`, a pass of training
-    over more than a segment leaves a loss for `take_auxiliary_loss`.
+    elements. Compressed rows go through `key` and `value` as all rows do. With `reconstruction`, a pass of
+    training over more than a segment leaves a loss for `take_auxiliary_loss`.
     """
 
     def __init__(
@@ -61,7 +67,7 @@ class CompressiveLayer(nn.Module):
         hidden_size: int,
         bias: bool,
         past: MemorySizes,
-        pooling: str,
+        pooling: str = "mean",
         reconstruction: float = 0.0,
     ) -> None:
         super().__init__()
@@ -133,7 +139,8 @@ class CompressiveLayer(nn.Module):
         """The new rows [tokens, hidden_size] of many requests, one after the other; returns [tokens, hidden_size].
 
         Extends the state "kv" and replaces the state "compressed": a ring of compressed rows' "key" and "value"
-        [requests, ring, heads, size], and "pending" [requests, rate, hidden_size], the rows of the next one so far.
+        [requests, ring, heads, size], and "pending" [requests, before + rate, hidden_size], the rows of the next one so
+        far.
         """
         asked, key, value = (self._split(linear, query) for linear in (self.query, self.key, self.value))
         state["kv"].append({"key": key, "value": value})
@@ -185,10 +192,15 @@ class CompressiveLayer(nn.Module):
 
         `real` [batch, token] is one where a token is real, else zero.
         """
-        rate, missing = self.past.rate, -rows.shape[1] % self.past.rate
-        blocks = slide(rows * real[..., None], rate, rate, (0, missing))
-        known = slide(real, rate, rate, (0, missing))
+        known = self._blocks(pad(real, (self.past.before, 0)))
+        blocks = self._blocks(pad(rows * real[..., None], (0, 0, self.past.before, 0)))
         return self._pooled(blocks, known), known.sum(-1)
+
+    def _blocks(self, rows: Tensor) -> Tensor:
+        """The tokens that each compressed row is made of, [batch, row, rate, ...], of tokens [batch, token, ...] that
+        begin with the first `before`."""
+        past, missing = self.past, -(rows.shape[1] - self.past.before) % self.past.rate
+        return slide(rows, past.before + past.rate, past.rate, (0, missing))[:, :, :: past.dilation]
 
     def _pooled(self, blocks: Tensor, real: Tensor) -> Tensor:
         """Rows [batch, row, hidden_size] of blocks [batch, row, rate, hidden_size]; `real` [batch, row, rate] is one
@@ -207,10 +219,10 @@ class CompressiveLayer(nn.Module):
         (negative where there is none) and what is to be remembered."""
         past = self.past
         done, waiting = divmod(context, past.rate)
-        pending = torch.cat([held["pending"][:waiting].to(rows.dtype), rows])
-        made = pending.shape[0] // past.rate
-        whole, rest = pending[: made * past.rate], pending[made * past.rate :]
-        blocks = whole.reshape(1, made, past.rate, whole.shape[-1])
+        pending = torch.cat([held["pending"][: past.before + waiting].to(rows.dtype), rows])
+        made = (pending.shape[0] - past.before) // past.rate
+        rest = pending[made * past.rate :]
+        blocks = self._blocks(pending[None])[:, :made]
         small = self._pooled(blocks, blocks.new_ones(blocks.shape[:3]))
         places = torch.arange(past.ring, device=rows.device)
         # The newest row at each place of the ring; before the first round some hold none.
@@ -223,7 +235,7 @@ class CompressiveLayer(nn.Module):
             name: held[name].index_copy(0, last % past.ring, new[name][-past.ring :].to(held[name].dtype))
             for name in new
         }
-        kept["pending"] = pad(rest, (0, 0, 0, past.rate - rest.shape[0])).to(held["pending"].dtype)
+        kept["pending"] = pad(rest, (0, 0, 0, held["pending"].shape[0] - rest.shape[0])).to(held["pending"].dtype)
         return far, torch.cat([numbers, fresh]), kept
 
     def _split(self, linear: nn.Linear, rows: Tensor) -> Tensor:
@@ -238,8 +250,21 @@ class CompressiveLayer(nn.Module):
 
 def attend(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor) -> Tensor:
     """Outputs [batch, query, heads, size] of softmax attention; `allowed` [batch or 1, query, key]."""
+    return read(attention_weights(query, key, allowed), value)
+
+
+def attention_weights(query: Tensor, key: Tensor, allowed: Tensor) -> Tensor:
+    """Softmax weights [batch, heads, query, key] of rows [batch, row, heads, size].
+
+    `allowed` [batch or 1, query, key], bool, True where a query may see a key.
+    """
     scores = (wide(query) * query.shape[-1] ** -0.5).transpose(1, 2) @ wide(key).permute(0, 2, 3, 1)
-    return (shares(scores, allowed[..., None, :, :]) @ wide(value).transpose(1, 2)).transpose(1, 2)
+    return shares(scores, allowed[..., None, :, :])
+
+
+def read(weights: Tensor, value: Tensor) -> Tensor:
+    """Outputs [batch, query, heads, size] of weights [batch, heads, query, key]."""
+    return (weights @ wide(value).transpose(1, 2)).transpose(1, 2)
 
 
 def slide(rows: Tensor, size: int, step: int, around: tuple[int, int]) -> Tensor:

@@ -6,7 +6,11 @@ from attn_core import Mechanism
 
 from attn_variants.mechanisms.alignment import Alignment, HardVisual, SoftVisual
 from attn_variants.mechanisms.attention_sinks import AttentionSinks
-from attn_variants.mechanisms.causal_clusters import CausalHashedAttention, CausalRoutingAttention
+from attn_variants.mechanisms.causal_clusters import (
+    CausalHashedAttention,
+    CausalRoutingAttention,
+    CausalSinkhornAttention,
+)
 from attn_variants.mechanisms.clusters import ClusteredAttention, HashedAttention, RoutingAttention, SinkhornAttention
 from attn_variants.mechanisms.compressive import CompressiveMemory
 from attn_variants.mechanisms.coverage import CoverageAttention
@@ -30,6 +34,7 @@ from attn_variants.mechanisms.linear import EfficientAttention, LinearAttention,
 from attn_variants.mechanisms.longformer import LongformerAttention
 from attn_variants.mechanisms.low_rank import Linformer, LowRankAttention, NystromAttention
 from attn_variants.mechanisms.lstmn import LongShortTermMemoryNetwork
+from attn_variants.mechanisms.most_used import MostUsedMemory
 from attn_variants.mechanisms.multi_head import (
     GroupedQueryAttention,
     MultiHeadAttention,
@@ -137,6 +142,7 @@ OFFERED: tuple[type[Mechanism], ...] = (
     RoutingAttention,
     ClusteredAttention,
     SinkhornAttention,
+    CausalSinkhornAttention,
     CausalHashedAttention,
     CausalRoutingAttention,
     GraphAttention,
@@ -152,6 +158,7 @@ OFFERED: tuple[type[Mechanism], ...] = (
     HardVisual,
     CoverageAttention,
     CompressiveMemory,
+    MostUsedMemory,
     LongShortTermMemoryNetwork,
     NeuralTuringMachine,
     KeyValue,

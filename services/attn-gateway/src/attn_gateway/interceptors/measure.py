@@ -148,7 +148,8 @@ class Measured(grpc.aio.ServerInterceptor):
         report(log, "call", method=record.method, code=code.name, seconds=round(seconds, 6), **told)
 
     def _measure(self, record: CallRecord, response: Any) -> None:
-        """Note the tokens of one message of a completion."""
+        """Note the tokens of one message of a completion, under the version of the model that computes it."""
+        record.model = response.model or record.model
         metrics, labels = self._metrics, record.labels
         if response.tokens:
             now = time.perf_counter() - record.start

@@ -1,0 +1,92 @@
+// Packs layers and a block of numbers that are made here, and writes the bits of what they compute: the same from every
+// instruction set. For chips that only an emulator has.
+#include <cstdio>
+
+#include "kernels.cpp"
+
+static uint32_t state = 1;
+static float number() {
+  state = state * 1664525u + 1013904223u;
+  return (float)(int32_t)(state >> 8) / 8388608.0f - 1.0f;
+}
+static std::vector<float> numbers(size_t count, float size = 1.0f) {
+  std::vector<float> made(count);
+  for (float& x : made) x = number() * size;
+  return made;
+}
+
+struct Layers {
+  std::vector<uint8_t> weights;
+  std::vector<uint16_t> scales;
+  std::vector<float> steps, bias;
+  Linear linear;
+
+  Layers(int format, int outputs, int inputs) {
+    int padded = (outputs + 31) / 32 * 32;
+    weights.resize((size_t)padded * inputs * 4);
+    scales.resize((size_t)padded * inputs / GROUP * 2);
+    steps.resize(padded);
+    bias = numbers(padded);
+    linear = {format, inputs, outputs, 0, weights.data(), scales.data(), steps.data(), bias.data()};
+    std::vector<float> source = numbers((size_t)outputs * inputs, 0.2f);
+    std::vector<uint16_t> halves;
+    for (float x : source) {
+      uint32_t bits;
+      std::memcpy(&bits, &x, 4);
+      halves.push_back(bits >> 16);
+    }
+    bool half = format == BFLOAT16;
+    attn_pack(half ? (const void*)halves.data() : source.data(), half, &linear, 2);
+  }
+};
+
+static void put(const void* at, size_t bytes) { fwrite(at, 1, bytes, stdout); }
+
+static void products(int format) {
+  Layers layer(format, 83, 96);
+  for (int rows : {1, 2, 3, 5, 13}) {
+    std::vector<float> x = numbers(rows * 96, 3.0f), out(rows * 83);
+    std::vector<int64_t> places(rows);
+    if (rows == 5) x[100] = std::numeric_limits<float>::infinity();
+    attn_linear(&layer.linear, x.data(), rows, out.data(), 2);
+    attn_largest(&layer.linear, x.data(), rows, places.data(), 2);
+    for (float& value : out)
+      if (std::isnan(value)) value = 7.0f;  // of which there are many
+    put(out.data(), out.size() * 4);
+    put(places.data(), places.size() * 8);
+  }
+}
+
+template <class Element>
+static void block(int format) {
+  const Heads heads = {4, 2, 32};
+  const int width = 64, inner = 96, most = 64, kept = heads.shared * heads.size;
+  Layers projections(format, (heads.query + 2 * heads.shared) * heads.size, width), output(format, width, heads.query * heads.size);
+  Layers both(format, 2 * inner, width), down(format, width, inner);
+  std::vector<float> gain = numbers(width), other = numbers(width), turns = numbers(2 * most * 32);
+  std::vector<Element> keys(most * kept), values(most * kept);
+  const Block b = {&projections.linear, &output.linear, &both.linear, &down.linear, gain.data(), other.data(),
+                   1e-5f, 0.17f, heads, 32, 0, 0};
+  std::vector<int64_t> rows(most), start(most, 0);
+  std::vector<int32_t> count(most);
+  for (int i = 0; i < most; i++) rows[i] = (i * 5) % most, count[i] = i + 1;
+  int done = 0;
+  for (int tokens : {1, 21, 1, 2}) {
+    Step step{tokens, 2, turns.data() + done * 32, turns.data() + most * 32, rows.data() + done, {rows.data(), start.data(), count.data() + done}};
+    const int form = sizeof(Element) == 4 ? FLOAT32 : BFLOAT16;
+    Layer layer{&b, &step, {keys.data(), kept, heads.size, form}, {values.data(), kept, heads.size, form}};
+    const Layer* layers[] = {&layer, &layer};
+    std::vector<float> hidden = numbers(tokens * width);
+    attn_blocks(layers, 2, hidden.data());
+    put(hidden.data(), hidden.size() * 4);
+    done += tokens;
+  }
+}
+
+int main() {
+  for (int format : {FLOAT32, BFLOAT16, INT8, INT4}) products(format);
+  for (int format : {FLOAT32, INT8, INT4}) {
+    block<float>(format);
+    block<uint16_t>(format);
+  }
+}

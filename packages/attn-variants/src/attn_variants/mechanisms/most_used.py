@@ -1,0 +1,90 @@
+"""Compressive memory of the tokens that were read most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from attn_core import (
+    Capability,
+    ComputedMechanism,
+    Cost,
+    Field,
+    MechanismConfig,
+    Paged,
+    Shape,
+    Slot,
+    StateSpecs,
+    Step,
+)
+
+from attn_variants.mechanisms.compressive import CompressiveMemory, SegmentedConfig, least_pairs, memory_sizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class MostUsedConfig(SegmentedConfig):
+    """Sizes in tokens: a `segment`, a `memory` before it, and `compressed` tokens before that, one of every `rate`.
+
+    `rate` divides the first two.
+    """
+
+
+class MostUsedMemory(ComputedMechanism):
+    """Causal attention within a segment, over a memory of the tokens before it, and over the most used before that.
+
+    Of the tokens that leave the memory those with the largest average attention weight stay, one of every `rate`, the
+    function "most used" of the paper's section 3.1. Positions are left to the model.
+    """
+
+    name = "most_used"
+    summary = "a memory of recent tokens, and of those before the ones that were read most"
+    paper = CompressiveMemory.paper
+    equation = (
+        r"o_i = \mathrm{softmax}\left(\frac{q_i K_{S_i}^\top}{\sqrt{d_k}}\right) V_{S_i},\quad"
+        r" S_i = U \cup \{i - i \bmod s - m, \ldots, i\},\quad"
+        r" U \leftarrow U \cup \operatorname{top}_{s / c} \left\{\bar\alpha_j : j \text{ leaves the memory}\right\}"
+    )
+    sketch: ClassVar = CompressiveMemory.sketch
+    capabilities = CompressiveMemory.capabilities | {Capability.CHOOSES}
+    sequential = True
+    Config = MostUsedConfig
+
+    def build(self, config: MechanismConfig) -> Any:
+        """A fresh `MostUsedLayer`; raises `InvalidValue` where heads do not divide."""
+        from attn_variants.mechanisms.most_used_layer import MostUsedLayer
+
+        return MostUsedLayer(
+            config.head_layout, hidden_size=config.hidden_size, bias=config.bias, past=memory_sizes(config)
+        )
+
+    def state(self, config: MechanismConfig) -> StateSpecs:
+        """Keys and values of a memory and a segment with what each was used, and those of the tokens that stayed."""
+        past, heads = memory_sizes(config), (config.num_heads, config.head_layout.key_size)
+        row, kept = Field(heads), Field((past.compressed, *heads))
+        far = {"key": kept, "value": kept, "usage": Field((past.window,), "float32")}
+        return {"kv": Paged({"key": row, "value": row}, window=past.window), "compressed": Slot(far)}
+
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
+        """Projections; each segment meets all of its memory, and a step all tokens that it remembers, seen or not."""
+        own, inner = MostUsedConfig.of(config), config.num_heads * config.head_layout.key_size
+        linear, past = 4 * config.hidden_size * inner, memory_sizes(config)
+        biases = 3 * inner + config.hidden_size if config.bias else 0
+        remembered = shape.remembered if isinstance(shape, Step) else 0
+        pairs, place, end = 0, remembered, remembered + shape.query
+        while place < end:
+            start = place // past.segment * past.segment
+            stop = min(start + past.segment, end)
+            first = max(0, start - past.memory)
+            near = stop - first
+            if isinstance(shape, Step):
+                near = min(remembered, past.window - 1) + shape.query
+            elif shape.query <= past.segment:
+                near = shape.query
+            pairs += (stop - place) * (min(past.compressed, first // past.rate) + near)
+            place = stop
+        tokens, pair = 2 * shape.batch * shape.query * linear, 4 * inner
+        return Cost(
+            flops=tokens + shape.batch * pairs * pair,
+            allowed_flops=tokens + shape.batch * least_pairs(own, shape) * pair,
+            parameters=linear + biases,
+        )

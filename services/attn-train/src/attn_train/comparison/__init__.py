@@ -1,0 +1,1 @@
+"""Mechanisms and options compared by training: equal budgets, several seeds, intervals, a report."""

@@ -1,0 +1,244 @@
+"""What a comparison trains: mechanisms, sizes, data and seeds, each run with the steps that the budget buys."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from attn_core import Capability, installed
+from attn_core.errors import InvalidValue, UserError
+from attn_core.options import parse_options
+from attn_schema.training import DECODER, DataConfig, ModelConfig, TrainingConfig
+
+from attn_train.admission import check_config
+from attn_train.comparison.budget import Budget
+from attn_train.data.load import load_dataset
+from attn_train.data.synthetic import MAKERS, TASKS
+from attn_train.model import resolved
+from attn_train.pricing import StepPrice, seconds_of_a_step, step_price
+from attn_train.settings import TrainSettings
+from attn_train.tasks.base import Dataset
+
+FIELDS = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "positions")
+"""Fields of the model that may be given with a mechanism, as its options are."""
+POINTS = 10
+"""Measurements along the course of a run."""
+ID_LENGTH = 64
+NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A mechanism that takes part: its name, its options, and fields of the model that are its own."""
+
+    mechanism: str
+    options: tuple[tuple[str, Any], ...] = ()
+    fields: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def label(self) -> str:
+        """As it was written: `sliding_window:window=16`."""
+        return ":".join([self.mechanism, *(f"{name}={value}" for name, value in (*self.fields, *self.options))])
+
+    @classmethod
+    def parse(cls, text: str) -> Entry:
+        """Of "sliding_window:window=16"; raises `UnknownName` with near names, and `InvalidValue`."""
+        name, *given = text.strip().split(":")
+        mechanism = installed().mechanisms.get(name)
+        if not mechanism.can(Capability.CAUSAL):
+            able = sorted(found.name for found in installed().mechanisms if found.can(Capability.CAUSAL))
+            raise InvalidValue.of("--train", name, f"a mechanism that can be causal: {', '.join(able)}")
+        values = parse_options(given, "--train")
+        options = tuple((key, value) for key, value in values.items() if key not in FIELDS)
+        return cls(name, options, tuple((key, value) for key, value in values.items() if key in FIELDS))
+
+
+def parse_entries(text: str) -> list[Entry]:
+    """The mechanisms of "mha,gqa:num_kv_heads=2", each once; raises `InvalidValue` where there is none or one twice."""
+    entries = [Entry.parse(part) for part in text.split(",") if part.strip()]
+    if not entries:
+        raise InvalidValue.of("--train", text, "mechanisms with commas between them, such as mha,gqa,mla")
+    for place, entry in enumerate(entries):
+        if entry in entries[:place]:
+            raise InvalidValue.of("--train", entry.label, "each mechanism once")
+    return entries
+
+
+def parse_sizes(text: str) -> list[dict[str, int]]:
+    """Fields of models of "32x2,64x2": hidden_size x num_layers, at least three; one empty where nothing is given."""
+    if not text:
+        return [{}]
+    pairs = [part.strip().split("x") for part in text.split(",")]
+    if len({tuple(pair) for pair in pairs}) < 3 or any(
+        len(pair) != 2 or not all(number.isascii() and number.isdecimal() and int(number) for number in pair)
+        for pair in pairs
+    ):
+        raise InvalidValue.of("--sizes", text, "at least three of HIDDEN_SIZExNUM_LAYERS, such as 32x2,64x2,128x4")
+    return [{"hidden_size": int(width), "num_layers": int(layers)} for width, layers in pairs]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One job of a comparison: its id, what it stands for, its configuration and the price of its step."""
+
+    id: str
+    label: str
+    size: str
+    dataset: str
+    seed: int
+    config: TrainingConfig
+    price: StepPrice
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of all steps."""
+        return self.config.optimizer.steps * self.price.flops
+
+    def facts(self) -> dict[str, Any]:
+        """The run as JSON holds it, without its configuration."""
+        kept = {name: getattr(self, name) for name in ("id", "label", "size", "dataset", "seed", "flops")}
+        return kept | {"steps": self.config.optimizer.steps, "price": asdict(self.price)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is compared: `entries` at `sizes`, with `seeds`, on the dataset of `config` and on `probes`.
+
+    Without a budget each run has the steps of `config`.
+    """
+
+    config: TrainingConfig
+    entries: Sequence[Entry]
+    budget: Budget | None
+    seeds: int = 3
+    probes: Sequence[str] = ()
+    sizes: Sequence[dict[str, int]] = ({},)
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise InvalidValue.of("--seeds", self.seeds, "a whole number from 1")
+        if unknown := [probe for probe in self.probes if probe not in MAKERS]:
+            raise InvalidValue.of("--probes", unknown[0], ", ".join(MAKERS))
+        if self.name and not NAME.fullmatch(self.name):
+            raise InvalidValue.of("--name", self.name, "1 to 32 letters, digits, '-' and '_'")
+        model = self.config.model
+        for field in ("mechanism", "options") if self.entries else ():
+            if getattr(model, field):
+                raise InvalidValue.of(field, getattr(model, field), "none here: give it with --train, as NAME:OPTION=1")
+        if model.family != DECODER:
+            raise InvalidValue.of("family", model.family, f"{DECODER}, whose mechanism is any")
+        if model.base_model is not None:
+            raise InvalidValue.of("base_model", model.base_model, "none: every run begins with new weights")
+
+    @property
+    def spent(self) -> str:
+        """What each run may spend."""
+        return f"{self.config.optimizer.steps} steps" if self.budget is None else str(self.budget)
+
+    @property
+    def title(self) -> str:
+        """The name; by default one that follows from everything that is asked, so that asking again goes on."""
+        if self.name:
+            return self.name
+        asked = [self.config, [entry.label for entry in self.entries], self.spent, self.seeds, self.probes]
+        text = msgspec.json.encode([*asked, self.sizes], order="deterministic", enc_hook=str)
+        return f"compare-{hashlib.sha256(text).hexdigest()[:8]}"
+
+    def datasets(self) -> list[str]:
+        """The dataset that is trained on, then the probes."""
+        return list(dict.fromkeys([self.config.data.dataset, *self.probes]))
+
+
+def planned(question: Question, home: Path, settings: TrainSettings, say: Callable[[str], None]) -> list[Run]:
+    """All runs, checked as a job is at submission, seeds outermost: an unfinished comparison has all mechanisms.
+
+    Raises the first error: `InvalidValue` for a budget that does not buy a step of one of them, with what one costs.
+    """
+    kinds: list[tuple[Entry, dict[str, int], str, TrainingConfig, StepPrice]] = []
+    for dataset in question.datasets():
+        loaded: Dataset | None = None
+        for entry in question.entries:
+            for size in question.sizes:
+                config = _config(question, entry, size, dataset)
+                check_config(config, home=home, settings=settings)
+                loaded = load_dataset(config, home, say) if loaded is None else loaded
+                price = step_price(config, loaded)
+                kinds.append((entry, size, dataset, with_steps(config, question.budget, price, loaded), price))
+    return [
+        _run(question, kind, seed)
+        for seed in range(question.config.seed, question.config.seed + question.seeds)
+        for kind in kinds
+    ]
+
+
+def _run(question: Question, kind: tuple[Entry, dict[str, int], str, TrainingConfig, StepPrice], seed: int) -> Run:
+    entry, size, dataset, config, price = kind
+    sized = "x".join(str(number) for number in size.values())
+    words = [question.title, Path(dataset).stem, entry.label, *([sized] if sized else [])]
+    return Run(
+        id=run_name(words, seed),
+        label=entry.label,
+        size=sized,
+        dataset=dataset,
+        seed=seed,
+        config=config.replace(seed=seed),
+        price=price,
+    )
+
+
+def run_name(words: Sequence[str], seed: int) -> str:
+    """The id of a job, from words that tell it from others and its seed."""
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", "-".join(words))
+    end = f"-s{seed}"
+    if len(name) + len(end) > ID_LENGTH:
+        digest = hashlib.sha256("-".join(words).encode()).hexdigest()[:8]
+        name = f"{name[: ID_LENGTH - len(end) - 9]}-{digest}"
+    return name + end
+
+
+def _config(question: Question, entry: Entry, size: dict[str, int], dataset: str) -> TrainingConfig:
+    """The configuration of one kind of run; key/value heads for all are given only to mechanisms that share them."""
+    base = question.config
+    fields = {"mechanism": entry.mechanism, "options": dict(entry.options), **size, **dict(entry.fields)}
+    mechanism = installed().mechanisms.get(entry.mechanism)
+    if not mechanism.can(Capability.GROUPED) and "num_kv_heads" not in fields:
+        fields["num_kv_heads"] = None
+    model: ModelConfig = ModelConfig.from_mapping({**_plain(base.model), **fields})
+    data = base.data.replace(dataset=dataset)
+    if dataset in question.probes:
+        data = data.replace(tokenizer="character", prepared=DataConfig().prepared)
+    elif dataset not in TASKS:
+        data = data.replace(max_pairs=0)
+    try:
+        return resolved(base.replace(model=model, data=data))
+    except UserError as error:
+        raise type(error)(f"{entry.label}: {error.message}", **error.metadata) from error
+
+
+def _plain(model: ModelConfig) -> dict[str, Any]:
+    return {name: value for name in model.__struct_fields__ if (value := getattr(model, name)) is not None}
+
+
+def with_steps(config: TrainingConfig, budget: Budget | None, price: StepPrice, dataset: Dataset) -> TrainingConfig:
+    """The configuration with the steps that the budget buys; warm-up and measurements fit into them."""
+    if budget is None:
+        return _measured_often(config)
+    seconds = seconds_of_a_step(config, dataset) if budget.unit == "minutes" else 0.0
+    steps = budget.steps(flops=price.flops, tokens=price.tokens, seconds=seconds)
+    if steps < 1:
+        one = {"flops": price.flops, "tokens": price.tokens, "minutes": seconds / 60}[budget.unit]
+        allowed = f"at least {budget.unit}={one:.4g}, one step of {config.model.label} on {config.data.dataset}"
+        raise InvalidValue.of("--budget", str(budget), allowed)
+    optimizer = config.optimizer.replace(steps=steps, warmup_steps=min(config.optimizer.warmup_steps, steps // 2))
+    return _measured_often(config.replace(optimizer=optimizer))
+
+
+def _measured_often(config: TrainingConfig) -> TrainingConfig:
+    every = max(1, min(config.evaluation.eval_steps, config.optimizer.steps // POINTS))
+    return config.replace(evaluation=config.evaluation.replace(eval_steps=every, logging_steps=every))

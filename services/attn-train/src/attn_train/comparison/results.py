@@ -1,0 +1,148 @@
+"""What came out of a comparison: a row for each mechanism with intervals over seeds, and fits over sizes."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attn_core.errors import AttnError
+
+from attn_train.comparison.plan import Question, Run
+from attn_train.comparison.runs import Course
+from attn_train.comparison.statistics import Interval, fitted_exponent
+
+LOSS, ACCURACY = "validation_loss", "answer_accuracy"
+Found = Mapping[str, tuple[Run, Course | AttnError]]
+"""Runs with their courses, by id."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The runs of one mechanism, size and dataset, which differ in the seed."""
+
+    label: str
+    size: str
+    dataset: str
+    runs: tuple[tuple[Run, Course], ...]
+    failures: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The mechanism, and its size where there are several."""
+        return f"{self.label} {self.size}".strip()
+
+    def interval(self, metric: str) -> Interval | None:
+        """The mean of the last values of a metric over seeds; None where none was measured."""
+        values = [course.last[metric] for _, course in self.runs if metric in course.last]
+        return Interval.of_mean(values) if values else None
+
+    def curve(self, metric: str) -> list[tuple[float, float, Interval]]:
+        """(FLOPs, mean seconds, interval) of a metric along the course, at steps that every seed has measured."""
+        curves = [{step: (s, value) for step, s, value in course.curve(metric)} for _, course in self.runs]
+        shared = sorted(set.intersection(*map(set, curves))) if curves else []
+        price = self.runs[0][0].price.flops if self.runs else 0.0
+        return [
+            (
+                step * price,
+                statistics.fmean(curve[step][0] for curve in curves),
+                Interval.of_mean([curve[step][1] for curve in curves]),
+            )
+            for step in shared
+        ]
+
+
+def grouped(found: Found) -> list[Group]:
+    """The groups in the order of the runs."""
+    keys: dict[tuple[str, str, str], list[tuple[Run, Course | AttnError]]] = {}
+    for run, course in found.values():
+        keys.setdefault((run.label, run.size, run.dataset), []).append((run, course))
+    return [
+        Group(
+            label=label,
+            size=size,
+            dataset=dataset,
+            runs=tuple((run, course) for run, course in members if isinstance(course, Course)),
+            failures=tuple(f"{run.id}: {error.message}" for run, error in members if isinstance(error, AttnError)),
+        )
+        for (label, size, dataset), members in keys.items()
+    ]
+
+
+def table(question: Question, groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """A row for each mechanism and size, best loss first: prices, loss, accuracy of probes, seconds, KV cache."""
+    main = question.config.data.dataset
+    rows = []
+    for group in (group for group in groups if group.dataset == main and group.runs):
+        run, _ = group.runs[0]
+        loss, accuracy, seconds = (group.interval(metric) for metric in (LOSS, ACCURACY, "elapsed_seconds"))
+        row: dict[str, Any] = {
+            "mechanism": group.name,
+            "parameters": run.price.parameters,
+            "steps": run.config.optimizer.steps,
+            "FLOPs": f"{run.flops:.3g}",
+            "validation loss": "" if loss is None else loss.text(),
+        }
+        if accuracy is not None:
+            row[f"{Path(main).stem} right"] = accuracy.text(3)
+        for probe in question.probes:
+            if probe != main:
+                row |= _probe(groups, group, probe)
+        row["seconds"] = "" if seconds is None else seconds.text(1)
+        row["KV cache bytes"] = run.price.cache_bytes
+        rows.append((math.inf if loss is None else loss.value, row))
+    return [row for _, row in sorted(rows, key=lambda pair: pair[0])]
+
+
+def _probe(groups: Sequence[Group], like: Group, probe: str) -> dict[str, str]:
+    """Share of right answers to a probe, and steps spent on it."""
+    for group in groups:
+        if (group.label, group.size, group.dataset) == (like.label, like.size, probe) and group.runs:
+            right = group.interval(ACCURACY)
+            return {f"{probe} right": "" if right is None else right.text(3)}
+    return {f"{probe} right": ""}
+
+
+def scaling(question: Question, groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """The exponent of each mechanism's loss in parameters outside of embeddings; empty with one size."""
+    if len(question.sizes) < 3:
+        return []
+    rows = []
+    for label in dict.fromkeys(group.label for group in groups):
+        points = scaling_points(groups, label, question.config.data.dataset)
+        if len({size for size, _ in points}) >= 3:
+            fit = fitted_exponent([size for size, _ in points], [loss for _, loss in points])
+            rows.append({"mechanism": label, "exponent of parameters": fit.text(), "points": len(points)})
+    return rows
+
+
+def scaling_points(groups: Sequence[Group], label: str, dataset: str) -> list[tuple[float, float]]:
+    """(parameters outside of embeddings, validation loss) of every run of a mechanism."""
+    return [
+        (float(run.price.parameters - run.price.embedding_parameters), course.last[LOSS])
+        for group in groups
+        if group.label == label and group.dataset == dataset
+        for run, course in group.runs
+        if LOSS in course.last
+    ]
+
+
+def as_json(question: Question, groups: Sequence[Group]) -> dict[str, Any]:
+    """Everything that was found, as JSON holds it: the tables, and each run with its curve and model."""
+    return {
+        "name": question.title,
+        "budget": question.spent,
+        "seeds": question.seeds,
+        "datasets": question.datasets(),
+        "table": table(question, groups),
+        "scaling": scaling(question, groups),
+        "failures": [failure for group in groups for failure in group.failures],
+        "runs": [
+            run.facts() | {"last": course.last, "curve": course.curve(LOSS), "model_path": course.model_path}
+            for group in groups
+            for run, course in group.runs
+        ],
+    }

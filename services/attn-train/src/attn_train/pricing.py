@@ -1,0 +1,128 @@
+"""What a training step costs before anything starts: FLOPs from the mechanisms' prices, seconds from timed steps."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from attn_core import Shape, state_bytes
+from attn_core.errors import Incompatible
+from attn_models.attention import LayerAttention, layer_attentions
+from attn_models.decoder.config import DecoderConfig
+from attn_schema.training import TrainingConfig
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from attn_train.model import configured, shapes_only
+from attn_train.records import Stop, StopFlag
+from attn_train.tasks.base import Dataset
+from attn_train.trainer import NullReporter, Trainer
+from attn_train.worker import build_model
+
+BACKWARD = 2
+"""FLOPs of gradients as a multiple of those of the forward pass (Kaplan et al. 2020, arXiv 2001.08361, table 1)."""
+SAMPLED_BATCHES = 16
+"""Batches whose shapes stand for all, where texts differ in length."""
+WARM_UP = 3
+"""Steps that are not timed."""
+CACHE_DTYPE = "float32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPrice:
+    """The price of one optimizer step of a decoder, and what its model weighs.
+
+    `flops` counts matrix products of forward and backward passes, two per multiply-add, of attention only the
+    query-key pairs that the mask allows (`Cost.allowed_flops`); `tokens` are positions computed, padding included.
+    `cache_bytes` is what a sequence of `max_seq_len` tokens leaves in the states of all layers, in float32.
+    """
+
+    flops: float
+    tokens: float
+    parameters: int
+    embedding_parameters: int
+    cache_bytes: int
+
+
+class _NoAttention(nn.Module):
+    """In the place of an attention layer, whose price is known: its rows as they are."""
+
+    def forward(self, rows: Tensor, *_: Any, **__: Any) -> Tensor:
+        return rows
+
+
+def step_price(config: TrainingConfig, dataset: Dataset) -> StepPrice:
+    """The price of a step of a decoder on a dataset; raises `Incompatible` for other families and for experts."""
+    _, made = configured(config.model, dataset.model_fields)
+    if type(made) is not DecoderConfig or config.model.num_experts:
+        message = f"the FLOPs of a step of {config.model.label!r} are not known: a decoder without experts is needed"
+        raise Incompatible(message, field="config.model.family")
+    with shapes_only():
+        built = configured(config.model, dataset.model_fields)[0].build(made)
+    parameters = sum(parameter.numel() for parameter in built.parameters())
+    layers = layer_attentions(made)
+    for block in built.blocks:
+        block.attention = _NoAttention()
+    shapes = batch_shapes(config, dataset)
+    by_shape = {shape: _forward_flops(built, layers, shape) for shape in set(shapes)}
+    passes = 1 + BACKWARD + config.gradient_checkpointing
+    accumulated = config.optimizer.gradient_accumulation_steps
+    tables = [built.embedding, built.positions, built.unembedding]
+    return StepPrice(
+        flops=accumulated * passes * statistics.mean(by_shape[shape] for shape in shapes),
+        tokens=accumulated * statistics.mean(rows * length for rows, length in shapes),
+        parameters=parameters,
+        embedding_parameters=sum(p.numel() for table in tables if table is not None for p in table.parameters()),
+        cache_bytes=sum(
+            state_bytes(layer.states, tokens=made.max_seq_len, source=0, dtype=CACHE_DTYPE) for layer in layers
+        ),
+    )
+
+
+def batch_shapes(config: TrainingConfig, dataset: Dataset) -> list[tuple[int, int]]:
+    """(sequences, tokens) of the inputs of the first batches of a run."""
+    task = dataset.task(config)
+    found = (task.next_batch()[0].shape for _ in range(SAMPLED_BATCHES))
+    return [(int(shape[0]), int(shape[1])) for shape in found]
+
+
+def _forward_flops(without_attention: nn.Module, layers: list[LayerAttention], shape: tuple[int, int]) -> int:
+    """FLOPs of a forward pass over a batch: of the attention layers as they say, of the rest as torch counts them."""
+    rows, length = shape
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        without_attention(torch.zeros(rows, length, dtype=torch.long, device="meta"))
+    call = Shape(batch=rows, query=length, key=length)
+    attention = sum(layer.mechanism.cost(layer.config, call).allowed_flops for layer in layers)
+    return counter.get_total_flops() + attention
+
+
+class _Timer(NullReporter):
+    """Keeps the seconds of each step, and stops a run after so many."""
+
+    def __init__(self, steps: int) -> None:
+        self.flag = StopFlag()
+        self.seconds: list[float] = []
+        self._steps = steps
+        self._before = 0.0
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """After each step."""
+        del step
+        self.seconds.append(values["elapsed_seconds"] - self._before)
+        self._before = values["elapsed_seconds"]
+        if len(self.seconds) >= self._steps:
+            self.flag.set(Stop.DISCARD)
+
+
+def seconds_of_a_step(config: TrainingConfig, dataset: Dataset, steps: int = 20) -> float:
+    """The median seconds of `steps` steps on this machine, after a few that are not counted."""
+    optimizer = config.optimizer.replace(steps=max(config.optimizer.steps, steps + WARM_UP + 1))
+    evaluation = config.evaluation.replace(logging_steps=1, eval_steps=2**31 - 1)
+    timed = config.replace(optimizer=optimizer, evaluation=evaluation)
+    timer = _Timer(steps + WARM_UP)
+    Trainer(build_model(timed, dataset), dataset, timed).run(timer, timer.flag)
+    return statistics.median(timer.seconds[WARM_UP:])
