@@ -13,13 +13,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from attn_core.errors import CheckpointInvalid, CheckpointWriteFailed
 from attn_models.weights import read_manifest, staged_folder, verify_manifest
 from torch import Tensor
-from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 Parts = Mapping[str, Mapping[str, Tensor]]
 """Tensors by name, by part: {"weights": {...}, "optimizer": {...}, "random": {...}}."""
@@ -65,7 +66,7 @@ def read_sharded(path: Path, into: Parts, group: dist.ProcessGroup | None = None
             raise CheckpointInvalid.of(path, f"has no tensor {name}")
         if found.size != tensor.shape:
             raise CheckpointInvalid.of(path, f"{name} has the shape {tuple(found.size)}, not {tuple(tensor.shape)}")
-    dcp.load(flat, storage_reader=HuggingFaceStorageReader(str(path)), process_group=group, no_dist=not _together())
+    load(flat, storage_reader=HuggingFaceStorageReader(str(path)), process_group=group, no_dist=not _together())
 
 
 def read_whole(path: Path) -> dict[str, dict[str, Tensor]]:
@@ -76,7 +77,7 @@ def read_whole(path: Path) -> dict[str, dict[str, Tensor]]:
         for name, found in known.items()
         if isinstance(found, TensorStorageMetadata)
     }
-    dcp.load(flat, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=True)
+    load(flat, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=True)
     parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in flat.items():
         part, _, own = name.partition(SEPARATOR)
@@ -87,7 +88,7 @@ def read_whole(path: Path) -> dict[str, dict[str, Tensor]]:
 def _save(flat: dict[str, Tensor], stage: Path, group: dist.ProcessGroup | None) -> None:
     writer = HuggingFaceStorageWriter(str(stage), save_distributed=True)
     try:
-        dcp.save(flat, storage_writer=writer, process_group=group, no_dist=not _together())
+        save(flat, storage_writer=writer, process_group=group, no_dist=not _together())
     except CheckpointException as error:
         told = next(iter(error.failures.values()))[0]
         raise OSError(f"{type(told).__name__}: {told}") from error
@@ -112,10 +113,10 @@ def _shared_stage(target: Path, group: dist.ProcessGroup | None) -> Iterator[Pat
     Raises `CheckpointWriteFailed` in all of them where it cannot be made.
     """
     if not _first(group):
-        stage = _told("", group)
-        if not stage:
+        named = _told("", group)
+        if not named:
             raise CheckpointWriteFailed.of(target, OSError("the first worker could not make the folder"))
-        yield Path(stage)
+        yield Path(named)
         return
     told = False
     try:
