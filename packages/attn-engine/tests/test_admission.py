@@ -7,7 +7,7 @@ import random
 import pytest
 from attn_core.errors import DeadlineExceeded, OutOfCapacity, UserError
 from attn_engine import Engine, EngineConfig, Request, SamplingParams
-from attn_engine.admission import MIN_STEPS, AdmissionControl, StepCost
+from attn_engine.admission import LEAST_PLANNED, MIN_STEPS, MISSED, MOST_PLANNED, AdmissionControl, StepCost
 from attn_schema import StructuredOutput
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -251,3 +251,36 @@ def test_a_grammar_that_the_vocabulary_cannot_spell_is_the_callers_mistake(gramm
     assert isinstance(error, UserError)
     assert "vocabulary" in error.message
     assert "Traceback" not in error.message
+
+
+def plan(missed: bool, count: int = 200) -> float:
+    """The share of its time that a waiting request is planned to take, after requests that all missed or all met."""
+    admission = control()
+    for number in range(count):
+        admission.admit(asked(f"r{number}", deadline=100.0), 8, now=0.0)
+        admission.left(f"r{number}", None if missed else 8, now=100.0)
+    return admission._planned
+
+
+def test_where_deadlines_are_missed_less_is_planned_and_where_they_are_met_as_much_as_before():
+    assert plan(missed=True) == LEAST_PLANNED
+    assert plan(missed=False) == MOST_PLANNED
+
+
+def test_a_cancel_after_the_end_says_that_the_last_tokens_came_too_late():
+    admission = control()
+    admission.admit(asked("r", deadline=1.0), 8, now=0.0)
+    admission.left("r", 8, now=0.9)
+    before = admission._planned
+    admission.left("r", now=1.0)
+    assert admission._planned < before
+    admission.left("r", now=1.1)
+    admission.left("unknown", now=1.1)
+    assert admission._planned == pytest.approx(before * MISSED)
+
+
+def test_a_caller_who_leaves_early_has_not_missed_a_deadline():
+    admission = control()
+    admission.admit(asked("r", deadline=1.0), 8, now=0.0)
+    admission.left("r", now=0.1)
+    assert admission._planned == MOST_PLANNED

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from attn_core.errors import InvalidValue, OutOfCapacity, UnknownName
 from attn_schema.codec import from_message, message_class, to_message
+from attn_schema.finetuning import LoraConfig
 from attn_schema.training import (
     TRAINING_NOUNS,
     CheckpointConfig,
@@ -86,6 +87,16 @@ REFUSED: list[tuple[type[msgspec.Struct], dict[str, Any], str]] = [
     (EvaluationConfig, {"eval_batches": 0}, "eval_batches"),
     (TrainingConfig, {"precision": "float16"}, "precision"),
     (TrainingConfig, {"workers": 2}, "workers"),
+    (
+        TrainingConfig,
+        {
+            "model": ModelConfig(base_model="smollm2"),
+            "data": DataConfig(dataset="/pairs.jsonl", format="preference"),
+            "lora": LoraConfig(lora_rank=4),
+            "optimizer": OptimizerConfig(label_smoothing=0.1),
+        },
+        "label_smoothing",
+    ),
     (TrainingConfig, {"evaluation": EvaluationConfig(bleu_sentences=3)}, "bleu_sentences"),
 ]
 

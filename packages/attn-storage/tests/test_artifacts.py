@@ -221,12 +221,27 @@ def test_a_store_that_fails_for_a_while_delays_and_loses_nothing(tmp_path, bucke
     impatient = ArtifactStore("s3://bucket/models", tmp_path / "c", **bucket, retry_config={"max_retries": 1})
     with pytest.raises(Unavailable, match="artefact store"):
         impatient.publish("m", tmp_path / "m")
+    with pytest.raises(Unavailable, match="artefact store"):
+        impatient.names()
+
+
+def test_a_store_that_does_not_answer_is_told_at_once(tmp_path, bucket):
+    FailingBucket.failures = 10**6
+    began = time.monotonic()
+    closed = bucket | {"aws_endpoint": "http://127.0.0.1:9"}
+    for options in (bucket, closed):
+        with pytest.raises(Unavailable, match="artefact store s3://bucket") as told:
+            ArtifactStore("s3://bucket/models", tmp_path / "cache", **options).require_reachable()
+        assert "\n" not in told.value.message
+    assert time.monotonic() - began < 100, "its own retries take minutes"
+    ArtifactStore(f"file://{tmp_path}/store", tmp_path / "cache").require_reachable()
 
 
 @pytest.mark.cluster
 def test_twenty_seconds_of_a_failing_store_are_waited_for(tmp_path, bucket):
     store = ArtifactStore("s3://bucket/models", tmp_path / "cache", **bucket)
-    for step in (lambda: store.publish("m", written(tmp_path / "m", {"x": b"1", "sub/y": b"2"})), store.names):
+    folder = written(tmp_path / "m", {"x": b"1", "sub/y": b"2"})
+    for step in (lambda: store.publish("m", folder), lambda: store.manifest("m")):
         began = time.monotonic()
         FailingBucket.fails_until = began + 20
         step()

@@ -166,8 +166,10 @@ def test_local_m_looks_around_the_place_of_the_step(build, agrees):
 
 
 def gemma_by_loops(layer, options, *, groups, base=None):
-    """Gemma 2 and 3: normed heads, turned halves, a scale, a cap and a window, each if its option is given."""
+    """Gemma 2 and 3: normed heads, turned halves, a scale, a cap and a window, each if its option is given; Llama 4:
+    chunks, and a temperature that grows with the query's position."""
     eps, cap, window = options.get("norm_eps", 1e-6), options.get("cap"), options.get("window")
+    chunk = options.get("chunk")
     scale = options.get("scale", SIZE**-0.5)
 
     def normed(head, gain):
@@ -186,9 +188,15 @@ def gemma_by_loops(layer, options, *, groups, base=None):
     def score(query, key, head, i, j):
         one, two = turned(normed(query, gain("query_gain")), i), turned(normed(key, gain("key_gain")), j)
         energy = scale * (one @ two)
-        return energy if cap is None else cap * torch.tanh(energy / cap)
+        energy = energy if cap is None else cap * torch.tanh(energy / cap)
+        return energy * (
+            1 + options.get("temperature", 0) * math.log(1 + (i + 1) // options.get("temperature_floor", 1))
+        )
 
-    return lambda rows: attended(layer, rows, score, lambda i, j: 0 <= i - j < (window or len(rows)), groups=groups)
+    def seen(i, j):
+        return j <= i < j + (window or i + 1) and (chunk is None or i // chunk == j // chunk)
+
+    return lambda rows: attended(layer, rows, score, seen, groups=groups)
 
 
 GEMMAS = {
@@ -197,6 +205,8 @@ GEMMAS = {
     "gemma 2": ({"norm_eps": None, "cap": 1.5, "window": 4}, 500.0),
     "everything": ({"norm_eps": 1e-3, "cap": 0.7, "window": 5, "scale": 2.0}, 500.0),
     "no positions": ({"cap": 2.0}, None),
+    "llama 4, chunks": ({"chunk": 3}, 500.0),
+    "llama 4, all tokens": ({"norm_eps": None, "temperature": 0.7, "temperature_floor": 2}, None),
 }
 
 

@@ -17,6 +17,7 @@ from attn_core.errors import InvalidValue, UnknownName
 from attn_gateway import Gateway, GatewaySettings, read_tenants, serving
 from attn_serve.sources import ModelSources
 from attn_storage import ArtifactStore, Database, ModelRecord, ModelRecords
+from low_rank import make_adapter
 
 TOKENS = "op\none tenant=ann\ntwo tenant=bob\nspare tenant=ann\nfew tenant=eve tokens_per_minute=60\n"
 
@@ -103,6 +104,35 @@ async def test_tokens_of_prompts_and_completions_count_against_the_limit_of_a_te
     async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "tokens_per_minute=60"):
         await stub.Generate(ask(max_new_tokens=1), **by("few")).read()
     assert [m async for m in stub.Generate(ask(max_new_tokens=1), **by("one"))]
+
+
+async def test_an_adapter_of_one_tenant_does_not_exist_for_another(
+    models: ModelServiceStub, stub: InferenceServiceStub, home: Path
+) -> None:
+    for seed, name in enumerate(("of-ann", "of-bob")):
+        make_adapter(home / "models" / "tiny", name, seed)
+
+    async def answer(token: str) -> list[int]:
+        calls = stub.Generate(ask(model="tuned", max_new_tokens=12), **by(token))
+        return [token.id async for message in calls for token in message.tokens]
+
+    await models.LoadModel(load("tuned", "of-ann"), **by("one"))
+    anns = await answer("one")
+    for call in (
+        lambda: stub.Generate(ask(model="tuned"), **by("two")).read(),
+        lambda: models.UnloadModel(model_pb2.UnloadModelRequest(name="tuned"), **by("two")),
+        lambda: models.GetModel(model_pb2.GetModelRequest(name="tuned"), **by("two")),
+    ):
+        async with refused(grpc.StatusCode.NOT_FOUND, "tuned"):
+            await call()
+    await models.LoadModel(load("tuned", "of-bob"), **by("two"))
+    assert await answer("two") != anns
+    assert (await names(models, "one"), await names(models, "two")) == (["tiny", "tuned"], ["tiny", "tuned"])
+    await models.UnloadModel(model_pb2.UnloadModelRequest(name="tuned"), **by("two"))
+    assert await answer("one") == await answer("spare") == anns
+    await models.UnloadModel(model_pb2.UnloadModelRequest(name="tuned"), **by("one"))
+    async with refused(grpc.StatusCode.NOT_FOUND, "tuned"):
+        await answer("one")
 
 
 def test_trained_models_are_found_by_their_owner_on_any_machine(home: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -13,6 +14,8 @@ import pytest
 from asking_inference import until
 from attn_core.errors import AttnError, InternalError, InvalidValue, LayerFailed, Unavailable, error_of_reasons
 from attn_engine.sequence import NoTokenError
+from attn_gateway import ReplicaTls
+from attn_gateway.command import replica_tls_of
 from attn_host import EmbedTask, TextTask, open_host
 from attn_host.preparation import LANES
 from attn_schema import (
@@ -23,6 +26,7 @@ from attn_schema import (
     Resumption,
     SamplingParams,
     ScoringParams,
+    ServerConfig,
     StructuredOutput,
 )
 from attn_serve import replica_client
@@ -45,10 +49,10 @@ async def server(home: Path) -> AsyncIterator[ReplicaServer]:
 class Gateway:
     """One gateway's side: its streams and its connection."""
 
-    def __init__(self, server: ReplicaServer, **changes: Any) -> None:
+    def __init__(self, server: ReplicaServer, tls: ReplicaTls | None = None, **changes: Any) -> None:
         self.streams = Streams()
         self.lost: list[ReplicaClient] = []
-        self.client = ReplicaClient(replace(server.address, **changes), self.streams, self.lost.append)
+        self.client = ReplicaClient(replace(server.address, **changes), self.streams, self.lost.append, tls)
 
     async def __aenter__(self) -> Gateway:
         await self.client.connect()
@@ -233,3 +237,59 @@ def test_an_error_arrives_as_it_was_raised(error: AttnError) -> None:
 def test_an_error_of_a_class_that_is_not_known_here_is_one_above_it() -> None:
     assert type(error_of_reasons(["NEWER", "INVALID_VALUE", "INVALID_ARGUMENT"], "x", {})) is InvalidValue
     assert type(error_of_reasons(["NEWER"], "x", {})) is InternalError
+
+
+def signed(folder: Path, name: str) -> ReplicaTls:
+    """A certificate for replicas and gateways, by an authority of its own."""
+    folder.mkdir()
+    key, asked, made, authority, secret = (folder / part for part in ("key", "asked", "cert", "ca", "ca-key"))
+    (folder / "names").write_text(f"subjectAltName=DNS:{name}\n")
+    new = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj"
+    for command in (
+        f"req -x509 {new} /CN=authority -days 1 -keyout {secret} -out {authority}",
+        f"req {new} /CN=replica -keyout {key} -out {asked}",
+        f"x509 -req -in {asked} -CA {authority} -CAkey {secret} -days 1 -out {made} -extfile {folder / 'names'}",
+    ):
+        subprocess.run(["openssl", *command.split()], check=True, capture_output=True)
+    return ReplicaTls(certificate=made, key=key, authority=authority)
+
+
+async def test_with_tls_both_sides_prove_who_they_are_and_the_secret_is_asked_for_as_well(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_client, "OPEN_SECONDS", 5.0)
+    ours, others = signed(tmp_path / "ours", messages.TLS_NAME), signed(tmp_path / "others", messages.TLS_NAME)
+    elsewhere = signed(tmp_path / "elsewhere", "replica.example.org")
+    config = EngineConfig(num_threads=1)
+    server = ReplicaServer(lambda deliver: open_host(home / "models" / "tiny", config, deliver), ours)
+    await server.start("127.0.0.1")
+    try:
+        async with Gateway(server, tls=ours) as gateway:
+            assert len(await gateway.tokens(task(tokens=4))) == 4
+        strangers = [others, None, replace(others, authority=ours.authority), replace(ours, authority=others.authority)]
+        for stranger in strangers:
+            with pytest.raises(EngineLost):
+                await Gateway(server, tls=stranger).client.connect()
+        with pytest.raises(EngineLost):
+            await Gateway(server, tls=ours, secret="guessed").client.connect()
+    finally:
+        await server.drain(0)
+    posing = ReplicaServer(lambda deliver: open_host(home / "models" / "tiny", config, deliver), elsewhere)
+    await posing.start("127.0.0.1")
+    try:
+        with pytest.raises(EngineLost):
+            await Gateway(posing, tls=elsewhere).client.connect()
+    finally:
+        await posing.drain(0)
+
+
+def test_files_of_tls_that_are_missing_are_named_before_anything_starts(tmp_path: Path) -> None:
+    files = signed(tmp_path / "ours", messages.TLS_NAME)
+    given = {"replica_tls_cert": files.certificate, "replica_tls_key": files.key, "replica_tls_ca": files.authority}
+    assert replica_tls_of(ServerConfig(**given)) == files
+    assert replica_tls_of(ServerConfig()) is None
+    for name in given:
+        with pytest.raises(InvalidValue, match="replica-tls-cert"):
+            ServerConfig(**{other: path for other, path in given.items() if other != name})
+        with pytest.raises(InvalidValue, match=name):
+            replica_tls_of(ServerConfig(**given | {name: tmp_path / "nowhere"}))

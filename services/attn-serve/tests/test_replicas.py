@@ -19,12 +19,14 @@ from asking_inference import ask, complete, until
 from attn.v1 import model_pb2
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn.v1.model_pb2_grpc import ModelServiceStub
-from attn_core.errors import AttnError, InvalidValue, OutOfCapacity
+from attn_core.errors import AttnError, InvalidValue, OutOfCapacity, UserError
 from attn_gateway import Cluster, ClusterSettings, ModelToLoad, serving
 from attn_schema import DeploymentConfig, EngineConfig
 from attn_serve.deployment import DeploymentBackend, fingerprint
 from attn_serve.engine_client import EngineClient
+from attn_serve.in_process import InProcessBackend
 from attn_serve.service import InferenceGrpc
+from low_rank import make_adapter
 from mixed_requests import chaos, mixed_tasks, outcome
 
 pytest.importorskip("fastapi", reason="needs attn-serve[replicas]")
@@ -77,6 +79,34 @@ class TestReplicas:
         await engine.scale(DeploymentConfig(replicas=2))
         await until(lambda: engine.replicas == 2)
         assert set(before) < set(await engine.backend.pids()), "one that stays was started again"
+
+    async def test_an_adapter_is_on_every_replica_and_on_those_that_come_later(
+        self, engine: EngineClient, home: Path
+    ) -> None:
+        make_adapter(home / "models" / "tiny", "spread", 3)
+        merged = EngineClient(InProcessBackend(home / "models" / "spread-merged", ONE_THREAD))
+        await merged.start()
+        tasks = {name: task for name, task in mixed_tasks().items() if name in {"greedy", "scores", "stop"}}
+        wanted = [(await outcome(merged, task)).said for task in tasks.values()]
+        await merged.stop(0)
+        adapted = await engine.load_adapter("spread", home / "models" / "spread")
+
+        async def found() -> list[Any]:
+            # Prompts that begin alike would all go to one replica.
+            return [one.said for one in await asyncio.gather(*(outcome(adapted, task) for task in tasks.values()))]
+
+        for _ in range(4):
+            assert await found() == wanted
+        before = await engine.backend.pids()
+        os.kill(before[0], signal.SIGKILL)
+        assert await found() == wanted
+        await until(lambda: engine.replicas == 2)
+        os.kill(before[1], signal.SIGKILL)
+        assert await found() == wanted, "the new replica has the adapter too"
+        await until(lambda: engine.replicas == 2)
+        await adapted.stop(0)
+        with pytest.raises(UserError, match="spread"):
+            await outcome(adapted, tasks["greedy"])
 
     async def test_another_gateway_joins_and_leaves_the_replicas_as_they_are(
         self, engine: EngineClient, home: Path

@@ -21,7 +21,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "attn-local": ("run", "transcribe"),
     "attn-models": ("convert", "pull"),
     "attn-serve": ("serve",),
-    "attn-train": ("compare-training", "data", "evaluate"),
+    "attn-train": ("compare-training", "data", "evaluate", "sweep"),
     "attn-variants": ("tune",),
 }
 """The subcommands by the package that one installs to have them; a test compares it with what the packages offer."""

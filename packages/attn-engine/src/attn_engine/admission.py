@@ -24,6 +24,15 @@ MIN_STEPS = 5
 OUTLIER = 4.0
 """A step counts as at most so many times as long as was expected."""
 MIN_RETRY_SECONDS = 0.05
+LEAST_PLANNED, MOST_PLANNED = 0.3, 0.9
+"""The share of its time that a request which must wait may be planned to take: what is late is worth nothing, and the
+way to and from the engine takes time that no step shows."""
+MISSED, MET = 0.95, 0.002
+"""What a missed deadline multiplies that share with, and what one that was met adds: about 4 % are missed then."""
+MOST_MET = 256
+"""Requests that ended in time, of which it may still become known that the caller was gone."""
+NEARLY = 0.25
+"""A caller who leaves with at most this share of the time left has given up waiting; others had other reasons."""
 
 
 class StepCost:
@@ -57,7 +66,10 @@ class StepCost:
 
 @dataclass(eq=False)
 class _Entry:
-    """A request that was admitted: tokens of its prompt and of its completions that are still to be computed."""
+    """A request that was admitted: tokens of its prompt and of its completions that are still to be computed.
+
+    `due` is when it is planned to end, somewhat before its deadline.
+    """
 
     tenant: str
     priority: int
@@ -66,6 +78,8 @@ class _Entry:
     new: int
     sequences: int
     asked: int
+    arrived: float
+    due: float = math.inf
     running: bool = False
 
 
@@ -99,6 +113,8 @@ class AdmissionControl:
         self._entries: dict[str, _Entry] = {}
         self._waiting: Counter[str] = Counter()
         self._used = 1.0
+        self._planned = MOST_PLANNED
+        self._met: dict[str, bool] = {}
         self.cost = StepCost()
         self.refused = 0
         """Requests refused for their deadline."""
@@ -116,7 +132,8 @@ class AdmissionControl:
         width = max(request.n, beams)
         known = sum(len(partial.token_ids) for partial in request.resume.received) if request.resume else 0
         new = max(max_new_tokens * width - known, 0)
-        entry = _Entry(request.tenant, request.priority, deadline, len(request.token_ids) + known, new, width, new)
+        prompt = len(request.token_ids) + known
+        entry = _Entry(request.tenant, request.priority, deadline, prompt, new, width, new, now, deadline)
         with self._lock:
             if request.id in self._entries:
                 raise AlreadyExists(f"a request with the id {request.id!r} is running", id=request.id)
@@ -129,14 +146,31 @@ class AdmissionControl:
             self._entries[request.id] = entry
             self._waiting[request.tenant] += 1
 
-    def left(self, request_id: str, generated: int | None = None) -> None:
-        """Forget a request that has ended; `generated` tokens, if it ended by itself."""
+    def left(self, request_id: str, generated: int | None = None, now: float | None = None) -> None:
+        """Forget a request that has ended: with `generated` tokens, if by itself; `now`, if it was late or cancelled.
+
+        What is missed although it was planned to be met tells that less can be planned.
+        """
         with self._lock:
             entry = self._entries.pop(request_id, None)
-            if entry is not None and not entry.running:
+            if entry is None:
+                # Cancelled after its end: the caller was gone before the last tokens had come to it.
+                if now is not None and self._met.pop(request_id, False):
+                    self._miss()
+                return
+            if not entry.running:
                 self._waited(entry.tenant)
-            if entry is not None and entry.asked and generated is not None:
+            if entry.asked and generated is not None:
                 self._used += (1 - DECAY) * (min(generated / entry.asked, 1.0) - self._used)
+            if math.isinf(entry.deadline):
+                return
+            if generated is not None:
+                self._planned = min(self._planned + MET, MOST_PLANNED)
+                self._met[request_id] = True
+                while len(self._met) > MOST_MET:
+                    del self._met[next(iter(self._met))]
+            elif now is not None and now >= entry.deadline - NEARLY * (entry.deadline - entry.arrived):
+                self._miss()
 
     def computed(self, tokens: Mapping[str, tuple[int, int]], seconds: float) -> None:
         """Note a step: the tokens of prompts and completions that it computed, by request, and how long it took."""
@@ -163,11 +197,14 @@ class AdmissionControl:
                 entry = self._entries.get(request_id)
                 if entry is None or entry.running or math.isinf(entry.deadline):
                     continue
-                late = now + self._own_seconds(entry, sequences) - entry.deadline
+                late = now + self._own_seconds(entry, sequences) - entry.due
                 if late > 0:
                     self.refused += 1
                     found[request_id] = _too_late(late)
         return found
+
+    def _miss(self) -> None:
+        self._planned = max(self._planned * MISSED, LEAST_PLANNED)
 
     def _waited(self, tenant: str) -> None:
         self._waiting[tenant] -= 1
@@ -192,9 +229,10 @@ class AdmissionControl:
         waiting = max(0.0, work.sequences - self._max_sequences + entry.sequences)
         wait = self.cost.seconds(work.prompt, work.prompt / self._max_batched)
         if waiting:
+            entry.due = entry.deadline - (1 - self._planned) * (entry.deadline - now)
             steps = self._used * work.new / self._max_sequences
             wait += self.cost.seconds(steps * self._max_sequences, steps) * waiting / max(work.sequences, 1)
-        return max(0.0, now + wait + self._own_seconds(entry, work.sequences) - entry.deadline)
+        return max(0.0, now + wait + self._own_seconds(entry, work.sequences) - entry.due)
 
     def _own_seconds(self, entry: _Entry, others: float) -> float:
         """Seconds of its own steps, beside so many other sequences."""
@@ -229,4 +267,4 @@ class AdmissionControl:
 def _too_late(seconds: float) -> OutOfCapacity:
     retry = max(seconds, MIN_RETRY_SECONDS)
     message = f"the deadline cannot be met: at the present load the request would end {seconds:.2g} seconds too late"
-    return OutOfCapacity(message, retry_seconds=f"{retry:.3f}")
+    return OutOfCapacity(message, retry_seconds=f"{retry:.3f}", late_seconds=f"{seconds:.3f}")

@@ -246,6 +246,7 @@ class Engine:
     def cancel(self, request_id: str) -> bool:
         """End a request and free all that it holds; the next step returns its last output. False for an unknown id."""
         if request_id not in self._groups:
+            self.admission.left(request_id, now=self._clock())
             return False
         self._end(request_id, Unavailable("the request was cancelled"))
         return True
@@ -449,7 +450,7 @@ class Engine:
             group.remove(sequence)
             if not group.members:
                 del self._groups[sequence.id]
-                self.admission.left(sequence.id, None if error else group.completion_tokens)
+                self.admission.left(sequence.id, None if error else group.completion_tokens, self._clock())
                 for held in group.sequences:
                     self._scheduler.remove(held)
                     self._isolator.forget(held)

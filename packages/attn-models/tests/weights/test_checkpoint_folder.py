@@ -52,6 +52,14 @@ def test_what_was_written_is_read_back_bit_for_bit(folder: Path) -> None:
     assert opened.verified
 
 
+def test_an_infinity_of_older_transformers_is_what_newer_ones_write_for_it(folder: Path) -> None:
+    (unsealed(folder) / "config.json").write_text('{"time_step_limit": [0.0, Infinity]}')
+    assert read_folder(folder).config == {"time_step_limit": [0.0, {"__float__": "Infinity"}]}
+    (folder / "config.json").write_text('{"time_step_limit": [0.0, -Infinity]}')
+    with pytest.raises(CheckpointInvalid, match="-Infinity is not JSON"):
+        read_folder(folder)
+
+
 def test_changing_a_tensor_in_memory_does_not_change_the_file(folder: Path) -> None:
     before = (folder / "model.safetensors").read_bytes()
     read_folder(folder).tensors["a.weight"].fill_(7)

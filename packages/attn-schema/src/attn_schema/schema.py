@@ -202,6 +202,7 @@ def checked(info: FieldInfo, value: Any) -> Any:
     return _checker(info.kind)(info, value)
 
 
+@functools.cache
 def _checker(kind: Any) -> Callable[[FieldInfo, Any], Any]:
     by_origin = {tuple: _checked_tuple, dict: _checked_mapping, Literal: _checked_literal}
     if checker := by_origin.get(get_origin(kind)):

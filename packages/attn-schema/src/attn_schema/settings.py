@@ -79,6 +79,17 @@ class ServerConfig(Checked, frozen=True, kw_only=True):
     ] | None = None  # fmt: skip
     tls_cert: Annotated[Path, Meta(description="Certificate chain for TLS (PEM).")] | None = None
     tls_key: Annotated[Path, Meta(description="Private key of the certificate (PEM).")] | None = None
+    replica_tls_cert: Annotated[
+        Path,
+        Meta(
+            description="Certificate for TLS between gateways and replicas (PEM), by which both prove who they are, at "
+            "this path on every machine; for the DNS name replica.attn.internal.",
+        ),
+    ] | None = None  # fmt: skip
+    replica_tls_key: Annotated[Path, Meta(description="Private key of that certificate (PEM).")] | None = None
+    replica_tls_ca: Annotated[
+        Path, Meta(description="Authority that signed the certificates of gateways and replicas (PEM).")
+    ] | None = None  # fmt: skip
     insecure: Annotated[bool, Meta(description="Listen beyond loopback without token and TLS.")] = False
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
@@ -109,3 +120,7 @@ class ServerConfig(Checked, frozen=True, kw_only=True):
         super().__post_init__()
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InvalidValue("TLS needs both --tls-cert and --tls-key", field="tls_cert")
+        given = (self.replica_tls_cert, self.replica_tls_key, self.replica_tls_ca)
+        if None in given and any(path is not None for path in given):
+            needed = "--replica-tls-cert, --replica-tls-key and --replica-tls-ca"
+            raise InvalidValue(f"TLS of replicas needs {needed}", field="replica_tls_cert")

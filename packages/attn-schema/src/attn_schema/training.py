@@ -312,6 +312,9 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
             raise InvalidValue.of("lora_rank", None, "a rank with preferences, which compare with the frozen base")
         if self.data.format == "preference" and self.objective.teacher is not None:
             raise InvalidValue.of("teacher", self.objective.teacher, "none with preferences")
+        if self.data.format == "preference" and self.optimizer.label_smoothing:
+            allowed = "0 with preferences, whose loss has no targets to spread"
+            raise InvalidValue.of("label_smoothing", self.optimizer.label_smoothing, allowed)
         if self.objective.dpo_beta is not None and self.data.format != "preference":
             raise InvalidValue.of("dpo_beta", self.objective.dpo_beta, "none with data that are no preferences")
         if self.evaluation.bleu_sentences and not self.model.is_encoder_decoder:
@@ -341,6 +344,7 @@ class JobState(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
+    STALLED = "stalled"
 
     @property
     def final(self) -> bool:
@@ -379,7 +383,7 @@ class StateChange(Schema, frozen=True, kw_only=True):
 
     previous: Annotated[JobState, Meta(description="State before.")] = JobState.UNKNOWN
     current: Annotated[JobState, Meta(description="State now.")] = JobState.UNKNOWN
-    error: Annotated[JobError, Meta(description="Why the job failed or recovers.")] | None = None
+    error: Annotated[JobError, Meta(description="Why the job failed, recovers or is stalled.")] | None = None
 
 
 class Metrics(Schema, frozen=True, kw_only=True):
@@ -428,7 +432,7 @@ class TrainingJob(Schema, frozen=True, kw_only=True):
     step: Annotated[int, Meta(description="Optimizer steps done.")] = 0
     last_metrics: Annotated[dict[str, float], Meta(description="Newest value of each metric, by name.")] = {}  # noqa: RUF012
     latest_checkpoint: Annotated[Checkpoint, Meta(description="Newest complete checkpoint.")] | None = None
-    error: Annotated[JobError, Meta(description="Why it failed.")] | None = None
+    error: Annotated[JobError, Meta(description="Why it failed or is stalled.")] | None = None
     create_time: Annotated[datetime, Meta(description="When it was submitted.")] | None = None
     start_time: Annotated[datetime, Meta(description="When its present attempt began to train.")] | None = None
     end_time: Annotated[datetime, Meta(description="When it reached a final state.")] | None = None

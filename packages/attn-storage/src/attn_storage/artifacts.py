@@ -12,6 +12,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -27,6 +28,14 @@ ALLOWED = "file:///FOLDER or s3://BUCKET/PREFIX"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 LATEST = "latest.json"
 CHUNK = 8 << 20
+PATIENCE: dict[str, Any] = {
+    "max_retries": 60,
+    "retry_timeout": timedelta(minutes=2),
+    "backoff": {"init_backoff": timedelta(seconds=0.2), "max_backoff": timedelta(seconds=5), "base": 2},
+}
+"""How a store that fails for a while is waited for. The ten retries of obstore may be over after five seconds."""
+REACH_SECONDS = 5
+"""How long a store may take to answer before a server says that it cannot be reached."""
 LARGEST_MANIFEST = 16 << 20
 
 
@@ -60,7 +69,7 @@ class ArtifactStore:
     """Artefacts at `url`, and a cache of them in the folder `cache`; safe to share between threads and processes.
 
     Raises `InvalidValue` for a URL of another kind. Calls raise `Unavailable` where the store cannot be reached, after
-    the retries of obstore.
+    two minutes of trying.
     """
 
     def __init__(self, url: str, cache: Path, **options: Any) -> None:
@@ -68,18 +77,34 @@ class ArtifactStore:
             raise InvalidValue.of(ARTIFACTS, url, ALLOWED)
         if url.startswith("file://"):
             Path(url.removeprefix("file://")).mkdir(parents=True, exist_ok=True)
+        else:
+            options = {"retry_config": PATIENCE} | options
         try:
             self._store: ObjectStore = from_url(url, **options)
         except (BaseError, ValueError) as error:
             raise InvalidValue(f"{ARTIFACTS}: {url}: {_said(error)}", field=ARTIFACTS) from error
         self.url = url
         self._cache = cache
+        self._options = options
 
     @classmethod
     def from_environment(cls, home: Path, environ: Mapping[str, str] = os.environ) -> ArtifactStore | None:
         """The store at `ATTN_ARTIFACTS`, with its cache in the home folder; None if it is not set."""
         url = environ.get(ARTIFACTS)
         return cls(url, home / "artifacts") if url else None
+
+    def require_reachable(self) -> None:
+        """Raise `Unavailable` unless the store answers now, in about `REACH_SECONDS` seconds at most."""
+        options = self._options
+        if not self.url.startswith("file://"):
+            soon = timedelta(seconds=REACH_SECONDS)
+            client = {**(options.get("client_options") or {}), "timeout": soon, "connect_timeout": soon}
+            options = options | {"client_options": client, "retry_config": {"max_retries": 1, "retry_timeout": soon}}
+        try:
+            store: ObjectStore = from_url(self.url, **options)
+            next(iter(obstore.list(store, "artifacts/")), None)
+        except (BaseError, OSError) as error:
+            raise self._unavailable(error) from error
 
     def publish(self, name: str, folder: Path, owner: str = "") -> Manifest:
         """Store the files below `folder` under `name`, in place of what was there; what is stored is not sent again."""
@@ -103,7 +128,7 @@ class ArtifactStore:
 
     def names(self) -> list[str]:
         """All names, sorted."""
-        paths = [PurePosixPath(e["path"]) for page in self._call(obstore.list, "artifacts/") for e in page]
+        paths = map(PurePosixPath, self._paths("artifacts/"))
         return sorted(path.parent.name for path in paths if path.name == LATEST)
 
     def fetch(self, name: str) -> Path:
@@ -135,9 +160,8 @@ class ArtifactStore:
     def remove(self, name: str) -> None:
         """Forget what is published under `name`; its files stay while others may share them."""
         _require_name(name)
-        for page in self._call(obstore.list, f"artifacts/{name}/"):
-            for entry in page:
-                self._call(obstore.delete, entry["path"])
+        for path in self._paths(f"artifacts/{name}/"):
+            self._call(obstore.delete, path)
 
     def _cached(self, file: StoredFile) -> Path:
         """The file of this content in the cache, fetched and checked if it is not there."""
@@ -185,6 +209,16 @@ class ArtifactStore:
         if found.meta["size"] > LARGEST_MANIFEST:
             raise CheckpointInvalid.of(f"{self.url}: {path}", f"more than {LARGEST_MANIFEST} bytes")
         return bytes(found.bytes())
+
+    def _paths(self, prefix: str) -> list[str]:
+        """Everything that is stored below a prefix."""
+
+        def listed(store: ObjectStore) -> list[str]:
+            # Pages are fetched as they are looped over.
+            return [entry["path"] for page in obstore.list(store, prefix) for entry in page]
+
+        found: list[str] = self._call(listed)
+        return found
 
     def _call(self, function: Any, *arguments: Any) -> Any:
         try:

@@ -117,6 +117,9 @@ class Database:
                 with connection.begin():
                     yield connection
             except DBAPIError as error:
+                if _is_gone(error):
+                    # The next connection opens the file that is there by then.
+                    connection.invalidate()
                 if error.connection_invalidated or _is_busy(error):
                     raise self._unavailable(error) from error
                 raise
@@ -184,4 +187,9 @@ def _begin_sqlite(connection: Connection) -> None:
 def _is_busy(error: DBAPIError) -> bool:
     """Whether SQLite has waited for another writer in vain, or its file cannot be opened or written."""
     said = str(error.orig)
-    return any(word in said for word in ("locked", "unable to open", "disk I/O", "readonly", "disk is full"))
+    return _is_gone(error) or any(word in said for word in ("locked", "unable to open", "disk I/O", "disk is full"))
+
+
+def _is_gone(error: DBAPIError) -> bool:
+    """Whether SQLite's file was removed or replaced since it was opened."""
+    return any(word in str(error.orig) for word in ("readonly", "no such table"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +92,13 @@ class Leases:
         """Let others have it; nothing happens if another has it already."""
         with suppress(LeaseLost), self._database.writing() as connection:
             self._set(connection, lease, 0.0)
+
+    def overdue(self, names: Sequence[str]) -> dict[str, float]:
+        """For how many seconds each lease is over whose holder neither renewed nor released it."""
+        with self._database.reading() as connection:
+            query = select(leases.c.name, leases.c.expires).where(leases.c.name.in_(names))
+            now = _now(connection)
+            return {name: now - expires for name, expires in connection.execute(query) if 0 < expires < now}
 
     @contextmanager
     def held(self, name: str, seconds: float = LEASE_SECONDS) -> Iterator[Lease]:

@@ -32,6 +32,15 @@ LATENT: dict[str, Any] = {
 }
 GEMMA = {"head_dim": 12, "num_key_value_heads": 1, "num_hidden_layers": 3, "sliding_window": 5}
 LONG_ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.3, 1.7, 2.5], "long_factor": [2.0] * 4}
+LLAMA4 = NARROW | {
+    "head_dim": 8,
+    "num_hidden_layers": 4,
+    "intermediate_size": 16,
+    "intermediate_size_mlp": 24,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "attention_chunk_size": 5,
+}
 GPT: dict[str, Any] = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 NO_TOKENS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
 NEW_FALCON = {"new_decoder_architecture": True, "num_kv_heads": 2}
@@ -108,6 +117,15 @@ FAMILIES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "plain positions": NARROW
         | {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5}
         | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    },
+    "llama4_text": {
+        "": LLAMA4 | {"floor_scale": 3, "attn_scale": 0.7},
+        "every other layer sparse": LLAMA4 | {"interleave_moe_layer_step": 2, "attn_temperature_tuning": False},
+    },
+    "mamba2": {
+        "": {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 8}
+        | {"state_size": 6, "n_groups": 2, "chunk_size": 8}
+        | NO_TOKENS
     },
 }
 """Each with at least one config, the usual one under no name."""

@@ -81,6 +81,11 @@ class TestGemmaWithEverything(MechanismLaws):
     options = {"cap": 2.0, "window": 5, "scale": 0.4}
 
 
+class TestGemmaAsLlama4(MechanismLaws):
+    mechanism = "gemma"
+    options = {"chunk": 4, "temperature": 0.5, "temperature_floor": 3}
+
+
 class TestNoPositions(MechanismLaws):
     mechanism = "nope"
 

@@ -62,7 +62,9 @@ class Mamba2(ComputedMechanism):
         from attn_mamba2.layer import Mamba2Layer
 
         own = Mamba2Config.of(config)
-        return Mamba2Layer(own.sizes, hidden_size=own.hidden_size, bias=own.bias, chunk=own.chunk)
+        return Mamba2Layer(
+            own.sizes, hidden_size=own.hidden_size, bias=own.bias, chunk=own.chunk, norm_eps=own.norm_eps
+        )
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """One matrix a head in float32, and the last inputs of the convolution in the model's type."""

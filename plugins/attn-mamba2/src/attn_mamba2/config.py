@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from attn_core import MechanismConfig
-from attn_core.checks import require_whole
+from attn_core.checks import require_number, require_whole
 from attn_core.errors import InvalidValue
 
 
@@ -34,7 +34,8 @@ class Sizes(NamedTuple):
 class Mamba2Config(MechanismConfig):
     """`state_size` of B and C; `groups` of heads that share them; x of a head is `expand` times its size wide.
 
-    `taps` of the convolution; `chunk` tokens meet pair by pair, which changes the speed only.
+    `taps` of the convolution; `chunk` tokens meet pair by pair, which changes the speed only. `norm_eps` is added to
+    the mean squares of the last norm.
     """
 
     state_size: int = 128
@@ -42,11 +43,13 @@ class Mamba2Config(MechanismConfig):
     expand: int = 2
     taps: int = 4
     chunk: int = 64
+    norm_eps: float = 1e-5
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("state_size", "groups", "expand", "taps", "chunk"):
             require_whole(name, getattr(self, name), ge=1)
+        require_number("norm_eps", self.norm_eps, gt=0)
         if self.num_heads % self.groups:
             raise InvalidValue.of("groups", self.groups, f"a divisor of the {self.num_heads} heads")
 

@@ -15,7 +15,6 @@ from torch.nn.functional import pad, silu, softplus
 from attn_mamba2.config import Sizes
 from attn_mamba2.duality import System, by_chunks, weights
 
-EPSILON = 1e-5
 STEPS = (1e-3, 1e-1)
 """The range that fresh step sizes are drawn from, log-evenly, as in the authors' code."""
 
@@ -28,9 +27,9 @@ class Mamba2Layer(nn.Module):
     and `norm` [inner].
     """
 
-    def __init__(self, sizes: Sizes, *, hidden_size: int, bias: bool, chunk: int) -> None:
+    def __init__(self, sizes: Sizes, *, hidden_size: int, bias: bool, chunk: int, norm_eps: float) -> None:
         super().__init__()
-        self.sizes, self.chunk = sizes, chunk
+        self.sizes, self.chunk, self.norm_eps = sizes, chunk, norm_eps
         self.input = nn.Linear(hidden_size, sizes.inner + sizes.channels + sizes.num_heads, bias=bias)
         self.output = nn.Linear(sizes.inner, hidden_size, bias=bias)
         spread = sizes.taps**-0.5
@@ -129,7 +128,7 @@ class Mamba2Layer(nn.Module):
     def _out(self, out: Tensor, gate: Tensor, dtype: torch.dtype) -> Tensor:
         gated = out * silu(gate)
         groups = gated.reshape(*gated.shape[:-1], self.sizes.groups, self.sizes.inner // self.sizes.groups)
-        normed = groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + EPSILON)
+        normed = groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + self.norm_eps)
         projected: Tensor = self.output((normed.flatten(-2) * wide(self.norm)).to(dtype))
         return projected
 

@@ -45,6 +45,8 @@ class _JobStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_JobState.Val
     """Given up; see `TrainingJob.error`."""
     JOB_STATE_CANCELLED: _JobState.ValueType  # 8
     """Stopped on request."""
+    JOB_STATE_STALLED: _JobState.ValueType  # 9
+    """Waiting for room on the disk, the database or the artefact store; see `TrainingJob.error`. Goes on by itself."""
 
 class JobState(_JobState, metaclass=_JobStateEnumTypeWrapper):
     """Where a job is in its life. SUCCEEDED, FAILED and CANCELLED are final."""
@@ -67,6 +69,8 @@ JOB_STATE_FAILED: JobState.ValueType  # 7
 """Given up; see `TrainingJob.error`."""
 JOB_STATE_CANCELLED: JobState.ValueType  # 8
 """Stopped on request."""
+JOB_STATE_STALLED: JobState.ValueType  # 9
+"""Waiting for room on the disk, the database or the artefact store; see `TrainingJob.error`. Goes on by itself."""
 Global___JobState: _TypeAlias = JobState  # noqa: Y015
 
 @_typing.final
@@ -867,7 +871,7 @@ class TrainingJob(_message.Message):
 
     @_builtins.property
     def error(self) -> Global___JobError:
-        """Why it failed."""
+        """Why it failed or is stalled."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
@@ -979,7 +983,7 @@ class StateChange(_message.Message):
     """State now."""
     @_builtins.property
     def error(self) -> Global___JobError:
-        """Why the job failed or recovers."""
+        """Why the job failed, recovers or is stalled."""
 
     def __init__(
         self,

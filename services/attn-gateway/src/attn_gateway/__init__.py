@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from attn_gateway.service import HttpServer as HttpServer
     from attn_gateway.service import ServingState as ServingState
     from attn_gateway.settings import GatewaySettings as GatewaySettings
+    from attn_gateway.settings import ReplicaTls as ReplicaTls
     from attn_gateway.settings import TlsFiles as TlsFiles
     from attn_gateway.status import code_of as code_of
     from attn_gateway.status import status_of as status_of
@@ -43,7 +44,7 @@ _HOMES = {
     "local_calls": ("LocalCalls", "Metadata"),
     "paging": ("page_of",),
     "service": ("GrpcService", "HttpServer", "ServingState"),
-    "settings": ("GatewaySettings", "TlsFiles"),
+    "settings": ("GatewaySettings", "ReplicaTls", "TlsFiles"),
     "status": ("code_of", "status_of"),
     "tenants": ("Tenant", "Tenants", "read_tenants"),
 }

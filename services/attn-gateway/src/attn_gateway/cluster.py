@@ -14,6 +14,7 @@ from attn_schema import ClusterConfig, DeploymentConfig, EngineConfig
 from attn_schema.home import home_folder
 
 from attn_gateway.ray_process import RayProcess
+from attn_gateway.settings import ReplicaTls
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,7 @@ class ClusterSettings:
 
     Without `address` a private cluster is started on this machine, with `cpus` logical CPUs (None: all) and an object
     store of `object_store_bytes`. `models` are loaded at the start, with the config `engine`, each served by as many
-    engines as `deployment` says, then the LoRA `adapters` on them.
+    engines as `deployment` says, then the LoRA `adapters` on them. With `replica_tls` gateways and replicas speak TLS.
     """
 
     address: str | None = None
@@ -69,6 +70,7 @@ class ClusterSettings:
     adapters: tuple[ModelToLoad, ...] = ()
     engine: EngineConfig = field(default_factory=EngineConfig)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
+    replica_tls: ReplicaTls | None = None
 
 
 class Cluster:

@@ -19,7 +19,7 @@ from attn_gateway.cluster import ClusterSettings, ModelToLoad
 from attn_gateway.gateway import Gateway
 from attn_gateway.logs import configure_logs
 from attn_gateway.serve import ServeSettings, serve
-from attn_gateway.settings import GatewaySettings, TlsFiles
+from attn_gateway.settings import GatewaySettings, ReplicaTls, TlsFiles
 from attn_gateway.tenants import Tenants
 
 
@@ -76,6 +76,7 @@ def serve_command(
                 tenant_weights={tenant.name: tenant.weight for tenant in tenants},
             ),
             deployment=deployment,
+            replica_tls=replica_tls_of(server),
         ),
         ready_file=server.ready_file,
         shutdown_timeout=server.shutdown_timeout,
@@ -87,6 +88,20 @@ def serve_command(
     received = asyncio.run(serve(settings, announce))
     if received is signal.SIGINT:
         raise KeyboardInterrupt
+
+
+def replica_tls_of(server: ServerConfig) -> ReplicaTls | None:
+    """The files of TLS between gateways and replicas, which can be read; None without. Raises `InvalidValue`."""
+    if server.replica_tls_cert is None or server.replica_tls_key is None or server.replica_tls_ca is None:
+        return None
+    # Replicas run in other folders.
+    files = ReplicaTls(
+        certificate=server.replica_tls_cert.absolute(),
+        key=server.replica_tls_key.absolute(),
+        authority=server.replica_tls_ca.absolute(),
+    )
+    files.read()
+    return files
 
 
 def models_of(path: Path | None) -> tuple[ModelToLoad, ...]:

@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection
 
 from attn_gateway.health import Health
 from attn_gateway.interceptors.audit import Audit
+from attn_gateway.interceptors.chain import Chain
 from attn_gateway.interceptors.errors import Errors
 from attn_gateway.interceptors.limits import Limits
 from attn_gateway.interceptors.measure import Measured
@@ -157,7 +158,7 @@ class Gateway:
         measured = Measured(self._metrics, tenants, self._traces)
         guards = [self._bearer_token] if self._bearer_token else []
         interceptors = [RequestIds(), Errors(), measured, *guards, limits, self._readiness, Audit()]
-        server = grpc.aio.server(interceptors=[*interceptors, Wire()], options=server_options(settings))
+        server = grpc.aio.server(interceptors=[Chain([*interceptors, Wire()])], options=server_options(settings))
         recording = RecordingServer(server)
         for service in self.services:
             service.add_to(cast("grpc.aio.Server", recording))

@@ -18,7 +18,8 @@ from attn_core.errors import DeadlineExceeded, Incompatible, InternalError
 from google.protobuf.message import Message
 
 from attn_gateway.call import LocalContext
-from attn_gateway.interceptors.handlers import Continuation, Handler, behaviour_of
+from attn_gateway.interceptors.chain import Chain
+from attn_gateway.interceptors.handlers import Handler, behaviour_of
 
 Metadata = Sequence[tuple[str, str]]
 """Keys in lower case and values, as gRPC has them."""
@@ -58,7 +59,7 @@ class LocalCalls:
 
     def __init__(self, handlers: dict[str, Handler], interceptors: Sequence[grpc.aio.ServerInterceptor]) -> None:
         self._handlers = handlers
-        self._interceptors = tuple(interceptors)
+        self._chain = Chain(interceptors)
 
     @property
     def methods(self) -> frozenset[str]:
@@ -101,18 +102,7 @@ class LocalCalls:
         async def innermost(_: Any) -> Handler | None:
             return self._handlers.get(method)
 
-        continuation: Continuation = innermost
-        for interceptor in reversed(self._interceptors):
-            continuation = _inside(interceptor, continuation)
-        handler = await continuation(details)
+        handler = await self._chain.intercept_service(innermost, details)
         if handler is None:
             raise Incompatible(f"this server does not have the call {method}", method=method)
         return behaviour_of(handler)
-
-
-def _inside(interceptor: grpc.aio.ServerInterceptor, inner: Continuation) -> Continuation:
-    async def outer(details: Any) -> Handler | None:
-        handler: Handler | None = await interceptor.intercept_service(inner, details)
-        return handler
-
-    return outer

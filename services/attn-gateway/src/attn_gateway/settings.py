@@ -24,6 +24,24 @@ class TlsFiles:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReplicaTls:
+    """How gateways and replicas prove to each other who they are: a certificate, its key and their authority, all PEM.
+
+    The certificate is for the DNS name replica.attn.internal, as replicas listen wherever they are placed.
+    """
+
+    certificate: Path
+    key: Path
+    authority: Path
+
+    def read(self) -> tuple[bytes, bytes, bytes]:
+        """Private key, certificate chain and authority; raises `InvalidValue` naming a file that cannot be read."""
+        named = ("replica_tls_key", "replica_tls_cert", "replica_tls_ca")
+        key, certificate, authority = map(_read, (self.key, self.certificate, self.authority), named)
+        return key, certificate, authority
+
+
+@dataclass(frozen=True, kw_only=True)
 class GatewaySettings:
     """Where the gateway listens and whom it lets in; raises `InvalidValue` for one that anybody can reach.
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import msgspec
 from attn_core.errors import AttnError, InvalidValue, MissingPackage, OutOfCapacity, Unavailable
+from attn_gateway import ReplicaTls
 from attn_gateway.ray_gpus import gpu_request, known_gpus
 from attn_host import PromptTokenizer, TextTask
 from attn_host.cores import usable_cores
@@ -46,8 +47,16 @@ APP_PREFIX = "attn-"
 class DeploymentBackend:
     """Serves one model from the replicas of a deployment, which it starts or, where another gateway did, joins."""
 
-    def __init__(self, name: str, folder: Path, config: EngineConfig, deployment: DeploymentConfig) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        config: EngineConfig,
+        deployment: DeploymentConfig,
+        tls: ReplicaTls | None = None,
+    ) -> None:
         self._name = name
+        self._tls = tls
         self._folder = folder
         self._config = config.replace(num_threads=config.num_threads or usable_cores())
         self._deployment = deployment
@@ -229,7 +238,7 @@ class DeploymentBackend:
 
     async def _connect(self, addresses: Sequence[ReplicaAddress]) -> None:
         async def one(address: ReplicaAddress) -> None:
-            replica = ReplicaClient(address, self._streams, self._lost)
+            replica = ReplicaClient(address, self._streams, self._lost, self._tls)
             try:
                 await replica.connect()
                 for name, folder in self._adapters.items():
@@ -296,7 +305,7 @@ class DeploymentBackend:
         )
         # With a version that Ray Serve makes up, every change of the number would replace all replicas.
         kind = kind.options(version=fingerprint(self._folder, config), _internal=True)
-        return serve.run(kind.bind(self._folder, config, SHUTDOWN_SECONDS), name=app, route_prefix=None)
+        return serve.run(kind.bind(self._folder, config, SHUTDOWN_SECONDS, self._tls), name=app, route_prefix=None)
 
     def _delete(self) -> None:
         from ray import serve

@@ -25,6 +25,7 @@ from attn_schema import (
     Tokenization,
 )
 
+from attn_serve.refusals import RecentRefusals
 from attn_serve.resuming import repeated, resumed
 from attn_serve.streams import Streams
 
@@ -66,6 +67,7 @@ class EngineClient:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
+        self.refusals = RecentRefusals()
         self._streams = Streams()
 
     async def start(self) -> ModelInfo:
@@ -160,6 +162,7 @@ class AdapterClient(EngineClient):
     def __init__(self, base: EngineClient, adapter: str) -> None:
         self.backend = base.backend
         self.adapter = adapter
+        self.refusals = base.refusals
         self._streams = base._streams  # noqa: SLF001 -- one engine has one stream of outputs
 
     async def stop(self, shutdown_timeout: float) -> None:  # noqa: ARG002 -- requests that run go on

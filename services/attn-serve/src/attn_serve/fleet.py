@@ -275,7 +275,7 @@ class Fleet:
         Raises `InvalidValue` or `UnknownName` for one that cannot be, before anything is changed. How a model that
         serves is computed is not changed under its requests: it is unloaded first, or another name is given.
         """
-        shares = shares_wanted(wanted)
+        shares = await self.require_sources(wanted)
         changed = [name for name, one in wanted.items() if await self._is_rescaled(name, one)]
         gone = [name for name in former if name not in wanted and ("", name) in self._models]
         # The requests of a version may take their time, as another one serves.
@@ -291,11 +291,16 @@ class Fleet:
         for name in retired:
             self._retire(self._models["", name])
 
+    async def require_sources(self, wanted: Mapping[str, WantedModel]) -> dict[str, dict[str, float]]:
+        """The shares of versions that a config file asks for; raises for names, sources or shares that cannot be."""
+        for name, one in wanted.items():
+            if not NAME.fullmatch(name):
+                raise InvalidValue.of("models", name, ALLOWED_NAMES)
+            await asyncio.to_thread(self._sources.folder, one.source, None)
+        return shares_wanted(wanted)
+
     async def _is_rescaled(self, name: str, one: WantedModel) -> bool:
         """Whether a model of a config file is served by another number of engines; raises if it cannot be served so."""
-        if not NAME.fullmatch(name):
-            raise InvalidValue.of("models", name, ALLOWED_NAMES)
-        await asyncio.to_thread(self._sources.folder, one.source, None)
         known = self._models.get(("", name))
         if known is None:
             return False

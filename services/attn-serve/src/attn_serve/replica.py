@@ -19,6 +19,7 @@ import grpc
 import grpc.aio
 from attn_core.errors import AttnError, InternalError
 from attn_engine import RequestOutput
+from attn_gateway import ReplicaTls
 from attn_host import ModelHost, open_host
 from attn_schema import EngineConfig
 
@@ -61,8 +62,13 @@ class Session:
 class ReplicaServer:
     """The endpoint of a host. Used from one event loop."""
 
-    def __init__(self, open_host: Callable[[Callable[[Sequence[RequestOutput]], None]], ModelHost]) -> None:
+    def __init__(
+        self,
+        open_host: Callable[[Callable[[Sequence[RequestOutput]], None]], ModelHost],
+        tls: ReplicaTls | None = None,
+    ) -> None:
         self._open_host = open_host
+        self._tls = tls
         self._secret = secrets.token_urlsafe(32)
         self._sessions: dict[str, Session] = {}
         self._server: grpc.aio.Server | None = None
@@ -85,7 +91,10 @@ class ReplicaServer:
         self._server = grpc.aio.server(options=[*messages.CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)])
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(messages.SERVICE, handlers),))
         host = f"[{ip}]" if ":" in ip else ip
-        port = self._server.add_insecure_port(f"{host}:0")
+        if self._tls is None:
+            port = self._server.add_insecure_port(f"{host}:0")
+        else:
+            port = self._server.add_secure_port(f"{host}:0", messages.server_credentials(self._tls))
         await self._server.start()
         self.address = ReplicaAddress(
             id=secrets.token_hex(8),
@@ -181,10 +190,12 @@ class ReplicaServer:
 class ModelReplica:
     """What Ray Serve runs: a `ReplicaServer`, with its health, its load and its end. Errors of loading are kept."""
 
-    async def __init__(self, folder: Path, config: EngineConfig, shutdown_timeout: float) -> None:  # type: ignore[misc]
+    async def __init__(  # type: ignore[misc]
+        self, folder: Path, config: EngineConfig, shutdown_timeout: float, tls: ReplicaTls | None = None
+    ) -> None:
         import ray.util
 
-        self._server = ReplicaServer(lambda deliver: open_host(folder, config, deliver))
+        self._server = ReplicaServer(lambda deliver: open_host(folder, config, deliver), tls)
         self._shutdown_timeout = shutdown_timeout
         self._error: AttnError | None = None
         self._told = False

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import grpc
 import grpc.aio
+from attn_gateway import ReplicaTls
 from attn_host import TextTask
 from attn_schema import EngineStats
 
@@ -26,7 +27,13 @@ OPEN_SECONDS = 10.0
 class ReplicaClient:
     """One replica, as one gateway sees it. `lost` is called when the replica drains, and when the connection breaks."""
 
-    def __init__(self, address: ReplicaAddress, streams: Streams, lost: Callable[[ReplicaClient], None]) -> None:
+    def __init__(
+        self,
+        address: ReplicaAddress,
+        streams: Streams,
+        lost: Callable[[ReplicaClient], None],
+        tls: ReplicaTls | None = None,
+    ) -> None:
         self.address = address
         self.stats = EngineStats()
         self.draining = False
@@ -37,7 +44,7 @@ class ReplicaClient:
         self._lost = lost
         self.gone = False
         """Whether the connection has broken or was closed."""
-        self._channel = grpc.aio.insecure_channel(address.target, messages.CHANNEL_OPTIONS)
+        self._channel = messages.open_channel(address.target, tls)
         self._metadata = ((messages.SECRET, address.secret), (messages.SESSION, secrets.token_hex(8)))
         self._ask: Any = self._channel.unary_unary(messages.CALL)
         self._listener: asyncio.Task[None] | None = None

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc.aio
 import msgspec
 from attn_core.errors import AttnError, InternalError, error_of_reasons
 from attn_engine import RequestOutput
+from attn_gateway import ReplicaTls
 from attn_host import EmbedTask, TextTask
 from attn_schema import (
     AttentionMap,
@@ -46,6 +49,25 @@ CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
+
+TLS_NAME = "replica.attn.internal"
+"""The name in the certificates of replicas, wherever they listen."""
+
+
+def server_credentials(tls: ReplicaTls) -> grpc.ServerCredentials:
+    """Of a replica that talks only to those whom the authority has signed; raises `InvalidValue` for missing files."""
+    key, certificate, authority = tls.read()
+    return grpc.ssl_server_credentials([(key, certificate)], authority, require_client_auth=True)
+
+
+def open_channel(target: str, tls: ReplicaTls | None) -> grpc.aio.Channel:
+    """A connection to a replica; raises `InvalidValue` for files that cannot be read."""
+    if tls is None:
+        return grpc.aio.insecure_channel(target, CHANNEL_OPTIONS)
+    key, certificate, authority = tls.read()
+    credentials = grpc.ssl_channel_credentials(authority, key, certificate)
+    named = ("grpc.ssl_target_name_override", TLS_NAME)
+    return grpc.aio.secure_channel(target, credentials, [*CHANNEL_OPTIONS, named])
 
 
 @dataclass(frozen=True, kw_only=True)

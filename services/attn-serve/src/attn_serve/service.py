@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,7 +32,8 @@ class InferenceGrpc:
         self._cluster = cluster
         self._applied: set[str] = set()
         self._database = Database(database_url(cluster.home))
-        sources = ModelSources(cluster.home, ModelRecords(self._database), ArtifactStore.from_environment(cluster.home))
+        self._artifacts = ArtifactStore.from_environment(cluster.home)
+        sources = ModelSources(cluster.home, ModelRecords(self._database), self._artifacts)
         self.fleet = Fleet(sources, self._engine)
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -40,7 +42,13 @@ class InferenceGrpc:
         add_ModelServiceServicer_to_server(ModelServicer(self.fleet), server)
 
     async def start(self) -> None:
-        """Start Ray and load the models that were asked for at the start."""
+        """Start Ray and load the models that were asked for at the start.
+
+        Raises before that what is wrong with the models, and `Unavailable` where the artefact store does not answer.
+        """
+        if self._artifacts is not None:
+            await asyncio.to_thread(self._artifacts.require_reachable)
+        await self.fleet.require_sources(self._wanted(self._cluster.models))
         await self._cluster.start()
         settings = self._cluster.settings
         await self.apply(self._cluster.models)
@@ -82,5 +90,5 @@ class InferenceGrpc:
         if deployment.deployed or self._cluster.settings.address is not None:
             from attn_serve.deployment import DeploymentBackend
 
-            return EngineClient(DeploymentBackend(name, folder, config, deployment))
+            return EngineClient(DeploymentBackend(name, folder, config, deployment, self._cluster.settings.replica_tls))
         return EngineClient(RayBackend(name, folder, config))

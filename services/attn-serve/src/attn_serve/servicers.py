@@ -29,6 +29,7 @@ from attn_schema.codec import from_message, to_message
 
 from attn_serve.engine_client import EngineClient
 from attn_serve.fleet import Fleet
+from attn_serve.refusals import RequestSize
 from attn_serve.versions import base_name
 
 DEFAULT_SHUTDOWN_TIMEOUT = 30.0
@@ -57,6 +58,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Stream completions."""
         call = call_of(context)
         self._engine(request.model, call)  # an unknown model is told before anything else
+        size = self._size_of(request, call)
         asked = from_message(GenerateRequest, request)
         begun_with = asked.resume.model if asked.resume else ""
         if begun_with and base_name(begun_with) != base_name(asked.model):
@@ -64,20 +66,23 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         model = self._fleet.choose(begun_with or asked.model, asked.prompt, call.caller.sees)
         told = "" if model.name == asked.model else model.name
         task = text_task(asked.prompt, asked.sampling, call, asked.resume)
-        async with aclosing(model.engine.generate(task)) as deltas:
-            async for delta in deltas:
-                call.spend(len(delta.tokens) + (delta.usage.prompt_tokens if delta.usage else 0))
-                yield to_message(delta.replace(model=told) if told else delta)
-                told = ""
+        with model.engine.refusals.apply(size):
+            async with aclosing(model.engine.generate(task)) as deltas:
+                async for delta in deltas:
+                    call.spend(len(delta.tokens) + (delta.usage.prompt_tokens if delta.usage else 0))
+                    yield to_message(delta.replace(model=told) if told else delta)
+                    told = ""
 
     async def Score(self, request: inference_pb2.ScoreRequest, context: Context) -> inference_pb2.ScoreResponse:
         """Score given sequences."""
         call = call_of(context)
         self._engine(request.model, call)
+        size = self._size_of(request, call)
         asked = from_message(ScoreRequest, request)
         engine = self._fleet.choose(asked.model, asked.prompts[0], call.caller.sees).engine
         params = ScoringParams(top_logprobs=asked.top_logprobs)
-        scores = await engine.score([text_task(prompt, params, call) for prompt in asked.prompts])
+        with engine.refusals.apply(size):
+            scores = await engine.score([text_task(prompt, params, call) for prompt in asked.prompts])
         usage = Usage(prompt_tokens=sum(len(score.tokens) for score in scores))
         call.spend(usage.prompt_tokens)
         return inference_pb2.ScoreResponse(scores=map(to_message, scores), usage=to_message(usage))
@@ -123,6 +128,17 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         engine = self._engine(request.model, call_of(context))
         response: inference_pb2.GetEngineStatsResponse = to_message(await engine.stats())
         return response
+
+    def _size_of(self, request: inference_pb2.GenerateRequest | inference_pb2.ScoreRequest, call: Call) -> RequestSize:
+        """The size of a request; raises `OutOfCapacity` where one like it was refused a moment ago.
+
+        Of several versions, which one a request goes to is only known when it has been read.
+        """
+        size = RequestSize.of(request, call.tenant, call.remaining())
+        versions = self._fleet.versions(request.model, call.caller.sees)
+        if len(versions) == 1:
+            versions[0].engine.refusals.check(size)
+        return size
 
     def _engine(self, model: str, call: Call) -> EngineClient:
         return self._fleet.engine(model, call.caller.sees)

@@ -57,14 +57,16 @@ class Streams:
             except EngineLost as lost:
                 lost.accepted = False
                 raise
-            while not ended:
+            last = False
+            while not last:
                 output = await queue.get()
                 if isinstance(output, AttnError):
                     raise output
-                ended = output.last
                 if output.error is not None:
                     raise output.error
                 yield output.delta
+                last = output.last
+            ended = True
         except AttnError:
             ended = True
             raise

@@ -39,6 +39,8 @@ def check_config(config: TrainingConfig, *, home: Path, settings: TrainSettings)
     model, data = config.model, config.data
     if data.max_pairs and not model.is_encoder_decoder and data.name not in TASKS:
         raise InvalidValue.of("config.data.max_pairs", data.max_pairs, "0, as the model is no encoder-decoder")
+    if data.languages and not model.is_encoder_decoder:
+        raise InvalidValue.of("config.data.languages", data.languages, "none, as the model is no encoder-decoder")
     if data.prepared:
         check_prepared(config, home=home, settings=settings)
     elif not data.dataset:

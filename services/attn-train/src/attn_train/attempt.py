@@ -36,7 +36,19 @@ class Heartbeat:
     """The worker finished a step or an evaluation batch. Sent every few seconds, not recorded."""
 
 
-Message: TypeAlias = TrainingStarted | Heartbeat | Metrics | Checkpoint | LogLine
+@dataclass(frozen=True, kw_only=True)
+class Stalled:
+    """The worker waits for what `error` says."""
+
+    error: JobError
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoesOn:
+    """What the worker waited for is there again."""
+
+
+Message: TypeAlias = TrainingStarted | Heartbeat | Metrics | Checkpoint | LogLine | Stalled | GoesOn
 """What a worker sends to its supervisor."""
 
 SendMessage: TypeAlias = Callable[[Message], None]

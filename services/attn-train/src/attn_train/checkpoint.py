@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from attn_core.errors import CheckpointInvalid
 from attn_models.weights import read_manifest, staged_folder, verify_manifest
 from torch import Tensor
+
+from attn_train.sharded_checkpoint import Parts, read_whole, write_sharded
 
 NAME = re.compile(r"step-(\d{9})")
 PROGRESS_NAME = "progress.json"
@@ -26,10 +29,6 @@ class Progress:
 
     step: int
     elapsed_seconds: float
-
-
-Parts = Mapping[str, Mapping[str, Tensor]]
-"""Tensors by name, by file: {"weights": {...}, "optimizer": {...}, "random": {...}}."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +95,18 @@ class CheckpointFolder:
             for name, tensors in parts.items():
                 ready = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
                 save_file(ready, stage / f"{name}.safetensors")
-            facts = {"format": 1, "step": progress.step, "elapsed_seconds": progress.elapsed_seconds}
-            (stage / PROGRESS_NAME).write_text(json.dumps(facts) + "\n", encoding="utf-8")
+            (stage / PROGRESS_NAME).write_text(_progress_text(progress, sharded=False), encoding="utf-8")
+        return SavedCheckpoint(path=target, step=progress.step)
+
+    def write_together(
+        self, progress: Progress, parts: Parts, group: dist.ProcessGroup | None = None
+    ) -> SavedCheckpoint:
+        """As `write`, by all workers of a group, each its own shards of `DTensor`s; called by each of them.
+
+        Any number of workers reads it, with `read_sharded` into tensors of their own layout, or `read_checkpoint`.
+        """
+        target = self.path / f"step-{progress.step:09d}"
+        write_sharded(target, parts, {PROGRESS_NAME: _progress_text(progress, sharded=True)}, group)
         return SavedCheckpoint(path=target, step=progress.step)
 
     def prune(self, keep: int) -> None:
@@ -113,6 +122,11 @@ class CheckpointFolder:
             shutil.rmtree(path, ignore_errors=True)
 
 
+def _progress_text(progress: Progress, *, sharded: bool) -> str:
+    facts = {"format": 1, "step": progress.step, "elapsed_seconds": progress.elapsed_seconds}
+    return json.dumps(facts | ({"sharded": True} if sharded else {})) + "\n"
+
+
 def read_checkpoint(path: Path) -> tuple[Progress, dict[str, dict[str, Tensor]]]:
     """The progress and the parts of a checkpoint, on the CPU.
 
@@ -123,14 +137,18 @@ def read_checkpoint(path: Path) -> tuple[Progress, dict[str, dict[str, Tensor]]]
     records = read_manifest(path)
     if records is None:
         raise CheckpointInvalid.of(path, "has no manifest")
-    for name in (PROGRESS_NAME, WEIGHTS_NAME):
-        if name not in records:
-            raise CheckpointInvalid.of(path, f"has no {name} in its manifest")
+    if PROGRESS_NAME not in records:
+        raise CheckpointInvalid.of(path, f"has no {PROGRESS_NAME} in its manifest")
     verify_manifest(path, records)
     # The hashes agree, so the content is what this module wrote.
     facts = json.loads((path / PROGRESS_NAME).read_text(encoding="utf-8"))
+    progress = Progress(step=facts["step"], elapsed_seconds=facts["elapsed_seconds"])
+    if facts.get("sharded"):
+        return progress, read_whole(path)
+    if WEIGHTS_NAME not in records:
+        raise CheckpointInvalid.of(path, f"has no {WEIGHTS_NAME} in its manifest")
     parts = {Path(name).stem: load_file(path / name) for name in records if name.endswith(".safetensors")}
-    return Progress(step=facts["step"], elapsed_seconds=facts["elapsed_seconds"]), parts
+    return progress, parts
 
 
 def random_states(data: torch.Generator) -> dict[str, Tensor]:

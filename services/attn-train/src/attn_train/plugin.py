@@ -25,7 +25,7 @@ def attn_services(cluster: Cluster) -> list[GrpcService]:
 
 @hookimpl
 def attn_commands() -> list[Command]:
-    """`attn data`, `attn evaluate` and what `attn compare --train` calls."""
+    """`attn data`, `attn evaluate`, `attn sweep` and what `attn compare --train` calls."""
     return [
         Command(
             name="compare-training",
@@ -41,6 +41,11 @@ def attn_commands() -> list[Command]:
             name="evaluate",
             summary="Evaluate a trained model: perplexity or accuracy.",
             target="attn_train.plugin:evaluate_command",
+        ),
+        Command(
+            name="sweep",
+            summary="Train with combinations of options, and rank them.",
+            target="attn_train.comparison.command:sweep_command",
         ),
     ]
 

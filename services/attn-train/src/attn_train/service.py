@@ -6,19 +6,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc.aio
+import msgspec
 from attn.v1 import training_pb2 as pb
 from attn.v1.training_pb2_grpc import TrainingServiceServicer, add_TrainingServiceServicer_to_server
 from attn_core.errors import InvalidValue, Unavailable, UnknownName
 from attn_gateway import Cluster
 from attn_gateway.call import Context, call_of
 from attn_schema.codec import from_message, to_message
-from attn_schema.training import TrainingConfig, TrainingJob, field_path
+from attn_schema.training import JobError, JobState, TrainingConfig, TrainingJob, field_path
 from attn_storage import Database, ModelRecord, ModelRecords, database_url
 from attn_storage.artifacts import ARTIFACTS
+from attn_storage.leases import LEASE_SECONDS
 
 from attn_train.admission import check_config, check_job_id, check_model_name_is_free, new_job_id
 from attn_train.base_model import completed
@@ -26,6 +30,7 @@ from attn_train.dispatcher import Dispatcher, Host
 from attn_train.model import resolved
 from attn_train.records import JobRecord, Stop
 from attn_train.settings import TrainSettings
+from attn_train.stalls import AT_WORK
 from attn_train.store import JobStore
 from attn_train.supervisor import SupervisorSettings
 
@@ -87,6 +92,10 @@ DEFAULT_PAGE = 100
 LARGEST_PAGE = 1000
 EVENTS_AT_ONCE = 200
 HEARTBEAT_SECONDS = 10.0
+SETTLED_SECONDS = 2 * LEASE_SECONDS
+"""How long after its start a server takes no job for stalled because its supervisor is late."""
+SMALL_DISK = 1 << 20
+"""Free bytes below which a disk is called full."""
 
 
 class TrainingServicer(TrainingServiceServicer):
@@ -99,6 +108,7 @@ class TrainingServicer(TrainingServiceServicer):
         self._models = ModelRecords(store.database)
         self._dispatcher = dispatcher
         self.changes = ChangeNotifier(store.database)
+        self._began = time.monotonic()
 
     async def SubmitTrainingJob(
         self, request: pb.SubmitTrainingJobRequest, context: Context
@@ -125,7 +135,9 @@ class TrainingServicer(TrainingServiceServicer):
 
     async def GetTrainingJob(self, request: pb.GetTrainingJobRequest, context: Context) -> pb.GetTrainingJobResponse:
         """One job."""
-        return pb.GetTrainingJobResponse(job=_message(await self._job(request.id, context)))
+        job = await self._job(request.id, context)
+        (shown,) = await asyncio.to_thread(self._with_stalls, [job])
+        return pb.GetTrainingJobResponse(job=_message(shown))
 
     async def ListTrainingJobs(
         self, request: pb.ListTrainingJobsRequest, context: Context
@@ -140,7 +152,8 @@ class TrainingServicer(TrainingServiceServicer):
         sees = call_of(context).caller.sees
         jobs = await asyncio.to_thread(self._store.page, int(token) if token else None, count + 1, sees)
         following = str(jobs[count - 1].number) if len(jobs) > count else ""
-        return pb.ListTrainingJobsResponse(jobs=[_message(job) for job in jobs[:count]], next_page_token=following)
+        shown = await asyncio.to_thread(self._with_stalls, jobs[:count])
+        return pb.ListTrainingJobsResponse(jobs=[_message(job) for job in shown], next_page_token=following)
 
     async def WatchTrainingJob(
         self, request: pb.WatchTrainingJobRequest, context: Context
@@ -187,6 +200,20 @@ class TrainingServicer(TrainingServiceServicer):
 
     async def _job(self, job_id: str, context: Context) -> JobRecord:
         return await asyncio.to_thread(self._store.get, job_id, call_of(context).caller.sees)
+
+    def _with_stalls(self, jobs: list[JobRecord]) -> list[JobRecord]:
+        """The jobs; one at work of which nothing can be recorded is STALLED, which cannot be recorded either."""
+        if time.monotonic() - self._began < SETTLED_SECONDS:
+            # Supervisors of jobs that outlived a server take their leases again.
+            return jobs
+        overdue = self._store.unattended_seconds([job.id for job in jobs if job.state in AT_WORK])
+        return [self._stalled(job, overdue[job.id]) if job.id in overdue else job for job in jobs]
+
+    def _stalled(self, job: JobRecord, seconds: float) -> JobRecord:
+        free = shutil.disk_usage(self._home).free
+        full = f"; the disk of {self._home} has {free} bytes left" if free < SMALL_DISK else ""
+        said = f"nothing could be recorded of the job for {seconds + LEASE_SECONDS:.0f} seconds{full}"
+        return msgspec.structs.replace(job, state=JobState.STALLED, error=JobError.of(Unavailable(said)))
 
     def _require_visible(self, config: TrainingConfig, tenant: str | None) -> None:
         """Raise `UnknownName` for models of other tenants that the configuration names."""

@@ -11,12 +11,13 @@ from typing import Any
 import msgspec
 from attn_core.errors import AlreadyExists, UnknownName, WrongState
 from attn_schema.training import Checkpoint, JobError, JobEvent, JobState, LogLine, Metrics, StateChange, TrainingConfig
-from attn_storage import Database
+from attn_storage import Database, Leases
 from attn_storage.tables import events, jobs
 from sqlalchemy import Connection, RowMapping, Select, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from attn_train.records import JobRecord, Payload, Stop, require_transition
+from attn_train.stalls import AT_WORK
 
 KINDS: dict[str, type[Payload]] = {
     "state_change": StateChange,
@@ -76,6 +77,11 @@ def _datetime(seconds: float | None) -> datetime | None:
 
 NAMED_IN_ERRORS = 50
 """Newest job ids among which near names are searched."""
+
+
+def supervisor_lease(job_id: str) -> str:
+    """The name of the lease of what watches over the worker of a job."""
+    return f"supervisor/{job_id}"
 
 
 class Superseded(WrongState):
@@ -207,6 +213,25 @@ class JobStore:
             if job.state is not S.CANCELLING:
                 _move(connection, job, S.RUNNING, None)
 
+    def stall(self, job_id: str, attempt: int, error: JobError) -> None:
+        """`attempt` waits for what `error` says: the job is STALLED, unless it was asked to stop. Raises Superseded."""
+        with self.database.writing() as connection:
+            job = _fenced(connection, job_id, attempt)
+            if job.state in AT_WORK and job.state is not S.STALLED:
+                _move(connection, job, S.STALLED, error)
+
+    def go_on(self, job_id: str, attempt: int) -> None:
+        """What `attempt` waited for is there again: a job that is STALLED is RUNNING. Raises Superseded."""
+        with self.database.writing() as connection:
+            job = _fenced(connection, job_id, attempt)
+            if job.state is S.STALLED:
+                _move(connection, job, S.RUNNING, None)
+
+    def unattended_seconds(self, job_ids: Sequence[str]) -> dict[str, float]:
+        """For how many seconds the lease of each job is over that its supervisor neither renewed nor released."""
+        names = {supervisor_lease(job_id): job_id for job_id in job_ids}
+        return {names[name]: seconds for name, seconds in Leases(self.database).overdue(list(names)).items()}
+
     def request_stop(self, job_id: str, stop: Stop, tenant: str | None = None) -> JobRecord:
         """Ask a job to stop; one in a final state stays as it is."""
         with self.database.writing() as connection:
@@ -277,10 +302,9 @@ def _move(
     connection: Connection, job: JobRecord, state: JobState, error: JobError | None, *, attempt: int | None = None
 ) -> None:
     require_transition(job.id, job.state, state)
-    values: dict[str, Any] = {"state": state}
+    told = to_json(error) if state in (S.FAILED, S.STALLED) and error is not None else None
+    values: dict[str, Any] = {"state": state, "error": told}
     if state.final:
         values["ended"] = time.time()
-    if state is S.FAILED and error is not None:
-        values["error"] = to_json(error)
     _set(connection, job.id, **values)
     _append(connection, job.id, attempt or job.attempt, StateChange(previous=job.state, current=state, error=error))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from attn_core.errors import AttnError, Unavailable, WrongState
-from attn_schema.training import JobError, JobState, LogLine
+from attn_schema.training import Checkpoint, JobError, JobState, LogLine, Metrics
 from attn_storage import ArtifactStore, Database, Leases, ModelRecord, ModelRecords, database_url
 
 from attn_train.attempt import (
@@ -18,16 +20,19 @@ from attn_train.attempt import (
     Backend,
     Failed,
     Finished,
+    GoesOn,
     Heartbeat,
     Lost,
     Message,
     Outcome,
+    Stalled,
     Stopped,
     TrainingStarted,
     Worker,
 )
 from attn_train.records import JobRecord, Stop
-from attn_train.store import JobStore, Superseded
+from attn_train.stalls import is_of_database, is_of_store, persistently
+from attn_train.store import JobStore, Superseded, supervisor_lease
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +56,11 @@ class SupervisorSettings:
 
 CHECK_NOW = None
 
+Recorded: TypeAlias = TrainingStarted | Metrics | Checkpoint | LogLine | Stalled | GoesOn
+"""What is recorded of a worker's messages."""
+Result = TypeVar("Result")
 
-def supervisor_lease(job_id: str) -> str:
-    """The name of the lease of what watches over the worker of a job."""
-    return f"supervisor/{job_id}"
+log = logging.getLogger(__name__)
 
 
 class Supervisor:
@@ -76,7 +82,9 @@ class Supervisor:
         Called once.
         """
         try:
-            with Leases(self._store.database).held(supervisor_lease(self.job_id)):
+            with ExitStack() as held:
+                leases, name = Leases(self._store.database), supervisor_lease(self.job_id)
+                self._patiently(lambda: held.enter_context(leases.held(name)))
                 while self._attempt():
                     pass
         except (Unavailable, Superseded):
@@ -102,16 +110,38 @@ class Supervisor:
         if isinstance(message, Heartbeat):
             return
         try:
-            if isinstance(message, TrainingStarted):
-                self._store.begin(self.job_id, attempt, message.step, message.checkpoint)
-            else:
-                self._store.append(self.job_id, attempt, [message])
+            self._patiently(lambda: self._record(attempt, message))
         except Superseded:
             return
+        finally:
+            # A worker that waits here for the database has not fallen silent.
+            if self._last_message is not None:
+                self._last_message = self._last_message[0], time.monotonic()
+
+    def _record(self, attempt: int, message: Recorded) -> None:
+        if isinstance(message, TrainingStarted):
+            self._store.begin(self.job_id, attempt, message.step, message.checkpoint)
+        elif isinstance(message, Stalled):
+            self._store.stall(self.job_id, attempt, message.error)
+        elif isinstance(message, GoesOn):
+            self._store.go_on(self.job_id, attempt)
+        else:
+            self._store.append(self.job_id, attempt, [message])
+
+    def _patiently(self, work: Callable[[], Result]) -> Result:
+        """The result of what needs the database, which is waited for as long as it takes; what happened while it was
+        away is recorded once it is back."""
+
+        def told(error: AttnError) -> None:
+            log.warning("job %s waits: %s", self.job_id, error.message)
+            if self._last_message is not None:
+                self._last_message = self._last_message[0], time.monotonic()
+
+        return persistently(work, told, of=is_of_database)
 
     def _attempt(self) -> bool:
         """One attempt; whether another is to follow."""
-        job = _retried(lambda: self._begin(self._store.get(self.job_id)))
+        job = self._patiently(lambda: _retried(lambda: self._begin(self._store.get(self.job_id))))
         if job.state.final:
             return False
         assignment = Assignment(
@@ -127,19 +157,24 @@ class Supervisor:
             lambda outcome: self._inbox.put((job.attempt, outcome)),
         )
         outcome = self._outcome(job.attempt, worker)
-        return _retried(lambda: self._conclude(job.attempt, outcome))
+        published = isinstance(outcome, Finished) and self._publish(job, outcome.model_path)
+        if isinstance(outcome, Finished) and not published and self._suspended:
+            # The next attempt begins at the last step, and publishes the model.
+            outcome = Stopped(stop=Stop.SAVE)
+        return self._patiently(lambda: _retried(lambda: self._conclude(job.attempt, outcome)))
 
     def _begin(self, job: JobRecord) -> JobRecord:
         if job.state is JobState.CANCELLING:
             return self._store.change(job.id, job.attempt, JobState.CANCELLED)
-        mine, self._claimed = self._claimed, True
+        begun = job
         if job.state is JobState.QUEUED:
-            return self._store.change(job.id, job.attempt, JobState.STARTING)
-        if mine or job.state.final:
-            return job
-        # Running without a supervisor: the worker of that attempt must not write any more.
-        error = JobError.of(Unavailable("the server or the machine went away"))
-        return self._store.next_attempt(job.id, job.attempt, error)
+            begun = self._store.change(job.id, job.attempt, JobState.STARTING)
+        elif not self._claimed and not job.state.final:
+            # Running without a supervisor: the worker of that attempt must not write any more.
+            error = JobError.of(Unavailable("the server or the machine went away"))
+            begun = self._store.next_attempt(job.id, job.attempt, error)
+        self._claimed = True
+        return begun
 
     def _outcome(self, attempt: int, worker: Worker) -> Outcome:
         """Wait for the worker's end, passing on that it should stop."""
@@ -152,7 +187,7 @@ class Supervisor:
                 item = CHECK_NOW
             if item is not None and item[0] == attempt:
                 return item[1]
-            asked = self._store.get(self.job_id).stop or (Stop.SAVE if self._suspended else None)
+            asked = self._asked()
             if asked is not None and asked is not passed:
                 worker.stop(asked)
                 passed = asked
@@ -165,6 +200,14 @@ class Supervisor:
                 stuck = Unavailable(f"the worker sent nothing for {self._settings.stall_timeout:g} seconds")
                 return Lost(error=JobError.of(stuck))
 
+    def _asked(self) -> Stop | None:
+        """How the worker is to stop; a database that is away for a while has not said anything new."""
+        try:
+            found = self._store.get(self.job_id).stop
+        except Unavailable:
+            found = None
+        return found or (Stop.SAVE if self._suspended else None)
+
     def _is_stuck(self, attempt: int) -> bool:
         """Whether the worker fell silent; one that has not begun may still wait for a free CPU."""
         if self._last_message is None or self._last_message[0] != attempt:
@@ -174,7 +217,6 @@ class Supervisor:
     def _conclude(self, attempt: int, outcome: Outcome) -> bool:
         store, job = self._store, self._store.get(self.job_id)
         if isinstance(outcome, Finished):
-            self._publish(job, attempt, outcome.model_path)
             store.change(job.id, attempt, JobState.SUCCEEDED, model_path=outcome.model_path)
         elif isinstance(outcome, Failed):
             store.change(job.id, attempt, JobState.FAILED, error=outcome.error)
@@ -187,17 +229,38 @@ class Supervisor:
             return self._recover(job, attempt, outcome)
         return False
 
-    def _publish(self, job: JobRecord, attempt: int, path: str) -> None:
-        """Put the model where other machines find it; what fails is said, and the model stays on this machine."""
+    def _publish(self, job: JobRecord, path: str) -> bool:
+        """Put the model where other machines find it, as soon as the store is there; whether it was.
+
+        Where waiting does not help, or the job is to stop, that is said, and the model stays on this machine.
+        """
         if self._settings.artifacts is None:
-            return
+            return True
+
+        def told(error: AttnError) -> None:
+            stalled = JobError.of(error)
+            self._patiently(lambda: self._store.stall(job.id, job.attempt, stalled))
+
         try:
-            artifacts = ArtifactStore(self._settings.artifacts, self._settings.home / "artifacts")
-            artifacts.publish(job.id, Path(path), job.owner)
-            ModelRecords(self._store.database).record(ModelRecord(job.id, job.owner, artifact=job.id))
+            persistently(lambda: self._send(job, path), told, of=is_of_store, wanted=lambda: self._asked() is None)
+        except Superseded:
+            raise
         except AttnError as error:
+            if self._suspended:
+                return False
             text = f"the model is on this machine alone, in {path}: {error.message}"
-            self._store.append(job.id, attempt, [LogLine(text=text)])
+            self._patiently(lambda: self._store.append(job.id, job.attempt, [LogLine(text=text)]))
+            return False
+        return True
+
+    def _send(self, job: JobRecord, path: str) -> None:
+        url = str(self._settings.artifacts)
+        try:
+            artifacts = ArtifactStore(url, self._settings.home / "artifacts")
+        except OSError as error:
+            raise Unavailable(f"the artefact store {url} cannot be used: {error}", store=url) from error
+        artifacts.publish(job.id, Path(path), job.owner)
+        ModelRecords(self._store.database).record(ModelRecord(job.id, job.owner, artifact=job.id))
 
     def _recover(self, job: JobRecord, attempt: int, outcome: Lost) -> bool:
         if job.failures >= job.config.max_failures:
@@ -205,9 +268,6 @@ class Supervisor:
             return False
         self._store.next_attempt(job.id, attempt, outcome.error, lost=True)
         return not self._suspended
-
-
-Result = TypeVar("Result")
 
 
 def _retried(decide: Callable[[], Result]) -> Result:

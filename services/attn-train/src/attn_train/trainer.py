@@ -133,7 +133,7 @@ class Trainer:
         """Train to the last step and return None, or stop when asked to and return how.
 
         Raises TrainingDiverged when the loss is not finite, CheckpointWriteFailed if the last checkpoint cannot
-        be written; a failure of an earlier one is reported and the run goes on.
+        be written, which the next call tries again; a failure of an earlier one is reported and the run goes on.
         """
         self.model.train()
         if self.step == 0:
@@ -142,7 +142,7 @@ class Trainer:
             asked = stop.get()
             if asked is not None:
                 if asked is Stop.SAVE:
-                    self.save(report)
+                    self._try_save(report)
                 return asked
             self._one_step(report)
         self.save(report)
@@ -263,7 +263,7 @@ class Trainer:
         try:
             self.save(report)
         except CheckpointWriteFailed as error:
-            report.log(f"{error.reason}: {error.message}; training goes on")
+            report.log(f"{error.reason}: {error.message}; the checkpoint before it stays")
 
 
 def moved(part: Tensor, device: torch.device) -> Tensor:

@@ -8,21 +8,33 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from attn_core.errors import AttnError, InternalError, OutOfCapacity
+from attn_core.errors import AttnError, CheckpointWriteFailed, InternalError, OutOfCapacity
 from attn_models.device import resolve_device
 from attn_schema.locks import exclusive
 from attn_schema.training import Checkpoint, JobError, LogLine, Metrics, TrainingConfig
 
-from attn_train.attempt import Assignment, Failed, Finished, Heartbeat, Outcome, SendMessage, Stopped, TrainingStarted
+from attn_train.attempt import (
+    Assignment,
+    Failed,
+    Finished,
+    GoesOn,
+    Heartbeat,
+    Outcome,
+    SendMessage,
+    Stalled,
+    Stopped,
+    TrainingStarted,
+)
 from attn_train.base_model import load_base
 from attn_train.checkpoint import CheckpointFolder
 from attn_train.data.load import load_dataset
 from attn_train.model import configured
 from attn_train.records import StopFlag
 from attn_train.settings import Layout
+from attn_train.stalls import is_of_disk, persistently
 from attn_train.tasks.base import Dataset, derived
 from attn_train.tasks.distillation import distilled
 from attn_train.trainer import Trainer
@@ -34,6 +46,8 @@ HEARTBEAT_SECONDS = 5.0
 """Minimum time between two heartbeats."""
 
 log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 
 def work(
@@ -102,15 +116,49 @@ def _train(assignment: Assignment, layout: Layout, reporter: MessageReporter, st
     trainer.resume(reporter)
     reporter.log(_description(model, dataset))
     reporter.send(TrainingStarted(step=trainer.step, checkpoint=_newest(checkpoints)))
-    stopped = trainer.run(reporter, stop)
-    if stopped is not None:
-        reporter.flush()
-        return Stopped(stop=stopped)
-    model.cpu()
-    target = layout.model(assignment.job_id)
-    path = dataset.save(target, model) if base is None else base.save(target)
+    waiting = DiskWait(reporter, stop)
+    try:
+        stopped = waiting.until_written(lambda: trainer.run(reporter, stop))
+        if stopped is not None:
+            reporter.flush()
+            return Stopped(stop=stopped)
+        model.cpu()
+        target = layout.model(assignment.job_id)
+        path = waiting.until_written(lambda: dataset.save(target, model) if base is None else base.save(target))
+    except CheckpointWriteFailed as error:
+        asked = stop.get()
+        if asked is None:
+            raise
+        reporter.log(f"{error.reason}: {error.message}; stopped as asked, at the checkpoint before it")
+        return Stopped(stop=asked)
     reporter.flush()
     return Finished(model_path=str(path))
+
+
+class DiskWait:
+    """Has a worker wait where the disk is full or cannot be written: its job is stalled, and goes on by itself."""
+
+    def __init__(self, reporter: MessageReporter, stop: StopFlag) -> None:
+        self._reporter, self._stop = reporter, stop
+        self._stalled = False
+
+    def until_written(self, write: Callable[[], Result]) -> Result:
+        """The result of `write` once the disk takes it; raises `CheckpointWriteFailed` when the job is to stop."""
+        try:
+            return persistently(write, self._tell, of=is_of_disk, wanted=self._wanted)
+        finally:
+            if self._stalled:
+                self._stalled = False
+                self._reporter.send(GoesOn())
+
+    def _tell(self, error: AttnError) -> None:
+        if not self._stalled:
+            self._stalled = True
+            self._reporter.send(Stalled(error=JobError.of(error)))
+
+    def _wanted(self) -> bool:
+        self._reporter.heartbeat()
+        return self._stop.get() is None
 
 
 def build_model(config: TrainingConfig, dataset: Dataset) -> Any:

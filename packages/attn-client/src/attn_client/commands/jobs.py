@@ -90,5 +90,6 @@ def _row(job: TrainingJob) -> dict[str, str]:
         "steps": f"{job.step}/{job.config.optimizer.steps}",
         "loss": "" if loss is None else f"{loss:.4f}",
         "model": job.config.model.label,
+        "why": job.error.message if job.error else "",
         "created": f"{job.create_time:%Y-%m-%d %H:%M}" if job.create_time else "",
     }

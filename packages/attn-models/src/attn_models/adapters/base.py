@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from attn_core.errors import InvalidValue
+from attn_core.errors import Incompatible, InvalidValue
 
-from attn_models.decoder.config import DecoderConfig
+from attn_models.attention import LayerAttention, layer_attentions
+from attn_models.decoder.config import OWN_BIASES, DecoderConfig
 from attn_models.plain_config import whole
 
 
@@ -52,7 +53,8 @@ class Layout(ABC):
     `head` is its name of the unembedding, which may be there although it is tied to our parameter `embedding`.
     Tensors whose names match `derived_names` are skipped: they follow from the config, such as causal masks in older
     checkpoints, or are unused. `copies` are other names of tensors, which must be equal where both are there.
-    Parameters of ours whose names match `zeros` are in no checkpoint and are zero, such as biases that change nothing.
+    Parameters of ours whose names match `zeros` are in no checkpoint and are zero: biases that change nothing, whatever
+    they are. Those whose names match `ones` are in none and are one, such as the gains of norms without gains.
     """
 
     model_type: ClassVar[str]
@@ -61,6 +63,7 @@ class Layout(ABC):
     copies: ClassVar[Mapping[str, str]] = MappingProxyType({})
     derived_names: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
     zeros: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
+    ones: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
 
     @property
     def name(self) -> str:
@@ -76,12 +79,31 @@ class Layout(ABC):
         return {name: name for name in names}
 
     def stored(self, parameters: Iterable[str]) -> list[StoredTensor]:
-        """The tensors of a checkpoint of a model with these parameters, without those that are `zeros`."""
-        return self.tensor_mappings([name for name in parameters if not self.zeros.search(name)])
+        """The tensors of a checkpoint of a model with these parameters, without those that are constant."""
+        return self.tensor_mappings([name for name in parameters if self.constant(name) is None])
+
+    def constant(self, name: str) -> float | None:
+        """What every element of a parameter is that no checkpoint holds; None for any other parameter."""
+        patterns = {0.0: self.zeros, 1.0: self.ones}
+        return next((value for value, pattern in patterns.items() if pattern.search(name)), None)
 
     def is_derived(self, name: str) -> bool:
         """Whether a tensor of this name is skipped: it follows from the config or is not used."""
         return bool(self.derived_names.search(name))
+
+
+ATTENTION = ("mechanism", "options", "pattern")
+ROTARY = ("rope_theta", "partial_rotary_factor", "rope_interleave", "rope_scaling")
+SKIPPED = (*ATTENTION, *ROTARY, *OWN_BIASES, "bias", "num_kv_heads", "head_dim", "intermediate_size")
+"""Fields that are compared by what follows from them; rotary positions are part of each layer's attention."""
+TRAINED = (
+    "dropout",
+    "attention_dropout",
+    "router_aux_loss_coef",
+    "router_bias_update_rate",
+    "nextn_predict_loss_weight",
+)
+"""Fields that only training reads, which no config.json need say."""
 
 
 class StateDictAdapter(Layout):
@@ -89,9 +111,11 @@ class StateDictAdapter(Layout):
 
     `known_keys` are the keys of config.json that `from_hf_config` reads. Configs are of the class `Config`: the general
     decoder's, or that of a family with a model of its own, which `build` builds (see docs/model-families.md).
+    `by_tensors` are fields that follow from which tensors a checkpoint has, see `without_missing`.
     """
 
     known_keys: ClassVar[frozenset[str]]
+    by_tensors: ClassVar[frozenset[str]] = frozenset()
     Config: ClassVar[type[Any]] = DecoderConfig
 
     def build(self, config: Any) -> Any:
@@ -113,8 +137,51 @@ class StateDictAdapter(Layout):
         return config
 
     @abstractmethod
+    def keys_of(self, config: Any) -> dict[str, Any]:
+        """The keys of config.json that say a decoder; `to_hf_config` checks that they say all of it."""
+
     def to_hf_config(self, config: Any) -> dict[str, Any]:
-        """The config.json of a decoder; raises `Incompatible` naming what the layout cannot express."""
+        """The config.json of a decoder; raises `Incompatible` naming what the layout cannot express.
+
+        It is read again: whatever an adapter left out is refused here, by the name of the field.
+        """
+        try:
+            values = self.keys_of(config)
+            again = self.from_hf_config(values)
+        except InvalidValue as error:
+            message = f"this decoder cannot be expressed in a {self.model_type} config.json: {error.message}"
+            raise Incompatible(message, **error.metadata) from error
+        changed = self.difference(again, config)
+        if changed is not None:
+            given = getattr(config, changed, None)
+            message = f"{changed} {given!r} cannot be expressed in a {self.model_type} config.json"
+            raise Incompatible(message, field=changed)
+        return values
+
+    def difference(self, one: Any, other: Any) -> str | None:
+        """The first field by which two models differ in what they compute; None where there is none."""
+        skipped = {*TRAINED, *self.by_tensors}
+        if not isinstance(one, DecoderConfig) or not isinstance(other, DecoderConfig):
+            names = (item.name for item in dataclasses.fields(one) if item.name not in skipped)
+            return next((name for name in names if getattr(one, name) != getattr(other, name, None)), None)
+        for name in one.plain():
+            if name not in (*SKIPPED, *skipped) and getattr(one, name) != getattr(other, name):
+                return name
+        if one.inner_width != other.inner_width:
+            return "intermediate_size"
+        biases = [name for name in OWN_BIASES if name != "norm_bias" or one.norm == "layer"]
+        changed = next((name for name in biases if one.has_bias(name) != other.has_bias(name)), None)
+        if changed is not None:
+            return changed
+        layers = zip(layer_attentions(one), layer_attentions(other), strict=True)
+        return None if all(self.computed(a) == self.computed(b) for a, b in layers) else "mechanism"
+
+    def computed(self, attention: LayerAttention) -> object:
+        """What tells a layer's attention from another's: its spec, or its mechanism with all options."""
+        spec = attention.mechanism.spec(attention.config)
+        if spec is not None:
+            return spec
+        return attention.full_name, dataclasses.replace(attention.config, dropout=0.0)
 
 
 def needed(values: Mapping[str, Any], key: str) -> Any:

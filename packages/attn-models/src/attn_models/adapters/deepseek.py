@@ -188,7 +188,7 @@ class DeepseekAdapter(LlamaAdapter):
             **self._expert_fields(values, plain.num_layers),
         )
 
-    def to_hf_config(self, config: DecoderConfig) -> dict[str, Any]:
+    def keys_of(self, config: DecoderConfig) -> dict[str, Any]:
         """A config.json of this family that transformers 5 reads."""
         require_fields(config, self.required_fields, self.model_type)
         options = self._options(config)
@@ -203,6 +203,14 @@ class DeepseekAdapter(LlamaAdapter):
             "first_k_dense_replace": config.num_layers if config.num_experts is None else config.first_k_dense_replace,
             **({} if config.mixture is None else self._hf_experts(config.mixture, config)),
         }
+
+    def computed(self, attention: LayerAttention) -> object:
+        """See `StateDictAdapter`; sizes that are not given are those of a head."""
+        return super().computed(attention) if attention.full_name != MECHANISM else self._latent(attention)
+
+    def _latent(self, attention: LayerAttention) -> object:
+        config = dataclasses.replace(attention.config, dropout=0.0, num_kv_heads=None, head_dim=None)
+        return dataclasses.replace(config, **latent_options(attention, self.model_type))
 
     def layout(self, config: DecoderConfig) -> Layout:
         """The names of its tensors, which depend on the heads and the number of layers."""
@@ -290,11 +298,11 @@ class DeepseekV2Adapter(DeepseekAdapter):
         "norm_topk_prob": (False, None),
     }
 
-    def to_hf_config(self, config: DecoderConfig) -> dict[str, Any]:
+    def keys_of(self, config: DecoderConfig) -> dict[str, Any]:
         """A DeepseekV2Config."""
         grouped = config.n_group is not None
         method = {"topk_method": "group_limited_greedy" if grouped else "greedy"}
-        return super().to_hf_config(config) | method | {"norm_topk_prob": False}
+        return super().keys_of(config) | method | {"norm_topk_prob": False}
 
     def groups(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """None unless `topk_method` is "group_limited_greedy"."""
@@ -314,9 +322,9 @@ class DeepseekV3Adapter(DeepseekAdapter):
     }
     routed_scaling_factor = 2.5
 
-    def to_hf_config(self, config: DecoderConfig) -> dict[str, Any]:
+    def keys_of(self, config: DecoderConfig) -> dict[str, Any]:
         """A DeepseekV3Config."""
-        return super().to_hf_config(config) | {
+        return super().keys_of(config) | {
             "rope_interleave": config.rope_interleave,
             "norm_topk_prob": True,
             "num_nextn_predict_layers": config.num_nextn_predict_layers,

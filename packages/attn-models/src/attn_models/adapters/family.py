@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from attn_core import AttentionSpec, Window
-from attn_core.errors import Incompatible, InvalidValue
 
 from attn_models.adapters.base import (
     ACTIVATIONS,
@@ -174,8 +173,8 @@ class FamilyAdapter(StateDictAdapter):
         shared = fields["num_kv_heads"] not in (None, fields["num_heads"])
         return AttentionChoice(mechanism="attn-variants/gqa" if shared else "attn-variants/mha", options=options)
 
-    def to_hf_config(self, config: DecoderConfig) -> dict[str, Any]:
-        """A config.json of this family; raises `Incompatible` naming the first field that it cannot express."""
+    def keys_of(self, config: DecoderConfig) -> dict[str, Any]:
+        """See `StateDictAdapter`."""
         values: dict[str, Any] = {"architectures": [self.architecture], "model_type": self.model_type}
         values |= {theirs: self._plain(config, ours) for ours, theirs in self.fields.items()}
         words = [theirs for theirs, ours in self.activations.items() if ours == config.feed_forward]
@@ -184,19 +183,7 @@ class FamilyAdapter(StateDictAdapter):
         if self.fixed.get("positions") == "rotary":
             values |= self.rope_keys(config)
         values |= self.own_keys(config)
-        values = {key: value for key, value in values.items() if value is not None or key in self.nulls}
-        try:
-            again = self.from_hf_config(values)
-        except InvalidValue as error:
-            raise Incompatible(
-                f"this decoder cannot be expressed in a {self.model_type} config.json: {error.message}"
-            ) from error
-        changed = difference(again, config)
-        if changed is not None:
-            given = getattr(config, changed, None)
-            message = f"{changed} {given!r} cannot be expressed in a {self.model_type} config.json"
-            raise Incompatible(message, field=changed)
-        return values
+        return {key: value for key, value in values.items() if value is not None or key in self.nulls}
 
     def _plain(self, config: DecoderConfig, ours: str) -> Any:
         if ours in OWN_BIASES:
@@ -294,28 +281,3 @@ def window_of(spec: AttentionSpec | None) -> int | None:
     """The tokens that the layer of a spec sees; None where it sees all."""
     mask = None if spec is None else spec.mask
     return mask.left + 1 if isinstance(mask, Window) and mask.left is not None else None
-
-
-ATTENTION = ("mechanism", "options", "pattern")
-SKIPPED = (*ATTENTION, *OWN_BIASES, "bias", "num_kv_heads", "head_dim", "intermediate_size")
-TRAINED = ("router_aux_loss_coef", "router_bias_update_rate", "nextn_predict_loss_weight")
-"""Fields that only training reads, which no config.json need say."""
-
-
-def difference(one: DecoderConfig, other: DecoderConfig) -> str | None:
-    """The first field by which two decoders differ in what they compute; None where there is none."""
-    for name in one.plain():
-        if name not in (*SKIPPED, *TRAINED) and getattr(one, name) != getattr(other, name):
-            return name
-    if one.inner_width != other.inner_width:
-        return "intermediate_size"
-    biases = [name for name in OWN_BIASES if name != "norm_bias" or one.norm == "layer"]
-    changed = next((name for name in biases if one.has_bias(name) != other.has_bias(name)), None)
-    if changed is not None:
-        return changed
-    ours, theirs = layer_attentions(one), layer_attentions(other)
-    same = all(
-        (a.mechanism.spec(a.config) or a.config) == (b.mechanism.spec(b.config) or b.config)
-        for a, b in zip(ours, theirs, strict=True)
-    )
-    return None if same else "mechanism"

@@ -119,6 +119,7 @@ class Gemma2Adapter(LlamaAdapter):
             plain,
             feed_forward="geglu_tanh",
             norm_place="both",
+            feed_forward_bias=False,
             scale_embedding=True,
             final_logit_softcapping=self._cap(values, "final_logit_softcapping"),
             mechanism=MECHANISM,
@@ -128,7 +129,7 @@ class Gemma2Adapter(LlamaAdapter):
             pattern=tuple(self._choice(values, kind, ropes) for kind in self._layer_types(values)),
         )
 
-    def to_hf_config(self, config: DecoderConfig) -> dict[str, Any]:
+    def keys_of(self, config: DecoderConfig) -> dict[str, Any]:
         """A config.json of this family that transformers 5 reads."""
         require_fields(config, FIXED, self.model_type)
         attentions = layer_attentions(config)
@@ -147,7 +148,7 @@ class Gemma2Adapter(LlamaAdapter):
         sizes = common_hf_config(config, self.model_type, self.architecture)
         return sizes | {
             "hidden_activation": ACTIVATION,
-            "attention_bias": config.bias,
+            "attention_bias": config.has_bias("attention_bias"),
             "query_pre_attn_scalar": sizes["head_dim"] if scale is None else self._scalar(scale),
             "attn_logit_softcapping": None if cap is None else float(cap),
             "final_logit_softcapping": None

@@ -12,7 +12,7 @@ from attn_core.errors import Incompatible
 
 from attn_models.adapters.base import StateDictAdapter, StoredTensor, needed, require_allowed
 from attn_models.adapters.hf_config import require_fields, softmax_heads
-from attn_models.decoder.config import GATED, DecoderConfig
+from attn_models.decoder.config import DecoderConfig
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class Gpt2Adapter(StateDictAdapter):
             attention_dropout=values.get("attn_pdrop") or 0.0,
         )
 
-    def to_hf_config(self, config: DecoderConfig) -> dict[str, Any]:
+    def keys_of(self, config: DecoderConfig) -> dict[str, Any]:
         """A GPT2Config."""
         require_fields(config, FIXED, self.model_type)
         heads = softmax_heads(config, Causal(), self.model_type)
@@ -99,11 +99,11 @@ class Gpt2Adapter(StateDictAdapter):
             key_size=config.hidden_size // heads.query,
             value_size=heads.key_size,
         )
-        if config.feed_forward in GATED or heads != whole:
-            raise Incompatible(
-                "gated feed-forwards, grouped heads and other head sizes cannot be expressed in a gpt2 config.json"
-            )
+        if heads != whole:
+            raise Incompatible("grouped heads and other head sizes cannot be expressed in a gpt2 config.json")
         names = {ours: theirs for theirs, ours in ACTIVATIONS.items() if theirs != "gelu_pytorch_tanh"}
+        if config.feed_forward not in names:
+            raise Incompatible(f"feed_forward {config.feed_forward!r} cannot be expressed in a gpt2 config.json")
         return {
             "architectures": ["GPT2LMHeadModel"],
             "model_type": self.model_type,

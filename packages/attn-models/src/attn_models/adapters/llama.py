@@ -114,7 +114,7 @@ class LlamaAdapter(StateDictAdapter):
             attention_dropout=values.get("attention_dropout") or 0.0,
         )
 
-    def to_hf_config(self, config: DecoderConfig) -> dict[str, Any]:
+    def keys_of(self, config: DecoderConfig) -> dict[str, Any]:
         """A LlamaConfig that transformers 5 reads."""
         require_fields(config, self.required_fields, self.model_type)
         heads = softmax_heads(config, self.mask(config), self.model_type)
@@ -162,12 +162,12 @@ class MistralAdapter(LlamaAdapter):
             return config
         return dataclasses.replace(config, mechanism="attn-variants/sliding_window", options={"window": window})
 
-    def to_hf_config(self, config: DecoderConfig) -> dict[str, Any]:
+    def keys_of(self, config: DecoderConfig) -> dict[str, Any]:
         """A MistralConfig."""
         if config.bias:
             raise Incompatible(f"biases cannot be expressed in a {self.model_type} config.json")
         window = config.options.get("window")
-        return super().to_hf_config(config) | {"architectures": [self.architecture], "sliding_window": window}
+        return super().keys_of(config) | {"architectures": [self.architecture], "sliding_window": window}
 
     def mask(self, config: DecoderConfig) -> Mask:
         """The window that the options name, else all that came before."""
@@ -207,12 +207,12 @@ class MixtralAdapter(MistralAdapter):
             num_experts_per_tok=values.get("num_experts_per_tok", 2),
         )
 
-    def to_hf_config(self, config: DecoderConfig) -> dict[str, Any]:
+    def keys_of(self, config: DecoderConfig) -> dict[str, Any]:
         """A MixtralConfig that transformers 5 reads."""
         experts = config.mixture
         if experts is None:
             raise Incompatible("a decoder without experts cannot be expressed in a mixtral config.json")
-        return super().to_hf_config(config) | {
+        return super().keys_of(config) | {
             "num_local_experts": experts.count,
             "num_experts_per_tok": experts.per_token,
         }

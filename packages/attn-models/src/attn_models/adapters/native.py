@@ -42,7 +42,7 @@ class NativeAdapter(StateDictAdapter):
         """The decoder in `decoder`; a mechanism that is not installed is named with the package it came from."""
         return config_from_json(values, "decoder", DecoderConfig)
 
-    def to_hf_config(self, config: DecoderConfig) -> dict[str, Any]:
+    def keys_of(self, config: DecoderConfig) -> dict[str, Any]:
         """The config with mechanisms named in full, and the versions of the packages that build it."""
         return {"architectures": ["AttnDecoder"], "model_type": self.model_type, **config_to_json(config, "decoder")}
 

@@ -43,7 +43,7 @@ class Qwen3Adapter(LlamaAdapter):
         plain = super().from_hf_config({"head_dim": 128} | dict(values) | {"mlp_bias": bias})
         return dataclasses.replace(plain, mechanism=MECHANISM, options={"norm_eps": plain.norm_eps})
 
-    def to_hf_config(self, config: DecoderConfig) -> dict[str, Any]:
+    def keys_of(self, config: DecoderConfig) -> dict[str, Any]:
         """A Qwen3Config that transformers 5 reads."""
         require_fields(config, FIXED | {"bias": False}, self.model_type)
         plain = {"norm_eps": config.norm_eps, "cap": None, "window": None, "scale": None}
@@ -207,7 +207,7 @@ class Qwen3NextAdapter(LlamaAdapter):
             **_expert_fields(values, plain.num_layers),
         )
 
-    def to_hf_config(self, config: DecoderConfig) -> dict[str, Any]:
+    def keys_of(self, config: DecoderConfig) -> dict[str, Any]:
         """A Qwen3NextConfig that transformers 5 reads."""
         require_fields(config, self.required_fields, self.model_type)
         attentions = layer_attentions(config)

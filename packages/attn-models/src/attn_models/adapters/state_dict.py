@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from attn_core.errors import CheckpointInvalid
+from attn_core.errors import CheckpointInvalid, Incompatible
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -114,8 +114,10 @@ def read_parameters(
     _require_copies(folder, adapter)
     _require_memory(folder, wanted, dtype)
     device = torch.device(folder.tensors.device)
-    zeros = (name for name in wanted if adapter.zeros.search(name))
-    parameters = {name: torch.zeros(wanted[name].shape, dtype=dtype, device=device) for name in zeros}
+    constants = {name: value for name in wanted if (value := adapter.constant(name)) is not None}
+    parameters = {
+        name: torch.full(wanted[name].shape, value, dtype=dtype, device=device) for name, value in constants.items()
+    }
     for item in stored:
         tensor = folder.tensors[actual[item.name]]
         for part, piece in _pieces(item, tensor, wanted):
@@ -143,7 +145,14 @@ def _require_memory(folder: CheckpointFolder, wanted: Mapping[str, Tensor], dtyp
 
 
 def stored_tensors(parameters: Mapping[str, Tensor], adapter: Layout) -> dict[str, Tensor]:
-    """The checkpoint's tensors of a decoder's parameters."""
+    """The checkpoint's tensors of a decoder's parameters.
+
+    Raises `Incompatible` for a parameter that is not one although the layout takes it for granted.
+    """
+    for name, parameter in parameters.items():
+        if adapter.ones.search(name) and bool((parameter != 1).any()):
+            message = f"the parameter {name!r} cannot be expressed in a {adapter.model_type} folder"
+            raise Incompatible(f"{message}: it is always one there", parameter=name)
     tensors = {}
     for item in adapter.stored(parameters):
         found = [_whole(share, parameters) for share in item.shares()]

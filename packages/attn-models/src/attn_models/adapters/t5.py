@@ -75,6 +75,7 @@ class T5Adapter(StateDictAdapter):
     architecture: ClassVar[str] = "T5ForConditionalGeneration"
     feed_forward: ClassVar[str] = "relu"
     Config = T5Config
+    by_tensors = frozenset({"tie_word_embeddings"})
     # A cross-attention has no distances; some checkpoints hold a table of them all the same.
     derived_names = re.compile(r"^(en|de)coder\.embed_tokens\.|^decoder\.block\.0\.layer\.1\.EncDecAttention\.relative")
     known_keys = frozenset(
@@ -132,7 +133,7 @@ class T5Adapter(StateDictAdapter):
         """An unembedding of its own where there is one."""
         return dataclasses.replace(config, tie_word_embeddings=OUTSIDE["unembedding.weight"] not in set(names))
 
-    def to_hf_config(self, config: T5Config) -> dict[str, Any]:
+    def keys_of(self, config: T5Config) -> dict[str, Any]:
         """A T5Config that transformers 5 reads; raises `Incompatible` for what it cannot say."""
         names = (config.encoder, config.decoder, config.cross)
         plain = T5Config.encoder, T5Config.decoder, T5Config.cross

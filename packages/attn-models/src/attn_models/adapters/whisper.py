@@ -98,7 +98,7 @@ class WhisperAdapter(StateDictAdapter):
         sizes: dict[str, Any] = {ours: required_count(values, theirs) for ours, theirs in SIZES.items()}
         return WhisperConfig(**sizes, feed_forward=ACTIVATIONS[values.get("activation_function", "gelu")])
 
-    def to_hf_config(self, config: WhisperConfig) -> dict[str, Any]:
+    def keys_of(self, config: WhisperConfig) -> dict[str, Any]:
         """A WhisperConfig that transformers 5 reads; raises `Incompatible` for what it cannot say."""
         names = (config.encoder, config.decoder, config.cross)
         plain = (WhisperConfig.encoder, WhisperConfig.decoder, WhisperConfig.cross)

@@ -89,7 +89,7 @@ class Block(nn.Module):
         # Any: what a mechanism builds is a module with the methods of AttentionLayer.
         self.attention: Any = attention.mechanism.build(attention.config)
         self.feed_forward_norm: nn.Module = build_norm(config) if before else nn.Identity()
-        self.feed_forward: FeedForward | GatedFeedForward | MixtureOfExperts = (
+        self.feed_forward: FeedForward | GatedFeedForward | MixtureOfExperts | nn.Identity = (
             build_feed_forward(config) if experts is None else MixtureOfExperts(config, experts, build_feed_forward)
         )
         after = config.norm_place in ("both", "after")
@@ -227,8 +227,31 @@ class ParallelBlock(Block):
         return self.adding(attended + fed)
 
 
+class AttentionBlock(Block):
+    """x + attention(norm(x)), without a feed-forward: a layer of Mamba-2 (arXiv 2405.21060)."""
+
+    def __init__(self, config: DecoderConfig, attention: LayerAttention, experts: Experts | None = None) -> None:
+        super().__init__(config, attention, experts)
+        self.feed_forward_norm = nn.Identity()
+
+    def step_apart(
+        self, hidden: Tensor, added: Tensor | None, batch: RaggedBatch, state: LayerState
+    ) -> tuple[Tensor, Tensor]:
+        """See `Block`."""
+        if added is None:
+            entering = self.entering(hidden)
+        else:
+            hidden, entering = normed_sum(self.attention_norm, hidden, added)
+        return hidden, self.adding(self._attended(hidden, entering, batch, state))
+
+    def _around(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        return hidden + self.adding(attended)
+
+
 def build_block(config: DecoderConfig, attention: LayerAttention, experts: Experts | None = None) -> Block:
-    """The block that `norm_place` names."""
+    """The block that `norm_place` and `feed_forward` name."""
+    if config.feed_forward == "none":
+        return AttentionBlock(config, attention, experts)
     kind = ParallelBlock if config.norm_place.startswith("parallel") else Block
     return kind(config, attention, experts)
 

@@ -26,7 +26,7 @@ from attn_models.plain_config import (
 GROUPED = ("deepseek_v2", "deepseek_v3")
 """Routings with groups of experts and a scaling factor."""
 
-ROUTINGS = ("mixtral", "switch", *GROUPED)
+ROUTINGS = ("mixtral", "switch", "llama4", *GROUPED)
 BIASED = "deepseek_v3"
 # Fields that mean nothing to a decoder without experts, and their values there.
 NEEDS_EXPERTS = {
@@ -41,6 +41,7 @@ NEEDS_EXPERTS = {
     "topk_group": None,
     "routed_scaling_factor": 1.0,
     "first_k_dense_replace": 0,
+    "decoder_sparse_step": 1,
 }
 
 
@@ -122,6 +123,9 @@ def _require_routing(config: DecoderConfig) -> None:
             config.first_k_dense_replace,
             f"a whole number from 0 to the {config.num_layers} layers",
         )
+    require_count("decoder_sparse_step", config.decoder_sparse_step)
+    if config.feed_forward == "none":
+        raise InvalidValue.of("num_experts", config.num_experts, "none where feed_forward is 'none'")
 
 
 def _groups(config: DecoderConfig, experts: int, per_token: int) -> tuple[int, int]:
@@ -168,7 +172,7 @@ NORM_PLACES = ("pre", "post", "both", "after", "parallel", "parallel_shared")
 WORDS = {
     "norm": ("layer", "rms"),
     "norm_place": NORM_PLACES,
-    "feed_forward": ("gelu", "gelu_tanh", "quick_gelu", "relu", *GATED),
+    "feed_forward": ("gelu", "gelu_tanh", "quick_gelu", "relu", *GATED, "none"),
     "positions": ("learned", "sinusoidal", "rotary", "none"),
     "routing": ROUTINGS,
 }
@@ -238,7 +242,8 @@ class DecoderConfig:
     (OLMo 2, arXiv 2501.00656). With "parallel" both sublayers read the block's input, each through a norm of its own
     (GPT-NeoX, arXiv 2204.06745), with "parallel_shared" through one norm (GPT-J). `residual_multiplier` is multiplied
     to what a sublayer adds (Granite). `feed_forward` is the activation: "gelu", "gelu_tanh", "quick_gelu", "relu", or
-    one with a gate: "swiglu", "geglu", "geglu_tanh", "swiglu_clamped" (gpt-oss). `intermediate_size` is the inner size
+    one with a gate: "swiglu", "geglu", "geglu_tanh", "swiglu_clamped" (gpt-oss); "none" leaves feed-forwards and their
+    norms out (Mamba-2, arXiv 2405.21060). `intermediate_size` is the inner size
     of a feed-forward, by default 4 `hidden_size`, or 8/3 `hidden_size`, rounded up to a multiple of 8, with a gate.
     `bias` gives biases to projections, feed-forwards and LayerNorms, unless `attention_bias` (queries, keys, values),
     `attention_output_bias`, `feed_forward_bias` or `norm_bias` say otherwise; `router_bias` and `unembedding_bias` are
@@ -249,16 +254,17 @@ class DecoderConfig:
     begin `position_offset` rows into their table (OPT). `logit_scale` is multiplied to logits (Cohere), and
     `final_logit_softcapping` c bounds them to ±c: c tanh(logits / c) (Gemma 2).
 
-    Mixture of experts (arXiv 2401.04088): every layer but the `first_k_dense_replace` first has `num_experts`
+    Mixture of experts (arXiv 2401.04088): every layer but the `first_k_dense_replace` first, or every
+    `decoder_sparse_step`-th of all layers among these (the last of each so many, Qwen2-MoE), has `num_experts`
     feed-forwards of inner size `moe_intermediate_size` (by default that of a dense layer), of which each token uses
     `num_experts_per_tok`; and `n_shared_experts` that every token uses (DeepSeekMoE, arXiv 2401.06066), multiplied by a
     sigmoid of the token with `shared_expert_gate` (Qwen2-MoE, arXiv 2407.10671, section 2.2.2). `routing` is how the
     chosen are weighed: "mixtral" by a softmax over them, "switch" and "deepseek_v2" by their part of a softmax over all
     experts, "deepseek_v3" by sigmoids normalised to sum to one, chosen with a bias for each expert (arXiv 2412.19437,
-    section 2.1.2). The deepseek routings choose among the experts of the best `topk_group` of `n_group` groups, and
-    multiply outputs by `routed_scaling_factor`. Load is balanced in training by an auxiliary loss of weight
-    `router_aux_loss_coef` (arXiv 2101.03961), or by moving the biases by `router_bias_update_rate` after each step
-    ("deepseek_v3").
+    section 2.1.2), "llama4" by their sigmoids, which multiply what experts read and not what they say. The deepseek
+    routings choose among the experts of the best `topk_group` of `n_group` groups, and multiply outputs by
+    `routed_scaling_factor`. Load is balanced in training by an auxiliary loss of weight `router_aux_loss_coef` (arXiv
+    2101.03961), or by moving the biases by `router_bias_update_rate` after each step ("deepseek_v3").
 
     Multi-token prediction (arXiv 2412.19437, section 2.2): `num_nextn_predict_layers` D adds D modules that predict the
     D tokens after the next; the mean of their losses, times `nextn_predict_loss_weight`, is added to the training loss.
@@ -318,6 +324,7 @@ class DecoderConfig:
     topk_group: int | None = None
     routed_scaling_factor: float = 1.0
     first_k_dense_replace: int = 0
+    decoder_sparse_step: int = 1
     num_nextn_predict_layers: int = 0
     nextn_predict_loss_weight: float = 0.3
 
@@ -355,6 +362,8 @@ class DecoderConfig:
             raise InvalidValue.of("unembedding_bias", self.unembedding_bias, "false where tie_word_embeddings is true")
         if self.residual_multiplier != 1 and self.norm_place == "post":
             raise InvalidValue.of("residual_multiplier", self.residual_multiplier, "1 with norm_place 'post'")
+        if self.feed_forward == "none" and self.norm_place != "pre":
+            raise InvalidValue.of("norm_place", self.norm_place, "'pre' where feed_forward is 'none'")
         if self.logit_scale <= 0:
             raise InvalidValue.of("logit_scale", self.logit_scale, "a number above 0")
 
@@ -377,7 +386,8 @@ class DecoderConfig:
 
     def experts_in(self, layer: int) -> Experts | None:
         """The experts of one layer; None where it has one feed-forward for all tokens."""
-        return self.mixture if layer >= self.first_k_dense_replace else None
+        sparse = layer >= self.first_k_dense_replace and (layer + 1) % self.decoder_sparse_step == 0
+        return self.mixture if sparse else None
 
     @property
     def rotary(self) -> Rotary | None:

@@ -165,8 +165,10 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 GATES: dict[str, Activation] = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu_clamped": "silu"}
 
 
-def build_feed_forward(config: DecoderConfig) -> FeedForward | GatedFeedForward:
-    """The feed-forward layer that the config names."""
+def build_feed_forward(config: DecoderConfig) -> Any:
+    """The feed-forward layer that the config names, a `FeedForward` or a `GatedFeedForward`; nothing for "none"."""
+    if config.feed_forward == "none":
+        return nn.Identity()
     if config.feed_forward == "swiglu_clamped":
         return ClampedGatedFeedForward(config)
     return GatedFeedForward(config) if config.feed_forward in GATES else FeedForward(config)

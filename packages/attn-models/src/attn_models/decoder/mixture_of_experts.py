@@ -6,7 +6,7 @@ import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from attn_core.kernels.linear import Pack
@@ -20,8 +20,10 @@ class Router(nn.Module):
     """Routes each token to the experts with the highest scores W x; of equal scores the first.
 
     Tokens are routed independently, without a capacity limit. In training it also keeps the load imbalance of the last
-    batch if the config has a weight for it.
+    batch if the config has a weight for it. Weights multiply what experts say, or what they read where `weighs_inputs`.
     """
+
+    weighs_inputs: ClassVar[bool] = False
 
     def __init__(self, width: int, experts: Experts) -> None:
         super().__init__()
@@ -82,6 +84,16 @@ class SwitchRouter(Router):
     def weigh(self, scores: Tensor, chosen: Tensor) -> Tensor:
         """Softmax of all scores, gathered at the chosen."""
         return scores.softmax(dim=-1).gather(-1, chosen)
+
+
+class Llama4Router(Router):
+    """Weights are the sigmoids of the chosen scores, by which the rows are multiplied that experts read (Llama 4)."""
+
+    weighs_inputs = True
+
+    def weigh(self, scores: Tensor, chosen: Tensor) -> Tensor:
+        """Sigmoids of the chosen scores."""
+        return scores.gather(-1, chosen).sigmoid()
 
 
 def best(scores: Tensor, number: int) -> Tensor:
@@ -226,13 +238,14 @@ def update_router_biases(model: nn.Module) -> None:
 ROUTERS: dict[str, type[Router]] = {
     "mixtral": MixtralRouter,
     "switch": SwitchRouter,
+    "llama4": Llama4Router,
     "deepseek_v2": DeepseekV2Router,
     "deepseek_v3": DeepseekV3Router,
 }
 
 
 class MixtureOfExperts(nn.Module):
-    """Σᵢ gᵢ(x) FFNᵢ(x) over the experts that the router chooses for the token x (arXiv 2401.04088, section 2.1), plus
+    """Σᵢ gᵢ(x) FFNᵢ(x), or Σᵢ FFNᵢ(gᵢ(x) x), over the experts that the router chooses for x (2401.04088, 2.1), plus
     the output of the shared experts (arXiv 2401.06066, section 3.2), multiplied by σ(w·x) if they are gated.
 
     There is no capacity limit: a token's output does not depend on other tokens. The shared experts are one
@@ -262,7 +275,10 @@ class MixtureOfExperts(nn.Module):
         mixed = torch.zeros_like(rows)
         for index in chosen.unique().tolist():
             row, place = (chosen == index).nonzero(as_tuple=True)
-            fed = self.experts[index](rows[row]) * weights[row, place, None]
+            share = weights[row, place, None]
+            read = rows[row] * share if self.router.weighs_inputs else rows[row]
+            fed = self.experts[index](read)
+            fed = fed if self.router.weighs_inputs else fed * share
             mixed = mixed.index_add(0, row, fed.to(mixed.dtype))
         if self.shared is not None:
             said = self.shared(rows)

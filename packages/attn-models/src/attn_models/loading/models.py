@@ -295,12 +295,30 @@ def save_model(
         if own and model.config.kv_sharing and adapter.model_type != NativeAdapter.model_type:
             raise Incompatible(f"layers that share keys and values cannot be expressed in a {layout} config.json")
         described = adapter.to_hf_config(model.config) | packages_of(adapter)
+        if adapter.model_type != native:
+            _require_same_parameters(adapter, described, parameters)
         tensors = stored_tensors(parameters, adapter.layout(model.config))
     described |= {"dtype": str(next(model.parameters()).dtype).removeprefix("torch.")}
     files: dict[str, Any] = dict(tokenizer.files()) if tokenizer else {}
     if generation:
         files["generation_config.json"] = generation
     return write_folder(folder, described, tensors, files)
+
+
+def _require_same_parameters(
+    adapter: StateDictAdapter, described: Mapping[str, Any], parameters: Mapping[str, torch.Tensor]
+) -> None:
+    """Raise `Incompatible` for the first parameter that a model of this config.json lacks, or has beside these."""
+    with init_empty_weights():
+        config = adapter.from_hf_config(described)
+        tensors = [stored.name for stored in adapter.layout(config).stored(parameters)]
+        read = saved_parameters(adapter.build(adapter.without_missing(config, tensors)))
+    shapes = [{name: tuple(tensor.shape) for name, tensor in each.items()} for each in (parameters, read)]
+    changed = sorted(dict(shapes[0].items() ^ shapes[1].items()))
+    if changed:
+        name = changed[0]
+        message = f"the parameter {name!r} cannot be expressed in a {adapter.model_type} folder"
+        raise Incompatible(f"{message}: its model has another shape for it, or none", parameter=name)
 
 
 def _decoder_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:

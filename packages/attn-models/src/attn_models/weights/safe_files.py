@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from types import MappingProxyType
+from typing import Any
 
 from attn_core.errors import CheckpointInvalid
 
@@ -61,6 +63,10 @@ def refuse_folder_without_weights(folder: Path) -> None:
     raise CheckpointInvalid.of(folder, "no model.safetensors and no model.safetensors.index.json")
 
 
+INFINITE = {"__float__": "Infinity"}
+NO_WORDS: Mapping[str, Any] = MappingProxyType({})
+
+
 def read_json_object(path: Path, limit: int) -> dict[str, Any]:
     """The JSON object in the file at `path`, of at most `limit` bytes.
 
@@ -84,22 +90,22 @@ def _read(path: Path, limit: int) -> bytes:
         raise CheckpointInvalid.of(path, f"cannot be read: {error.strerror}") from error
 
 
-def parse_json_object(content: bytes, path: Path) -> dict[str, Any]:
-    """The JSON object in `content`; `path` is only named in errors.
+def parse_json_object(content: bytes, path: Path, words: Mapping[str, Any] = NO_WORDS) -> dict[str, Any]:
+    """The JSON object in `content`; `path` is only named in errors, `words` are as of `parse_json`.
 
     Raises CheckpointInvalid for a value that is no object, and for everything `parse_json` refuses.
     """
-    value = parse_json(content, path)
+    value = parse_json(content, path, words)
     if not isinstance(value, dict):
         raise CheckpointInvalid.of(path, f"a JSON object is needed, not {type(value).__name__}")
     return value
 
 
-def parse_json(content: bytes, path: Path) -> Any:
-    """The JSON value in `content`; `path` is only named in errors.
+def parse_json(content: bytes, path: Path, words: Mapping[str, Any] = NO_WORDS) -> Any:
+    """The JSON value in `content`; `path` is only named in errors. `words` are what NaN and the like stand for.
 
-    Raises CheckpointInvalid for bad UTF-8 or JSON, a key given twice, NaN or Infinity, and nesting
-    beyond the parser.
+    Raises CheckpointInvalid for bad UTF-8 or JSON, a key given twice, NaN or Infinity unless they are among `words`,
+    and nesting beyond the parser.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -110,11 +116,13 @@ def parse_json(content: bytes, path: Path) -> Any:
             raise CheckpointInvalid.of(path, f"the JSON key {twice!r} is given twice")
         return keys
 
-    def refuse_constant(name: str) -> NoReturn:
-        raise CheckpointInvalid.of(path, f"{name} is not JSON")
+    def constant(name: str) -> Any:
+        if name not in words:
+            raise CheckpointInvalid.of(path, f"{name} is not JSON")
+        return words[name]
 
     try:
-        return json.loads(content.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse_constant)
+        return json.loads(content.decode("utf-8"), object_pairs_hook=unique, parse_constant=constant)
     except UnicodeDecodeError as error:
         raise CheckpointInvalid.of(path, f"not UTF-8 at byte {error.start}") from error
     except RecursionError as error:
@@ -136,9 +144,10 @@ CODE_KEYS = frozenset({"auto_map", "trust_remote_code", "custom_pipelines", "cus
 def read_config(path: Path) -> dict[str, Any]:
     """The configuration at `path` without the keys that name code, at any depth.
 
-    Raises CheckpointInvalid when the file is no JSON object.
+    The word Infinity, which older transformers wrote, is read as the object that newer ones write, `INFINITE`. Raises
+    CheckpointInvalid when the file is no JSON object.
     """
-    given = read_json_object(path, CONFIG_LIMIT)
+    given = parse_json_object(_read(path, CONFIG_LIMIT), path, {"Infinity": INFINITE})
     if asked := sorted(CODE_KEYS & given.keys()):
         log.warning("%s asks for code of its own (%s), which is never run", path, ", ".join(asked))
     config: dict[str, Any] = without_code(given)

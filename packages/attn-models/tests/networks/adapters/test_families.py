@@ -43,6 +43,8 @@ def test_a_checkpoint_of_transformers_gives_its_logits_whole_and_in_steps(peer, 
 
 @pytest.mark.parametrize("side", ["left", pytest.param("right", marks=pytest.mark.oracle)])
 def test_the_rows_of_a_padded_batch_of_transformers_are_ours_without_padding(peer, side, tmp_path):
+    if side == "left" and getattr(peer.config, "attn_temperature_tuning", False):
+        pytest.skip("the temperature of a row counts padding in transformers")
     peer.save_pretrained(tmp_path)
     model = load_model(tmp_path).model
     prompts, longest = [torch.randint(61, (length,)) for length in (12, 1, 7)], 12
@@ -92,7 +94,7 @@ def test_every_family_that_is_described_is_compared():
 TURNS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
 
 
-@pytest.mark.parametrize("family", ["qwen2", "phi3", "gpt_neox", "falcon", "gpt_oss"])
+@pytest.mark.parametrize("family", ["qwen2", "phi3", "gpt_neox", "falcon", "gpt_oss", "llama4_text", "mamba2"])
 def test_the_tokenizer_and_chat_template_that_transformers_saved_beside_a_model_are_used(family, tmp_path):
     from tokenizers import Tokenizer, models, pre_tokenizers
 

@@ -80,7 +80,7 @@ class OneLayerAdapter(StateDictAdapter):
             max_seq_len=needed(values, "context"),
         )
 
-    def to_hf_config(self, config):
+    def keys_of(self, config):
         sizes = {"vocab_size": config.vocab_size, "hidden_size": config.hidden_size, "context": config.max_seq_len}
         return {"model_type": self.model_type, **sizes}
 

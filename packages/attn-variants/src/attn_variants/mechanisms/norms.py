@@ -10,7 +10,8 @@ from typing import Any
 from attn_core import AttentionSpec, DeclaredMechanism, MechanismConfig, Paper, Rotary
 from attn_core.checks import require_choice, require_number, require_whole
 from attn_core.errors import InvalidValue
-from attn_core.modifiers import SoftCap
+from attn_core.masks import Chunked
+from attn_core.modifiers import Modifier, ScoreFunction, SoftCap
 from attn_core.norms import QkL2Norm, QkNorm, QkNormAllHeads
 from attn_core.rotary import rotary_scaling
 from attn_core.scores import Dot, ScaledDot
@@ -122,6 +123,19 @@ class SoftCapAttention(DeclaredMechanism):
 NORMED = {"head": QkNorm, "all_heads": QkNormAllHeads}
 
 
+@dataclass(frozen=True)
+class QueryTemperature:
+    """Scores times 1 + a ln(1 + ⌊(i + 1) / floor⌋) of a query at position i, a the `scale` (Nakanishi 2025)."""
+
+    scale: float
+    floor: int
+
+    def __call__(self, score: Any, head: Any, query: Any, key: Any) -> Any:  # noqa: ARG002 -- the same for both
+        """The scores [batch, heads, query, key] as the positions of queries say."""
+        steps = ((query + 1) // self.floor + 1).to(score.dtype)
+        return score * (1 + self.scale * steps.log())
+
+
 class GemmaAttention(DeclaredMechanism):
     """Normed queries and keys, capped scores, a window, a scale and rotary angles of the layer's own, each where it is
     asked for: layers of one model differ by options alone."""
@@ -140,7 +154,9 @@ class GemmaAttention(DeclaredMechanism):
     class Config(MechanismConfig):
         """What is None is left out: `norm_eps` of the norms (Gemma 3, Qwen 3), `cap` c of the scores (Gemma 2), the
         `window` w of tokens, the query's own among them. `scale` s replaces 1/√d_k. Norms are taken over each "head"
-        or over "all_heads" together (OLMo 2), as `norm_over` says.
+        or over "all_heads" together (OLMo 2), as `norm_over` says. With a `chunk`, positions are cut into so many
+        tokens, and a query sees those of its own alone (Llama 4); it excludes a window. `temperature` a multiplies the
+        scores of the query at position i by 1 + a ln(1 + ⌊(i + 1) / `temperature_floor`⌋) (Llama 4; arXiv 2501.19399).
 
         Where the model turns positions, `base` and `scaling` (as of `rope`) replace the model's in this layer.
         """
@@ -149,6 +165,9 @@ class GemmaAttention(DeclaredMechanism):
         norm_over: str = "head"
         cap: float | None = None
         window: int | None = None
+        chunk: int | None = None
+        temperature: float | None = None
+        temperature_floor: int = 8192
         scale: float | None = None
         base: float | None = None
         scaling: Mapping[str, Any] | None = None
@@ -158,7 +177,12 @@ class GemmaAttention(DeclaredMechanism):
             for name in ("norm_eps", "cap", "scale"):
                 require_number(name, getattr(self, name), gt=0, optional=True)
             require_choice("norm_over", self.norm_over, NORMED)
-            require_whole("window", self.window, ge=1, unit="tokens", optional=True)
+            for name in ("window", "chunk"):
+                require_whole(name, getattr(self, name), ge=1, unit="tokens", optional=True)
+            if self.window is not None and self.chunk is not None:
+                raise InvalidValue.of("chunk", self.chunk, "none beside a window")
+            require_number("temperature", self.temperature, gt=0, optional=True)
+            require_whole("temperature_floor", self.temperature_floor, ge=1, unit="tokens")
             require_number("base", self.base, gt=1, optional=True)
             for name in ("base", "scaling"):
                 if self.rotary is None and getattr(self, name) is not None:
@@ -178,11 +202,15 @@ class GemmaAttention(DeclaredMechanism):
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
         own = self.Config.of(config)
+        modifiers: list[Modifier] = [] if own.cap is None else [SoftCap(cap=own.cap)]
+        if own.temperature is not None:
+            modifiers.append(ScoreFunction(QueryTemperature(own.temperature, own.temperature_floor)))
+        mask = window_mask(own, own.window)
         return AttentionSpec(
             heads=own.head_layout,
             score=ScaledDot(scale=own.scale),
-            modifiers=() if own.cap is None else (SoftCap(cap=own.cap),),
-            mask=window_mask(own, own.window),
+            modifiers=tuple(modifiers),
+            mask=mask if own.chunk is None else mask & Chunked(size=own.chunk),
             norm=None if own.norm_eps is None else NORMED[own.norm_over](eps=own.norm_eps),
             rotary=own.turned,
         )

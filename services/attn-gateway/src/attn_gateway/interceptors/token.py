@@ -12,7 +12,7 @@ from attn_core.errors import Unauthenticated
 
 from attn_gateway.call import CALLER, Caller, Context, authorization_in
 from attn_gateway.interceptors.handlers import Continuation, Handler, around
-from attn_gateway.tenants import Tenants
+from attn_gateway.tenants import Tenant, Tenants
 
 HEALTH = "/grpc.health.v1.Health/"
 REFUSAL = "this server wants the metadata 'authorization: Bearer TOKEN' with its token"
@@ -24,11 +24,15 @@ class BearerToken(grpc.aio.ServerInterceptor):
     def __init__(self, tenants: Tenants) -> None:
         self._tenants = tenants
 
+    def variant(self, details: grpc.HandlerCallDetails) -> Tenant | None:
+        """The tenant of the call; None for one that is refused."""
+        return self._tenants.of(authorization_in(details.invocation_metadata))
+
     async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler | None:
         """Let the call in, as one of its tenant, or answer it with a refusal."""
         if details.method.startswith(HEALTH):
             return await continuation(details)
-        tenant = self._tenants.of(authorization_in(details.invocation_metadata))
+        tenant = self.variant(details)
         if tenant is None:
             # The kinds of calls look the same on the wire, and this one reads no request before it refuses.
             return grpc.stream_stream_rpc_method_handler(_refuse)

@@ -1,11 +1,14 @@
-"""`attn compare --train`."""
+"""`attn compare --train` and `attn sweep`."""
 
 from __future__ import annotations
 
+import hashlib
 import json as json_format
 import shlex
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import typer
@@ -58,10 +61,9 @@ def compare_training_command(  # noqa: PLR0913 - options, given by name
     from attn_train.comparison.budget import Budget
     from attn_train.comparison.plan import Question, parse_entries, parse_sizes, planned
     from attn_train.comparison.report import figure_class
-    from attn_train.comparison.runs import ComparisonFolder, Runner, RunsHere, RunsOnServer
     from attn_train.settings import TrainSettings
 
-    home, data = home_folder(), training.data
+    data = training.data
     question = Question(
         config=training.replace(data=data.replace(dataset=located(data.dataset))),
         entries=parse_entries(train),
@@ -72,19 +74,92 @@ def compare_training_command(  # noqa: PLR0913 - options, given by name
         name=name,
     )
     figure_class()
-    say = _silent if json else _progress
-    runs = planned(question, home, TrainSettings.from_environment(), say)
-    if dry_run:
-        rows = [_priced(run) for run in runs if run.seed == training.seed]
-        print_json(rows) if json else print_table(rows, "nothing would run")
+    runs = planned(question, home_folder(), TrainSettings.from_environment(), _say(json=json))
+    _start(question, runs, Where(dry_run=dry_run, threads=threads, server=server, json=json), connection)
+
+
+@with_flags(top="training", defaults=recipe_under)
+def sweep_command(  # noqa: PLR0913 - options, given by name
+    *,
+    vary: Annotated[
+        list[str],
+        typer.Option(help="An option of training with its values: learning_rate=1e-3,3e-3; or a range: 1e-4..1e-2."),
+    ],
+    samples: Annotated[
+        int | None, typer.Option(help="Draw so many combinations at random; all of them if not given.", min=1)
+    ] = None,
+    budget: Annotated[
+        str, typer.Option(help="What each run may spend: flops=1e12, minutes=2 or tokens=1e6; else --steps.")
+    ] = "",
+    seeds: Annotated[int, typer.Option(help="Runs of each combination, with seeds from --seed.", min=1)] = 1,
+    name: Annotated[str, typer.Option(help="Of the sweep; by default one that follows from the options.")] = "",
+    threads: Annotated[int | None, typer.Option(help="CPU threads of runs in this process.", min=1)] = None,
+    server: Annotated[bool, typer.Option("--server", help="Train as jobs of a server, not in this process.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would run and what it costs; start nothing.")
+    ] = False,
+    recipe: Annotated[  # noqa: ARG001 - `recipe_under` reads it
+        str, typer.Option(help=f"Start from a recipe: {', '.join(recipe_names())}, or a TOML file.")
+    ] = "",
+    json: Json = False,
+    training: TrainingConfig,
+    connection: ConnectionOptions,
+) -> None:
+    """Train with combinations of options, and rank them: table, pictures, a page.
+
+    Examples: `attn sweep --vary learning_rate=1e-3,3e-3 --vary num_layers=2,4 --dataset shakespeare`,
+    `attn sweep --vary learning_rate=1e-4..1e-2 --samples 8 --budget flops=1e12 --dataset shakespeare`. As with
+    `attn compare --train`, the same command again trains only what is not finished.
+    """
+    from attn_train.comparison.budget import Budget
+    from attn_train.comparison.plan import Question
+    from attn_train.comparison.report import figure_class
+    from attn_train.comparison.sweep import combinations, parse_axes, planned_sweep
+    from attn_train.settings import TrainSettings
+
+    chosen = combinations(parse_axes(vary), samples, training.seed)
+    data = training.data
+    question = Question(
+        config=training.replace(data=data.replace(dataset=located(data.dataset))),
+        entries=(),
+        budget=Budget.parse(budget) if budget else None,
+        seeds=seeds,
+        name=name,
+    )
+    if not name:
+        digest = hashlib.sha256(f"{question.title}{chosen}".encode()).hexdigest()
+        question = replace(question, name=f"sweep-{digest[:8]}")
+    figure_class()
+    runs = planned_sweep(question, chosen, home_folder(), TrainSettings.from_environment(), _say(json=json))
+    _start(question, runs, Where(dry_run=dry_run, threads=threads, server=server, json=json), connection)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """Where runs train and how it is told."""
+
+    dry_run: bool
+    threads: int | None
+    server: bool
+    json: bool
+
+
+def _start(question: Any, runs: Any, where: Where, connection: ConnectionOptions) -> None:
+    """Show prices, or train."""
+    from attn_train.comparison.runs import ComparisonFolder, Runner, RunsHere, RunsOnServer
+
+    home = home_folder()
+    if where.dry_run:
+        rows = [_priced(run) for run in runs if run.seed == runs[0].seed]
+        print_json(rows) if where.json else print_table(rows, "nothing would run")
         return
     folder = ComparisonFolder(home, question.title)
     runs = folder.settled(question, runs)
     with ExitStack() as stack:
-        runner: Runner = RunsHere(home, folder, threads)
-        if server:
+        runner: Runner = RunsHere(home, folder, where.threads)
+        if where.server:
             runner = RunsOnServer(stack.enter_context(Client(ClientSettings.of(connection))), runs)
-        _run_all(question, runs, runner, folder, json=json)
+        _run_all(question, runs, runner, folder, json=where.json)
 
 
 def _run_all(question: Any, runs: Any, runner: Any, folder: Any, *, json: bool) -> None:
@@ -95,7 +170,7 @@ def _run_all(question: Any, runs: Any, runner: Any, folder: Any, *, json: bool) 
 
     found: dict[str, Any] = {}
     command = shlex.join(["attn", *sys.argv[1:]])
-    for run, course in trained(runs, runner, _silent if json else _progress):
+    for run, course in trained(runs, runner, _say(json=json)):
         found[run.id] = run, course
         results = as_json(question, grouped(found)) | {"command": command, "planned_runs": len(runs)}
         folder.write("results.json", json_format.dumps(results, indent=1) + "\n")
@@ -126,6 +201,11 @@ def _priced(run: Any) -> dict[str, Any]:
         "FLOPs": f"{run.flops:.4g}",
         "KV cache bytes": run.price.cache_bytes,
     }
+
+
+def _say(*, json: bool) -> Callable[[str], None]:
+    """What tells of the progress, which programs do not read."""
+    return _silent if json else _progress
 
 
 def _progress(words: str) -> None:

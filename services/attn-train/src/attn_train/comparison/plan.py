@@ -13,7 +13,7 @@ import msgspec
 from attn_core import Capability, installed
 from attn_core.errors import InvalidValue, UserError
 from attn_core.options import parse_options
-from attn_schema.training import DECODER, ModelConfig, TrainingConfig
+from attn_schema.training import DECODER, DataConfig, ModelConfig, TrainingConfig
 
 from attn_train.admission import check_config
 from attn_train.comparison.budget import Budget
@@ -28,6 +28,7 @@ FIELDS = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", 
 """Fields of the model that may be given with a mechanism, as its options are."""
 POINTS = 10
 """Measurements along the course of a run."""
+ID_LENGTH = 64
 NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
@@ -106,11 +107,14 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is compared: `entries` at `sizes`, with `seeds`, on the dataset of `config` and on `probes`."""
+    """What is compared: `entries` at `sizes`, with `seeds`, on the dataset of `config` and on `probes`.
+
+    Without a budget each run has the steps of `config`.
+    """
 
     config: TrainingConfig
     entries: Sequence[Entry]
-    budget: Budget
+    budget: Budget | None
     seeds: int = 3
     probes: Sequence[str] = ()
     sizes: Sequence[dict[str, int]] = ({},)
@@ -124,18 +128,25 @@ class Question:
         if self.name and not NAME.fullmatch(self.name):
             raise InvalidValue.of("--name", self.name, "1 to 32 letters, digits, '-' and '_'")
         model = self.config.model
-        for field in ("mechanism", "options", "base_model"):
+        for field in ("mechanism", "options") if self.entries else ():
             if getattr(model, field):
                 raise InvalidValue.of(field, getattr(model, field), "none here: give it with --train, as NAME:OPTION=1")
         if model.family != DECODER:
             raise InvalidValue.of("family", model.family, f"{DECODER}, whose mechanism is any")
+        if model.base_model is not None:
+            raise InvalidValue.of("base_model", model.base_model, "none: every run begins with new weights")
+
+    @property
+    def spent(self) -> str:
+        """What each run may spend."""
+        return f"{self.config.optimizer.steps} steps" if self.budget is None else str(self.budget)
 
     @property
     def title(self) -> str:
         """The name; by default one that follows from everything that is asked, so that asking again goes on."""
         if self.name:
             return self.name
-        asked = [self.config, [entry.label for entry in self.entries], str(self.budget), self.seeds, self.probes]
+        asked = [self.config, [entry.label for entry in self.entries], self.spent, self.seeds, self.probes]
         text = msgspec.json.encode([*asked, self.sizes], order="deterministic", enc_hook=str)
         return f"compare-{hashlib.sha256(text).hexdigest()[:8]}"
 
@@ -158,7 +169,7 @@ def planned(question: Question, home: Path, settings: TrainSettings, say: Callab
                 check_config(config, home=home, settings=settings)
                 loaded = load_dataset(config, home, say) if loaded is None else loaded
                 price = step_price(config, loaded)
-                kinds.append((entry, size, dataset, _with_steps(config, question.budget, price, loaded), price))
+                kinds.append((entry, size, dataset, with_steps(config, question.budget, price, loaded), price))
     return [
         _run(question, kind, seed)
         for seed in range(question.config.seed, question.config.seed + question.seeds)
@@ -169,12 +180,9 @@ def planned(question: Question, home: Path, settings: TrainSettings, say: Callab
 def _run(question: Question, kind: tuple[Entry, dict[str, int], str, TrainingConfig, StepPrice], seed: int) -> Run:
     entry, size, dataset, config, price = kind
     sized = "x".join(str(number) for number in size.values())
-    words = [question.title, Path(dataset).stem, entry.label, *([sized] if sized else []), f"s{seed}"]
-    run_id = re.sub(r"[^A-Za-z0-9_-]+", "-", "-".join(words))
-    if len(run_id) > 64:
-        run_id = f"{run_id[:47]}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}-s{seed}"[:64]
+    words = [question.title, Path(dataset).stem, entry.label, *([sized] if sized else [])]
     return Run(
-        id=run_id,
+        id=run_name(words, seed),
         label=entry.label,
         size=sized,
         dataset=dataset,
@@ -182,6 +190,16 @@ def _run(question: Question, kind: tuple[Entry, dict[str, int], str, TrainingCon
         config=config.replace(seed=seed),
         price=price,
     )
+
+
+def run_name(words: Sequence[str], seed: int) -> str:
+    """The id of a job, from words that tell it from others and its seed."""
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", "-".join(words))
+    end = f"-s{seed}"
+    if len(name) + len(end) > ID_LENGTH:
+        digest = hashlib.sha256("-".join(words).encode()).hexdigest()[:8]
+        name = f"{name[: ID_LENGTH - len(end) - 9]}-{digest}"
+    return name + end
 
 
 def _config(question: Question, entry: Entry, size: dict[str, int], dataset: str) -> TrainingConfig:
@@ -194,7 +212,7 @@ def _config(question: Question, entry: Entry, size: dict[str, int], dataset: str
     model: ModelConfig = ModelConfig.from_mapping({**_plain(base.model), **fields})
     data = base.data.replace(dataset=dataset)
     if dataset in question.probes:
-        data = data.replace(tokenizer="character")
+        data = data.replace(tokenizer="character", prepared=DataConfig().prepared)
     elif dataset not in TASKS:
         data = data.replace(max_pairs=0)
     try:
@@ -207,15 +225,20 @@ def _plain(model: ModelConfig) -> dict[str, Any]:
     return {name: value for name in model.__struct_fields__ if (value := getattr(model, name)) is not None}
 
 
-def _with_steps(config: TrainingConfig, budget: Budget, price: StepPrice, dataset: Dataset) -> TrainingConfig:
+def with_steps(config: TrainingConfig, budget: Budget | None, price: StepPrice, dataset: Dataset) -> TrainingConfig:
     """The configuration with the steps that the budget buys; warm-up and measurements fit into them."""
+    if budget is None:
+        return _measured_often(config)
     seconds = seconds_of_a_step(config, dataset) if budget.unit == "minutes" else 0.0
     steps = budget.steps(flops=price.flops, tokens=price.tokens, seconds=seconds)
     if steps < 1:
         one = {"flops": price.flops, "tokens": price.tokens, "minutes": seconds / 60}[budget.unit]
         allowed = f"at least {budget.unit}={one:.4g}, one step of {config.model.label} on {config.data.dataset}"
         raise InvalidValue.of("--budget", str(budget), allowed)
-    every = max(1, min(config.evaluation.eval_steps, steps // POINTS))
     optimizer = config.optimizer.replace(steps=steps, warmup_steps=min(config.optimizer.warmup_steps, steps // 2))
-    evaluation = config.evaluation.replace(eval_steps=every, logging_steps=every)
-    return config.replace(optimizer=optimizer, evaluation=evaluation)
+    return _measured_often(config.replace(optimizer=optimizer))
+
+
+def _measured_often(config: TrainingConfig) -> TrainingConfig:
+    every = max(1, min(config.evaluation.eval_steps, config.optimizer.steps // POINTS))
+    return config.replace(evaluation=config.evaluation.replace(eval_steps=every, logging_steps=every))

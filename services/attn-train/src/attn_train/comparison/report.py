@@ -135,7 +135,7 @@ def page(question: Question, groups: Sequence[Group], figure: Any, command: str)
     drawn = drawn[drawn.index("<svg") :]
     fits = scaling(question, groups)
     introduction = (
-        f"<p>Budget of every run: <b>{escape(str(question.budget))}</b>; {question.seeds} seeds; data: "
+        f"<p>Budget of every run: <b>{escape(question.spent)}</b>; {question.seeds} seeds; data: "
         f"{escape(', '.join(question.datasets()))}. Intervals are 95 % of Student's t over seeds. FLOPs are those of "
         "matrix products, forward and backward, of attention only the pairs that the mask allows.</p>"
     )

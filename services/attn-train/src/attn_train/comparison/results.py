@@ -134,7 +134,7 @@ def as_json(question: Question, groups: Sequence[Group]) -> dict[str, Any]:
     """Everything that was found, as JSON holds it: the tables, and each run with its curve and model."""
     return {
         "name": question.title,
-        "budget": str(question.budget),
+        "budget": question.spent,
         "seeds": question.seeds,
         "datasets": question.datasets(),
         "table": table(question, groups),

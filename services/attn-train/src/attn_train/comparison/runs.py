@@ -79,12 +79,12 @@ class ComparisonFolder:
         if path.is_file():
             saved = json.loads(path.read_text("utf-8"))
             kept = {run["id"]: TrainingConfig.from_mapping(run["config"]) for run in saved["runs"]}
-            same = list(kept) == ids and saved["budget"] == str(question.budget)
+            same = list(kept) == ids and saved["budget"] == question.spent
             if not same or any(_asked(kept[run.id]) != _asked(run.config) for run in runs):
                 raise AlreadyExists(f"there is another comparison {self.path.name!r} in {self.path}; choose a --name")
             return [replace(run, config=kept[run.id]) for run in runs]
         listed = [run.facts() | {"config": msgspec.to_builtins(run.config)} for run in runs]
-        self.write(PLAN, json.dumps({"name": question.title, "budget": str(question.budget), "runs": listed}, indent=1))
+        self.write(PLAN, json.dumps({"name": question.title, "budget": question.spent, "runs": listed}, indent=1))
         return list(runs)
 
     def write(self, name: str, content: str | bytes) -> Path:

@@ -8,6 +8,8 @@ from attn_models.adapters.families.gpt_neox import GptNeoxAdapter
 from attn_models.adapters.families.gpt_oss import GptOssAdapter
 from attn_models.adapters.families.gptj import GptjAdapter
 from attn_models.adapters.families.granite import GraniteAdapter
+from attn_models.adapters.families.llama4 import Llama4Adapter
+from attn_models.adapters.families.mamba2 import Mamba2Adapter
 from attn_models.adapters.families.ministral import MinistralAdapter
 from attn_models.adapters.families.mpt import MptAdapter
 from attn_models.adapters.families.olmo3 import Olmo3Adapter
@@ -38,4 +40,6 @@ FAMILIES = (
     GptjAdapter(),
     MptAdapter(),
     GptOssAdapter(),
+    Llama4Adapter(),
+    Mamba2Adapter(),
 )

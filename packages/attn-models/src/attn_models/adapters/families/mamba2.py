@@ -1,0 +1,105 @@
+"""Mamba-2."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attn_core.errors import InvalidValue
+
+from attn_models.adapters.base import StoredTensor, require_allowed, required_count
+from attn_models.adapters.family import FamilyAdapter
+from attn_models.adapters.qwen3 import require_mechanism
+from attn_models.attention import layer_attentions
+from attn_models.decoder.config import DecoderConfig
+from attn_models.weights.safe_files import INFINITE
+
+CONTEXT = 1 << 20
+"""The longest sequence, in tokens, where a config.json says none: what is remembered has one size at any length."""
+
+SIZES = {"state_size": "state_size", "groups": "n_groups", "expand": "expand", "taps": "conv_kernel"}
+"""Options of the mechanism by their keys in config.json."""
+
+MIXER = {"input": "in_proj", "output": "out_proj"}
+WHOLE = {"filters": "conv1d.weight", "filter_bias": "conv1d.bias", "rate": "A_log", "step_bias": "dt_bias"} | {
+    "skip": "D",
+    "norm": "norm.weight",
+}
+
+
+class Mamba2Adapter(FamilyAdapter):
+    """Layers of state space duality without feed-forwards (Dao and Gu 2024, arXiv 2405.21060)."""
+
+    model_type = "mamba2"
+    architecture = "Mamba2ForCausalLM"
+    fields = {
+        "vocab_size": "vocab_size",
+        "max_seq_len": "max_position_embeddings",
+        "hidden_size": "hidden_size",
+        "num_layers": "num_hidden_layers",
+        "num_heads": "num_heads",
+        "norm_eps": "layer_norm_epsilon",
+        "bias": "use_bias",
+        "tie_word_embeddings": "tie_word_embeddings",
+    }
+    fixed = {"norm": "rms", "positions": "none", "feed_forward": "none"}
+    defaults = {"layer_norm_epsilon": 1e-5, "hidden_act": "silu", "max_position_embeddings": CONTEXT} | {
+        "num_heads": 128,
+        "head_dim": 64,
+        "state_size": 128,
+        "n_groups": 8,
+        "expand": 2,
+        "conv_kernel": 4,
+    }
+    activations = {}
+    allowed = {"hidden_act": ("silu", "swish"), "use_conv_bias": (True,), "rms_norm": (True, None)} | {
+        "rescale_prenorm_residual": (False, None)
+    }
+    mechanism = "attn-mamba2/mamba2"
+    reads = frozenset({"chunk_size", "residual_in_fp32", "time_step_limit"}) | {
+        f"time_step_{word}" for word in ("rank", "min", "max", "floor")
+    }
+    layers = "backbone.layers"
+    names = {
+        "embedding": "backbone.embeddings",
+        "norm": "backbone.norm_f",
+        "unembedding": "lm_head",
+        "attention_norm": "norm",
+        **{f"attention.{ours}": f"mixer.{theirs}" for ours, theirs in (MIXER | WHOLE).items()},
+    }
+
+    def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:
+        """The sizes of what is remembered; heads fill the width."""
+        require_mechanism(self.mechanism, self.model_type)
+        sizes = {ours: required_count(values, theirs) for ours, theirs in SIZES.items()}
+        inner = sizes["expand"] * required_count(values, "hidden_size")
+        require_allowed(values, {"head_dim": (inner / required_count(values, "num_heads"),)})
+        low, high = _limit(values.get("time_step_limit"))
+        if low > 0 or high < math.inf:
+            raise InvalidValue.of("time_step_limit", [low, high], "none: steps are not held to a range")
+        return sizes | {"norm_eps": values["layer_norm_epsilon"]}
+
+    def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
+        """The sizes of the first layer."""
+        own: Any = layer_attentions(config)[0].config
+        sizes = {theirs: getattr(own, ours, None) for ours, theirs in SIZES.items()}
+        return sizes | {"head_dim": (sizes["expand"] or 1) * config.hidden_size // config.num_heads}
+
+    def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
+        """Filters are those of a `Conv1d` with a group for each channel."""
+        found = super().tensor_mappings(parameters)
+        return [
+            dataclasses.replace(each, depthwise=True) if each.name.endswith("conv1d.weight") else each for each in found
+        ]
+
+
+def _limit(given: Any) -> tuple[float, float]:
+    """The least and the greatest step; infinity may be an object, as JSON has no number for it."""
+    if given is None:
+        return 0.0, math.inf
+    ends = [math.inf if each == INFINITE else each for each in given] if isinstance(given, list) else []
+    if len(ends) != 2 or any(isinstance(end, bool) or not isinstance(end, (int, float)) for end in ends):
+        raise InvalidValue.of("time_step_limit", given, "two numbers")
+    return float(ends[0]), float(ends[1])

@@ -1,0 +1,300 @@
+"""A full disk, a lost database and a lost artefact store stall a job: nothing is lost, and it goes on by itself."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+
+import pytest
+from attn_core.errors import Unavailable
+from attn_schema.training import JobError, JobState, Metrics
+from attn_storage import ArtifactStore, Database, Leases, database_url
+from attn_train import stalls
+from attn_train.attempt import Finished, TrainingStarted
+from attn_train.checkpoint import CheckpointFolder
+from attn_train.in_process import ThreadBackend
+from attn_train.settings import Layout
+from attn_train.store import JobStore
+from attn_train.supervisor import Supervisor, SupervisorSettings, supervisor_lease
+
+SECONDS = 60
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    """New tries come soon, so that the tests are quick."""
+    monkeypatch.setattr(stalls, "FIRST_WAIT", 0.05)
+    monkeypatch.setattr(stalls, "LONGEST_WAIT", 0.2)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 4 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", place], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"mounting a small file system needs root: {mounted.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+def fill(place):
+    """Leave no byte free."""
+    with (place / "filler").open("wb", buffering=0) as file:
+        for size in (1 << 16, 1 << 10, 1):
+            try:
+                while file.write(b"x" * size) == size:
+                    pass
+            except OSError:
+                continue
+
+
+def until(condition, what):
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def words_file(tmp_path, words):
+    path = tmp_path / "words.txt"
+    path.write_text(words)
+    return path
+
+
+@pytest.fixture
+def supervise(tmp_path, config, changed, words_file):
+    """Supervise a job of thirty steps in threads; gives its store, the supervisor and its thread."""
+    started = []
+
+    def start(home, backend=None, *, database=None, **settings):
+        url = database or database_url(home)
+        store = JobStore(Database(url))
+        store.submit("job", changed(config, data__dataset=str(words_file), max_failures=0))
+        told = SupervisorSettings(home=home, database=url, poll=0.02, **settings)
+        supervisor = Supervisor("job", backend or ThreadBackend(), told)
+        thread = threading.Thread(target=supervisor.run, daemon=True)
+        thread.start()
+        started.append((store, thread))
+        return store, supervisor, thread
+
+    yield start
+    for store, thread in started:
+        thread.join(SECONDS)
+        store.close()
+
+
+def history(store):
+    """The states that a job went through, and the losses at its steps; events count from 1 without gaps."""
+    found = store.events("job", 0, 1000)
+    assert [event.id for event in found] == list(range(1, len(found) + 1))
+    states = [event.state_change.current for event in found if event.state_change]
+    losses = [(e.metrics.step, e.metrics.values["loss"]) for e in found if e.metrics and "loss" in e.metrics.values]
+    return states, losses
+
+
+def test_a_full_disk_stalls_the_job_until_there_is_room_and_the_losses_are_those_of_an_undisturbed_run(
+    tmp_path, small_disk, supervise
+):
+    undisturbed, _, thread = supervise(tmp_path / "other")
+    thread.join(SECONDS)
+    wanted = history(undisturbed)[1]
+    fill(small_disk)
+    store, _, thread = supervise(small_disk, database=f"sqlite:///{tmp_path / 'records.sqlite3'}")
+    until(lambda: store.get("job").state is JobState.STALLED or not thread.is_alive(), "the job does not stall")
+    stalled = store.get("job")
+    assert (stalled.state, stalled.error.reason) == (JobState.STALLED, "CHECKPOINT_WRITE_FAILED")
+    assert "No space left" in stalled.error.message
+    (small_disk / "filler").unlink()
+    thread.join(SECONDS)
+    done = store.get("job")
+    assert (done.state, done.attempt, done.failures, done.error) == (JobState.SUCCEEDED, 1, 0, None)
+    states, losses = history(store)
+    assert states == ["starting", "running", "stalled", "running", "succeeded"]
+    assert losses == wanted
+    assert CheckpointFolder(Layout(small_disk).checkpoints("job")).newest().step == 30
+
+
+def test_a_disk_that_holds_the_database_too_loses_no_measurement_when_it_is_full(tmp_path, small_disk, supervise):
+    undisturbed, _, thread = supervise(tmp_path / "other")
+    thread.join(SECONDS)
+    wanted = history(undisturbed)[1]
+    store, _, thread = supervise(small_disk)
+    until(lambda: store.get("job").step >= 3, "the job does not begin")
+    fill(small_disk)
+    step, full_at = store.get("job").step, time.monotonic()
+    until(lambda: time.monotonic() - full_at > 1.0, "time stands still")
+    assert store.get("job").step - step <= 2
+    assert thread.is_alive()
+    (small_disk / "filler").unlink()
+    thread.join(SECONDS)
+    done = store.get("job")
+    assert (done.state, done.attempt, done.failures) == (JobState.SUCCEEDED, 1, 0)
+    assert history(store)[1] == wanted
+
+
+def test_a_job_that_is_stalled_can_be_cancelled(tmp_path, small_disk, supervise):
+    from attn_train.records import Stop
+
+    fill(small_disk)
+    store, _, thread = supervise(small_disk, database=f"sqlite:///{tmp_path / 'records.sqlite3'}")
+    until(lambda: store.get("job").state is JobState.STALLED, "the job does not stall")
+    store.request_stop("job", Stop.SAVE)
+    thread.join(SECONDS)
+    assert store.get("job").state is JobState.CANCELLED
+
+
+class Sending:
+    """A back end whose worker tells of ten steps, and takes the database away after the third."""
+
+    def __init__(self, lose):
+        self.lose = lose
+        self.sent = 0
+
+    def start(self, assignment, send, ended):
+        def run():
+            send(TrainingStarted(step=0, checkpoint=None))
+            for step in range(1, 11):
+                send(Metrics(step=step, values={"loss": float(step)}))
+                self.sent = step
+                if step == 3:
+                    self.lose()
+            ended(Finished(model_path="/model"))
+
+        threading.Thread(target=run, daemon=True).start()
+        return Killable()
+
+
+class Killable:
+    def stop(self, stop):
+        pass
+
+    def kill(self):
+        raise AssertionError("a worker that waits for the database is not stuck")
+
+
+def test_a_postgresql_that_is_away_for_a_while_loses_nothing(tmp_path, postgres, supervise, monkeypatch, request):
+    from attn_storage import database
+
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.2)
+    postgres.execute("CREATE DATABASE away")
+    url = postgres.url.replace("/postgres?", "/away?")
+    backend = Sending(postgres.stop)
+    try:
+        store, _, thread = supervise(tmp_path, backend, database=url, stall_timeout=1.0)
+        until(lambda: backend.sent == 3, "the worker does not begin")
+        time.sleep(2.5)
+        assert backend.sent == 3
+        assert thread.is_alive()
+    finally:
+        postgres.start()
+    thread.join(SECONDS)
+    assert store.get("job").state is JobState.SUCCEEDED
+    assert history(store) == (["starting", "running", "succeeded"], [(step, float(step)) for step in range(1, 11)])
+
+
+def test_a_sqlite_file_that_is_moved_away_and_back_loses_nothing(tmp_path, supervise):
+    names = [f"records.sqlite3{end}" for end in ("", "-wal", "-shm")]
+    aside = tmp_path / "aside"
+    aside.mkdir()
+
+    def move_away():
+        for name in names:
+            if (tmp_path / name).exists():
+                (tmp_path / name).rename(aside / name)
+
+    backend = Sending(move_away)
+    _, _, thread = supervise(tmp_path, backend)
+    until(lambda: backend.sent >= 3, "the worker does not begin")
+    time.sleep(0.5)
+    for name in names:
+        if (aside / name).exists():
+            (aside / name).replace(tmp_path / name)
+    thread.join(SECONDS)
+    with Database(database_url(tmp_path)) as again:
+        assert JobStore(again).get("job").state is JobState.SUCCEEDED
+        assert history(JobStore(again))[1] == [(step, float(step)) for step in range(1, 11)]
+
+
+def finishing(folder):
+    class Finishing(Sending):
+        def __init__(self):
+            super().__init__(lambda: None)
+
+        def start(self, assignment, send, ended):
+            send(TrainingStarted(step=0, checkpoint=None))
+            threading.Thread(target=lambda: ended(Finished(model_path=str(folder)))).start()
+            return Killable()
+
+    return Finishing()
+
+
+def test_a_model_is_published_once_the_artefact_store_is_there(tmp_path, supervise):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    place = tmp_path / "artefacts"
+    place.write_text("a file where the folder of the store should be")
+    store, _, thread = supervise(tmp_path, finishing(model), artifacts=f"file://{place}")
+    until(lambda: store.get("job").state is JobState.STALLED, "the job does not stall")
+    assert store.get("job").error.reason == "UNAVAILABLE"
+    assert "artefact store" in store.get("job").error.message
+    place.unlink()
+    thread.join(SECONDS)
+    assert store.get("job").state is JobState.SUCCEEDED
+    fetched = ArtifactStore(f"file://{place}", tmp_path / "cache").fetch("job")
+    assert (fetched / "config.json").read_text() == "{}"
+
+
+def test_a_job_of_which_nothing_is_recorded_is_shown_as_stalled(tmp_path, config):
+    with Database(database_url(tmp_path)) as database:
+        store = JobStore(database)
+        store.submit("job", config)
+        store.change("job", 1, JobState.STARTING)
+        leases = Leases(database)
+        assert store.unattended_seconds(["job"]) == {}
+        lease = leases.acquire(supervisor_lease("job"), seconds=0.05)
+        time.sleep(0.3)
+        assert 0 < store.unattended_seconds(["job"])["job"] < SECONDS
+        leases.renew(lease)
+        assert store.unattended_seconds(["job"]) == {}
+        leases.release(lease)
+        assert store.unattended_seconds(["job"]) == {}
+
+
+def test_the_error_of_a_stall_is_gone_once_the_job_goes_on(tmp_path, config):
+    with Database(database_url(tmp_path)) as database:
+        store = JobStore(database)
+        store.submit("job", config)
+        store.change("job", 1, JobState.STARTING)
+        store.begin("job", 1, 0, None)
+        error = JobError.of(Unavailable("full"))
+        store.stall("job", 1, error)
+        store.stall("job", 1, JobError.of(Unavailable("still full")))
+        assert (store.get("job").state, store.get("job").error) == (JobState.STALLED, error)
+        store.go_on("job", 1)
+        store.go_on("job", 1)
+        assert (store.get("job").state, store.get("job").error) == (JobState.RUNNING, None)
+        assert history(store)[0] == ["starting", "running", "stalled", "running"]
+
+
+def test_waits_grow_to_the_longest_and_stop_when_nobody_wants_to_wait():
+    found = stalls.waits()
+    assert [round(next(found), 3) for _ in range(4)] == [0.05, 0.1, 0.2, 0.2]
+    tries = []
+
+    def fail():
+        tries.append(1)
+        raise Unavailable("away", database="x")
+
+    with pytest.raises(Unavailable):
+        stalls.persistently(fail, lambda _: None, of=stalls.is_of_database, wanted=lambda: len(tries) < 3)
+    assert len(tries) == 3
+    with pytest.raises(Unavailable):
+        stalls.persistently(fail, lambda _: None, of=stalls.is_of_disk)
+    assert len(tries) == 4
