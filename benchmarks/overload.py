@@ -4,7 +4,7 @@
 the server answers. Goodput is the tokens a second of the completions that were whole before their deadline. The
 capacity is measured anew in every round, as other users of the machine change it, and loads are multiples of that.
 
-    python benchmarks/overload.py --out benchmarks/results/overload.json        six minutes
+    python benchmarks/overload.py --out benchmarks/results/overload.json        three minutes
     python benchmarks/overload.py --short                                       a minute: 1 and 5 times, one round
 """
 
@@ -238,7 +238,7 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="1 and 5 times the load, once")
     parser.add_argument("--out", type=Path, help="where to write the figures; by default among the results")
     asked = parser.parse_args()
-    rows = asyncio.run(measure((1.0, 5.0), 1, 10.0) if asked.short else measure(LOADS, 3, 15.0))
+    rows = asyncio.run(measure((1.0, 5.0), 1, 10.0) if asked.short else measure(LOADS, 2, 8.0))
     found = list(summary(rows))
     facts = {"question": "what is left of the goodput under overload?", "model": SIZE, "deadline [s]": DEADLINE}
     if asked.short:

@@ -26,7 +26,11 @@ from attn_testing.memory import stepped_logits
 
 README = workspace.ROOT / "packages" / "attn-models" / "README.md"
 BEGIN, END = "<!-- families: python tools/model_families.py --write -->", "<!-- end of families -->"
-GGUF = {family.model_type: family.name for family in GGUF_FAMILIES} | {"gemma3_text": "gemma3", "llama": "llama"}
+GGUF = {family.model_type: family.name for family in GGUF_FAMILIES} | {
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "llama": "llama",
+}
 HEADER = "| `model_type` | kind | GGUF | largest difference to transformers |\n|---|---|---|---|"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -159,3 +161,13 @@ def test_a_draft_writes_the_same_text_and_must_have_the_same_tokens(attn, client
         attn("generate", "--model", "writer", "to be", "--draft-model", "nobody")
     with pytest.raises(InvalidValue, match="only with a model here"):
         attn("generate", "writer", "to be", "--draft-model", "talker")
+
+
+def test_the_explorer_of_a_sentence_is_one_file(attn, tmp_path):
+    file = tmp_path / "map.html"
+    done = attn("map", "--model", "writer", "to be", "--html", str(file), "--compare", "talker")
+    assert done.exit_code == 0, done.output
+    views = json.loads(re.search(r"id='views'>(.*?)</script>", file.read_text("utf-8"))[1])["views"]
+    assert [view["label"] for view in views] == ["writer", "talker"]
+    assert [layer["layer"] for layer in views[0]["layers"]] == [0, 1]
+    assert views[0]["layers"][0]["query_tokens"] == ["t", "o", " ", "b", "e"]

@@ -14,6 +14,7 @@ import torch
 from attn.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from attn.v1.model_pb2_grpc import add_ModelServiceServicer_to_server
 from attn_gateway import Gateway, GatewaySettings, serving
+from attn_gateway.catalog import CatalogGrpc
 from attn_models.adapters.bert import BertAdapter
 from attn_models.adapters.state_dict import stored_tensors
 from attn_models.decoder.config import DecoderConfig
@@ -117,7 +118,7 @@ def settings() -> GatewaySettings:
 
 @pytest.fixture
 async def gateway(inference: LocalInference, settings: GatewaySettings) -> AsyncIterator[Gateway]:
-    async with serving([inference], settings, http=UvicornServer()) as running:
+    async with serving([inference, CatalogGrpc()], settings, http=UvicornServer()) as running:
         yield running
 
 

@@ -111,6 +111,9 @@ async def test_every_metric_of_the_table_is_shown_with_its_labels_and_no_other(h
     text = (await http.get("/metrics")).text
     kinds = dict(re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE))
     shown = {name.removesuffix("_total"): kind for name, kind in kinds.items() if not name.endswith("_created")}
+    # What prometheus_client says of every process.
+    assert "process_resident_memory_bytes" in shown
+    shown = {name: kind for name, kind in shown.items() if not name.startswith("process_")}
     of_jobs = {"attn_jobs", "attn_training_tokens_per_second", "attn_training_step"}  # no training service runs here
     assert shown == {metric.name: metric.kind for metric in METRICS if metric.name not in of_jobs}
     labels = {metric.name: set(metric.labels) for metric in METRICS}

@@ -120,10 +120,17 @@ class AsyncClient:
         *,
         layers: Sequence[int] = (),
         heads: Sequence[int] = (),
+        gradients: bool = False,
         timeout: float | None = None,
     ) -> list[AttentionMap]:
-        """The attention weights of a prompt, one map a layer; without `layers` or `heads`, all of them."""
-        stream = self._connection.stream(inference.attention_maps(model, prompt, layers, heads), timeout)
+        """The attention weights of a prompt, one map a layer; without `layers` or `heads`, all of them.
+
+        With `gradients` the first map has `input_gradients`, how much the next token depends on each token, or a note
+        that says why there are none.
+        """
+        stream = self._connection.stream(
+            inference.attention_maps(model, prompt, layers, heads, gradients=gradients), timeout
+        )
         return [layer async for layer in stream]
 
     async def engine_stats(self, model: str, *, timeout: float | None = None) -> EngineStats:

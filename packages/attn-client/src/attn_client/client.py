@@ -95,10 +95,19 @@ class Client(Writer):
         *,
         layers: Sequence[int] = (),
         heads: Sequence[int] = (),
+        gradients: bool = False,
         timeout: float | None = None,
     ) -> list[AttentionMap]:
-        """The attention weights of a prompt, one map a layer; without `layers` or `heads`, all of them."""
-        return list(self._connection.stream(inference.attention_maps(model, prompt, layers, heads), timeout))
+        """The attention weights of a prompt, one map a layer; without `layers` or `heads`, all of them.
+
+        With `gradients` the first map has `input_gradients`, how much the next token depends on each token, or a note
+        that says why there are none.
+        """
+        return list(
+            self._connection.stream(
+                inference.attention_maps(model, prompt, layers, heads, gradients=gradients), timeout
+            )
+        )
 
     def engine_stats(self, model: str, *, timeout: float | None = None) -> EngineStats:
         """How busy a model's engine is."""

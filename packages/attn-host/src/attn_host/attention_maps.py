@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from attn_core.errors import ContextLengthExceeded, Incompatible, InvalidValue
@@ -10,6 +11,7 @@ from attn_engine.out_of_memory import within_memory
 from attn_models.loading import LoadedModel
 from attn_schema import AttentionMap, AttentionMapsRequest, Tensor
 
+from attn_host.gradients import Gradients, input_gradients
 from attn_host.tokenization import PromptTokenizer
 
 MAX_TOKENS = 1024
@@ -36,6 +38,7 @@ def compute_maps(loaded: LoadedModel, request: AttentionMapsRequest, tokenizer: 
     layers = sorted(set(request.layers)) or list(range(len(mechanisms)))
     heads = sorted(set(request.heads)) or list(range(count))
     chosen = _weights(loaded, ids, encoder_ids, layers, heads)
+    gradients = input_gradients(loaded, ids) if request.gradients else Gradients()
     queries = tuple(map(tokenizer.text, ids))
     keys = queries if encoder_ids is None else tuple(map(tokenizer.text, encoder_ids))
     return [
@@ -47,9 +50,15 @@ def compute_maps(loaded: LoadedModel, request: AttentionMapsRequest, tokenizer: 
             query_tokens=queries,
             # The token that ends an image has no weight.
             key_tokens=keys[: weights.shape[-1]],
+            **(_told(gradients, tokenizer) if layer == layers[0] else {}),
         )
         for layer, weights in chosen.items()
     ]
+
+
+def _told(gradients: Gradients, tokenizer: PromptTokenizer) -> dict[str, Any]:
+    following = "" if gradients.target is None else tokenizer.text(gradients.target)
+    return {"input_gradients": gradients.shares, "next_token": following, "gradients_note": gradients.note}
 
 
 @torch.inference_mode()

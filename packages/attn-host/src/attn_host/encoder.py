@@ -17,7 +17,7 @@ from attn_models.loading.sentences import SentenceEncoder, load_sentence_encoder
 from attn_schema import Embeddings, EngineConfig, EngineStats, ModelInfo, Prompt, Tensor, Tokenization, Usage
 
 from attn_host.cores import usable_cores
-from attn_host.host import EmbedTask, ModelHost
+from attn_host.host import EmbedTask, ModelHost, with_process
 from attn_host.loading import quantization_of, use_kernel
 from attn_host.tokenization import PromptTokenizer
 
@@ -96,7 +96,7 @@ class EncoderHost(ModelHost):
         """How busy the encoder is; it has no KV cache."""
         calls = len(self._calls)
         running = min(calls, 1)
-        return EngineStats(running=running, waiting=calls - running, computed_tokens=self._computed)
+        return with_process(EngineStats(running=running, waiting=calls - running, computed_tokens=self._computed))
 
     def stop(self, timeout: float) -> None:
         """Refuse new calls, let running ones finish for up to `timeout` seconds, then end the thread."""

@@ -14,7 +14,7 @@ from attn_schema import AttentionMap, AttentionMapsRequest, EngineConfig, Engine
 from attn_host.adapters import LoadedAdapters
 from attn_host.attention_maps import compute_maps
 from attn_host.cores import usable_cores
-from attn_host.host import Deliver, ModelHost, TextTask
+from attn_host.host import Deliver, ModelHost, TextTask, with_process
 from attn_host.loading import load_draft_model, quantization_of, use_kernel
 from attn_host.memory import explain_too_small, with_kv_cache_memory
 from attn_host.tokenization import PromptTokenizer
@@ -110,7 +110,7 @@ class EngineHost(ModelHost):
 
     def stats(self) -> EngineStats:
         """How busy the engine is."""
-        return self._loop.stats()
+        return with_process(self._loop.stats())
 
     def stop(self, timeout: float) -> None:
         """Refuse new tasks, let running ones finish for up to `timeout` seconds, then end the thread."""

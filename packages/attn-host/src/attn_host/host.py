@@ -8,6 +8,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+import psutil
 from attn_core.errors import Incompatible
 from attn_engine import RequestOutput
 from attn_schema import (
@@ -113,3 +115,11 @@ class ModelHost:
     def stop(self, timeout: float) -> None:
         """Refuse new tasks, let running ones finish for up to `timeout` seconds, then end the thread."""
         raise NotImplementedError
+
+
+def with_process(stats: EngineStats) -> EngineStats:
+    """The statistics with the memory and the processor time of this process."""
+    process = psutil.Process()
+    with process.oneshot():
+        times, memory = process.cpu_times(), process.memory_info().rss
+    return msgspec.structs.replace(stats, resident_memory_bytes=memory, cpu_seconds=times.user + times.system)

@@ -81,10 +81,21 @@ class LocalClient(Writer):
         return self.host(model).embed(EmbedTask(texts=tuple(texts))).result().rows()
 
     def attention_maps(
-        self, model: str, prompt: PromptLike, *, layers: Sequence[int] = (), heads: Sequence[int] = ()
+        self,
+        model: str,
+        prompt: PromptLike,
+        *,
+        layers: Sequence[int] = (),
+        heads: Sequence[int] = (),
+        gradients: bool = False,
     ) -> list[AttentionMap]:
-        """The attention weights of a prompt, one map a layer; without `layers` or `heads`, all of them."""
-        request = AttentionMapsRequest(model=model, prompt=Prompt.of(prompt), layers=tuple(layers), heads=tuple(heads))
+        """The attention weights of a prompt, one map a layer; without `layers` or `heads`, all of them.
+
+        With `gradients` the first map has `input_gradients`, or a note that says why there are none.
+        """
+        request = AttentionMapsRequest(
+            model=model, prompt=Prompt.of(prompt), layers=tuple(layers), heads=tuple(heads), gradients=gradients
+        )
         return self.host(model).attention_maps(request)
 
     def only_chat_model(self) -> str:

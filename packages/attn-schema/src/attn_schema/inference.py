@@ -294,6 +294,15 @@ class AttentionMap(Schema, frozen=True, kw_only=True):
     ]
     query_tokens: Annotated[tuple[str, ...], Meta(description="Text of each query token.")]
     key_tokens: Annotated[tuple[str, ...], Meta(description="Text of each key token.")]
+    input_gradients: Annotated[
+        tuple[float, ...],
+        Meta(
+            description="Gradient of the next token's log probability by each key token's embedding, times the "
+            "embedding, in nats; of the first layer only, and only where gradients were asked for."
+        ),
+    ] = ()
+    next_token: Annotated[str, Meta(description="Text of the most likely next token, where there are gradients.")] = ""
+    gradients_note: Annotated[str, Meta(description="Why there are no gradients though they were asked for.")] = ""
 
 
 class Embeddings(Schema, frozen=True, kw_only=True):
@@ -381,3 +390,4 @@ class AttentionMapsRequest(Checked, frozen=True, kw_only=True):
     prompt: Annotated[Prompt, Meta(description="What the model reads.")]
     layers: Annotated[tuple[int, ...], Meta(description="Layers to return, from 0; all if empty.")] = ()
     heads: Annotated[tuple[int, ...], Meta(description="Query heads to return, from 0; all if empty.")] = ()
+    gradients: Annotated[bool, Meta(description="Also the gradients by the prompt's tokens, of a decoder.")] = False

@@ -688,8 +688,11 @@ class AttentionMapsRequest(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     LAYERS_FIELD_NUMBER: _builtins.int
     HEADS_FIELD_NUMBER: _builtins.int
+    GRADIENTS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The name of a loaded model."""
+    gradients: _builtins.bool
+    """Also returns `input_gradients`; for decoders whose weights are kept so that a gradient can be taken."""
     @_builtins.property
     def prompt(self) -> _common_pb2.Prompt:
         """What the model reads."""
@@ -709,10 +712,11 @@ class AttentionMapsRequest(_message.Message):
         prompt: _common_pb2.Prompt | None = ...,
         layers: _abc.Iterable[_builtins.int] | None = ...,
         heads: _abc.Iterable[_builtins.int] | None = ...,
+        gradients: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heads", b"heads", "layers", b"layers", "model", b"model", "prompt", b"prompt"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gradients", b"gradients", "heads", b"heads", "layers", b"layers", "model", b"model", "prompt", b"prompt"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -730,10 +734,17 @@ class AttentionMapsResponse(_message.Message):
     QUERY_TOKENS_FIELD_NUMBER: _builtins.int
     KEY_TOKENS_FIELD_NUMBER: _builtins.int
     MECHANISM_FIELD_NUMBER: _builtins.int
+    INPUT_GRADIENTS_FIELD_NUMBER: _builtins.int
+    NEXT_TOKEN_FIELD_NUMBER: _builtins.int
+    GRADIENTS_NOTE_FIELD_NUMBER: _builtins.int
     layer: _builtins.int
     """The layer, counted from 0."""
     mechanism: _builtins.str
     """The mechanism of the layer."""
+    next_token: _builtins.str
+    """The text of that next token."""
+    gradients_note: _builtins.str
+    """Why there are no gradients though they were asked for, in one line; else empty."""
     @_builtins.property
     def heads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The query heads of the first axis of `attention_weights`, counted from 0."""
@@ -750,6 +761,12 @@ class AttentionMapsResponse(_message.Message):
     def key_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The text of each key token."""
 
+    @_builtins.property
+    def input_gradients(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Where gradients are asked for, on the first message only: for each key token the gradient of the log probability of the
+        most likely next token by the token's embedding, times the embedding, in nats.
+        """
+
     def __init__(
         self,
         *,
@@ -759,10 +776,13 @@ class AttentionMapsResponse(_message.Message):
         query_tokens: _abc.Iterable[_builtins.str] | None = ...,
         key_tokens: _abc.Iterable[_builtins.str] | None = ...,
         mechanism: _builtins.str = ...,
+        input_gradients: _abc.Iterable[_builtins.float] | None = ...,
+        next_token: _builtins.str = ...,
+        gradients_note: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights", "heads", b"heads", "key_tokens", b"key_tokens", "layer", b"layer", "mechanism", b"mechanism", "query_tokens", b"query_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights", "gradients_note", b"gradients_note", "heads", b"heads", "input_gradients", b"input_gradients", "key_tokens", b"key_tokens", "layer", b"layer", "mechanism", b"mechanism", "next_token", b"next_token", "query_tokens", b"query_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -809,6 +829,8 @@ class GetEngineStatsResponse(_message.Message):
     RELOADED_TOKENS_FIELD_NUMBER: _builtins.int
     OFFLOADED_BYTES_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
+    RESIDENT_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    CPU_SECONDS_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """Requests in the current batch."""
     waiting: _builtins.int
@@ -833,6 +855,10 @@ class GetEngineStatsResponse(_message.Message):
     """Tokens of preempted requests whose KV cache was reloaded, not recomputed."""
     offloaded_bytes: _builtins.int
     """KV cache of preempted requests held offloaded now, in bytes."""
+    resident_memory_bytes: _builtins.int
+    """Memory that the engine's process holds, in bytes; it may be that of the server itself."""
+    cpu_seconds: _builtins.float
+    """Processor time that the engine's process has used, in seconds."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaStats]:
         """The same of each replica, of which the fields above are the sums; empty for a model with one engine."""
@@ -853,10 +879,12 @@ class GetEngineStatsResponse(_message.Message):
         reloaded_tokens: _builtins.int = ...,
         offloaded_bytes: _builtins.int = ...,
         replicas: _abc.Iterable[Global___ReplicaStats] | None = ...,
+        resident_memory_bytes: _builtins.int = ...,
+        cpu_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "cached_tokens", b"cached_tokens", "computed_tokens", b"computed_tokens", "draft_tokens", b"draft_tokens", "generated_tokens", b"generated_tokens", "kv_tokens_total", b"kv_tokens_total", "kv_tokens_used", b"kv_tokens_used", "offloaded_bytes", b"offloaded_bytes", "preemptions", b"preemptions", "reloaded_tokens", b"reloaded_tokens", "replicas", b"replicas", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "cached_tokens", b"cached_tokens", "computed_tokens", b"computed_tokens", "cpu_seconds", b"cpu_seconds", "draft_tokens", b"draft_tokens", "generated_tokens", b"generated_tokens", "kv_tokens_total", b"kv_tokens_total", "kv_tokens_used", b"kv_tokens_used", "offloaded_bytes", b"offloaded_bytes", "preemptions", b"preemptions", "reloaded_tokens", b"reloaded_tokens", "replicas", b"replicas", "resident_memory_bytes", b"resident_memory_bytes", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

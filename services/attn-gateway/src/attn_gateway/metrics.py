@@ -15,7 +15,7 @@ from attn.v1 import inference_pb2, model_pb2, training_pb2
 from attn_core.errors import AttnError
 from attn_schema import EngineStats, JobState, ModelState
 from attn_schema.codec import from_message
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -82,6 +82,8 @@ METRICS = (
     Metric("attn_spec_decode_num_draft_tokens", "counter", ENGINE_LABELS, "Draft tokens of speculative decoding."),
     Metric("attn_spec_decode_num_accepted_tokens", "counter", ENGINE_LABELS, "Draft tokens that were accepted."),
     Metric("attn_kv_offload_bytes", "gauge", ENGINE_LABELS, "KV cache of preempted requests held offloaded."),
+    Metric("attn_engine_resident_memory_bytes", "gauge", ENGINE_LABELS, "Memory that the engine's process holds."),
+    Metric("attn_engine_cpu_seconds", "counter", ENGINE_LABELS, "Processor time that the engine's process has used."),
     Metric("attn_models", "gauge", ("state",), "Models by state."),
     Metric("attn_jobs", "gauge", ("state",), "Training jobs by state."),
     Metric("attn_training_tokens_per_second", "gauge", ("job",), "Tokens a second of a running job."),
@@ -98,6 +100,8 @@ ENGINE_FIELDS = {
     "attn_spec_decode_num_draft_tokens": "draft_tokens",
     "attn_spec_decode_num_accepted_tokens": "accepted_tokens",
     "attn_kv_offload_bytes": "offloaded_bytes",
+    "attn_engine_resident_memory_bytes": "resident_memory_bytes",
+    "attn_engine_cpu_seconds": "cpu_seconds",
 }
 """Metrics of engines by the field of `EngineStats` that they show."""
 
@@ -124,6 +128,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)  # process_cpu_seconds_total, process_resident_memory_bytes, ...
         self._counters: dict[str, Counter] = {}
         self._histograms: dict[str, Histogram] = {}
         asked = {*ENGINE_FIELDS, "attn_kv_cache_usage_perc"}

@@ -24,6 +24,7 @@ from starlette.types import Receive, Scope, Send
 from attn_openai import chat, completions, responses, transcoding
 from attn_openai.caller import Caller
 from attn_openai.errors import body_of, headers_of, status_of
+from attn_openai.pages import PAGE_PATHS, Pages
 from attn_openai.requests import ChatCompletionRequest, CompletionRequest, EmbeddingsRequest, ResponseRequest
 
 log = structlog.get_logger()
@@ -217,7 +218,15 @@ class HttpApplication:
             "GET /health": self._health,
             "GET /version": self._version,
         }
-        named = [Route(key.split()[1], answers[key], methods=[key.split()[0]]) for key in PATHS]
+        pages = Pages(self._body)
+        answers |= {
+            "GET /": pages.home,
+            "GET /ui": pages.home,
+            "POST /ui/data/mechanism": self._guarded(self._page_data(pages.mechanism)),
+            "POST /ui/data/check": self._guarded(self._page_data(pages.check)),
+            "GET /ui/{path:path}": pages.file,
+        }
+        named = [Route(key.split()[1], answers[key], methods=[key.split()[0]]) for key in PATHS | PAGE_PATHS]
         return [*named, Route("/{service}/{method}", self._guarded(self._call), methods=["POST"])]
 
     def _text(self, kind: Any, answer: Answer, stream: Stream | None = None, *, done: bool = True) -> Any:
@@ -240,6 +249,13 @@ class HttpApplication:
             return json_response(await unless_gone(request.receive, answer(await self._body(request), caller)))
 
         return self._guarded(handle)
+
+    @staticmethod
+    def _page_data(answer: Callable[[Request, Caller], Coroutine[Any, Any, Any]]) -> Any:
+        async def handle(request: Request, caller: Caller) -> Response:
+            return json_response(await unless_gone(request.receive, answer(request, caller)))
+
+        return handle
 
     def _guarded(self, handle: Callable[[Request, Caller], Awaitable[Any]]) -> Any:
         """Answers a request with what `handle` returns, or with the error that it raises."""
@@ -319,7 +335,7 @@ class HttpApplication:
         return LineStream(transcoding.stream(name, message, timed, lists=lists), caller.request_id)
 
     def _document(self) -> Any:
-        return transcoding.openapi(self._gateway.local_calls, PATHS, REQUESTS, version("attn-openai"))
+        return transcoding.openapi(self._gateway.local_calls, PATHS | PAGE_PATHS, REQUESTS, version("attn-openai"))
 
     async def _openapi(self, _: Request) -> Response:
         return json_response(self._document())

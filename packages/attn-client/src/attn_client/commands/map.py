@@ -12,6 +12,7 @@ from attn_core.errors import InvalidValue
 from attn_schema import ConnectionOptions, DeviceConfig, EngineConfig, Prompt
 from attn_schema.flags import with_flags
 from attn_schema.output import print_json
+from attn_ui import AttentionPage
 
 from attn_client.commands.options import Json, ModelHere, connect, here, refuse_engine_options
 
@@ -20,16 +21,26 @@ WORDS_HELP = "Name of a server's model unless --model is given, then the sentenc
 
 
 @with_flags
-def map_command(  # noqa: PLR0913 - a command has the options it has  # noqa: PLR0913 - a command has the options it has
+def map_command(  # noqa: PLR0913 - a command has the options it has
     *,
     words: Annotated[list[str], typer.Argument(metavar="[SERVED] TEXT", help=WORDS_HELP)],
     model: ModelHere = None,
     encoder_prompt: Annotated[
         str | None, Option(help="What the encoder of an encoder-decoder model reads; the sentence is its output.")
     ] = None,
-    layer: Annotated[int, Option(help="Layer, counted from 0.", min=0)] = 0,
+    layer: Annotated[int | None, Option(help="Layer, counted from 0; by default 0, with --html all.", min=0)] = None,
     head: Annotated[list[int] | None, Option(help="Head, counted from 0; may be repeated. All by default.")] = None,
     out: Annotated[Path, Option("--out", "-o", help="PNG file to write.")] = Path("attention.png"),
+    html: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="Write the attention explorer as one HTML file, not a picture."),
+    ] = None,
+    compare: Annotated[
+        str | None, Option(metavar="MODEL", help="Another model on the same sentence, beside the first; with --html.")
+    ] = None,
+    gradients: Annotated[
+        bool, Option("--gradients", help="Also how much the next token depends on each token; with --html.")
+    ] = False,
     json: Json = False,
     engine: DeviceConfig,
     connection: ConnectionOptions,
@@ -38,18 +49,35 @@ def map_command(  # noqa: PLR0913 - a command has the options it has  # noqa: PL
 
     Needs matplotlib: `pip install "attn-client[draw]"`. With `--json`, prints the weights and draws nothing.
 
+    With `--html FILE`, writes the attention explorer instead: layers by heads, lines, matrix, rollout, in one file that
+    needs no server and no network.
+
     A server's model computes them, or with `--model` one that runs here; device and element type are for the latter.
 
     Example: `attn map smollm2-135m-instruct "The cat sat on the mat because it was tired." --layer 12`
     """
     name, text = _asked(words, model)
+    if html is None and (compare is not None or gradients):
+        raise InvalidValue.of("--compare, --gradients", compare or gradients, "only beside --html FILE")
+    if html is not None and json:
+        raise InvalidValue.of("--json", json, "not beside --html")
     sentence = Prompt.of(sys.stdin.read() if text == "-" else text, encoder_prompt)
     with ExitStack() as stack:
         if model is None:
             refuse_engine_options(engine)
         options = EngineConfig(dtype=engine.dtype, device=engine.device)
         client: Any = stack.enter_context(connect(connection) if model is None else here(options))
-        (drawn,) = client.attention_maps(name, sentence, layers=[layer], heads=head or ())
+        if html is not None:
+            layers = () if layer is None else (layer,)
+            named = [name, *([compare] if compare is not None else [])]
+            views = [
+                (each, client.attention_maps(each, sentence, layers=layers, heads=head or (), gradients=gradients))
+                for each in named
+            ]
+            written = AttentionPage(views).save(html)
+            typer.echo(f"{written.resolve()} ({written.stat().st_size / 1e6:.1f} MB)")
+            return
+        (drawn,) = client.attention_maps(name, sentence, layers=[layer or 0], heads=head or ())
     if json:
         print_json(
             {

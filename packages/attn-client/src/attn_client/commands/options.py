@@ -32,9 +32,15 @@ class LocalWriter(Writer, AbstractContextManager["LocalWriter"], Protocol):
         ...
 
     def attention_maps(
-        self, model: str, prompt: PromptLike, *, layers: Sequence[int] = (), heads: Sequence[int] = ()
+        self,
+        model: str,
+        prompt: PromptLike,
+        *,
+        layers: Sequence[int] = (),
+        heads: Sequence[int] = (),
+        gradients: bool = False,
     ) -> list[AttentionMap]:
-        """The attention weights of a prompt, one map a layer."""
+        """The attention weights of a prompt, one map a layer, the first with gradients if they are asked for."""
         ...
 
     def only_chat_model(self) -> str:

@@ -73,10 +73,12 @@ def tokenize(model: str, prompt: PromptLike) -> Operation[Any, Tokenization]:
 
 
 def attention_maps(
-    model: str, prompt: PromptLike, layers: Sequence[int], heads: Sequence[int]
+    model: str, prompt: PromptLike, layers: Sequence[int], heads: Sequence[int], *, gradients: bool = False
 ) -> Operation[Any, AttentionMap]:
     """The attention weights of a prompt, layer by layer."""
-    request = AttentionMapsRequest(model=model, prompt=Prompt.of(prompt), layers=tuple(layers), heads=tuple(heads))
+    request = AttentionMapsRequest(
+        model=model, prompt=Prompt.of(prompt), layers=tuple(layers), heads=tuple(heads), gradients=gradients
+    )
     return Operation(
         f"{SERVICE}/AttentionMaps",
         to_message(request),

@@ -257,6 +257,48 @@ def gemma_config(header: GgufHeader) -> dict[str, Any]:
     }
 
 
+def gemma2_config(header: GgufHeader) -> dict[str, Any]:
+    """The config.json of the Gemma 2 in `header`; raises as `gemma_config`."""
+    heads, width, layers = header.count("gemma2.attention.head_count"), header.count(WIDTH_2), layer_count(header)
+    size = count_or(header, "gemma2.attention.key_length", 256)
+    if count_or(header, "gemma2.attention.value_length", size) != size:
+        raise Incompatible(f"{header.path}: the Gemma import does not know value heads that differ from key heads")
+    kind = header.metadata.get("gemma2.rope.scaling.type", "none")
+    if kind != "none":
+        raise Incompatible(f"{header.path}: the Gemma import does not know rotary scaling {kind!r}")
+    caps = {key: header.number(f"gemma2.{key}") for key in CAPS}
+    return {
+        "architectures": ["Gemma2ForCausalLM"],
+        "attention_bias": False,
+        "dtype": "bfloat16",
+        **caps,
+        "head_dim": size,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": width,
+        "intermediate_size": header.count("gemma2.feed_forward_length"),
+        "layer_types": ["full_attention" if i % 2 else "sliding_attention" for i in range(layers)],
+        "max_position_embeddings": header.count("gemma2.context_length"),
+        "model_type": "gemma2",
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": count_or(header, "gemma2.attention.head_count_kv", heads),
+        # What the file does not say: only the largest, of 46 layers, divides scores by another number than √size.
+        "query_pre_attn_scalar": width // heads if layers == LARGEST_2 else size,
+        "rms_norm_eps": shortest_float32(header.number("gemma2.attention.layer_norm_rms_epsilon")),
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": shortest_float32(number_or(header, "gemma2.rope.freq_base", 10000.0)),
+        },
+        "sliding_window": header.count("gemma2.attention.sliding_window"),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "vocab_size": vocabulary_size(header),
+    }
+
+
+WIDTH_2, LARGEST_2 = "gemma2.embedding_length", 46
+CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+
+
 def gemma_placements(header: GgufHeader, config: dict[str, Any]) -> list[Placement]:
     """A placement for every tensor of the file; raises CheckpointInvalid naming one that does not fit."""
     width, vocabulary = config["hidden_size"], config["vocab_size"]
@@ -272,13 +314,13 @@ def gemma_placements(header: GgufHeader, config: dict[str, Any]) -> list[Placeme
             # The file keeps the whole gain of a norm, Hugging Face its distance from one.
             above = 1.0 if len(shape) == 1 else 0.0
             placements.append(Placement(f"blk.{layer}.{part}.weight", target, shape, above=above))
-    return matched(header, placements, "Gemma 3")
+    return matched(header, placements, f"Gemma {config['model_type'][5]}")
 
 
 def _layer_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     width, inner, size = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * size, config["num_key_value_heads"] * size
-    matrices = {
+    matrices: dict[str, tuple[int, ...]] = {
         "attn_q": (queries, width),
         "attn_k": (keys, width),
         "attn_v": (keys, width),
@@ -287,7 +329,11 @@ def _layer_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         "ffn_up": (inner, width),
         "ffn_down": (width, inner),
     }
-    gains = dict.fromkeys(("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"), (width,))
+    gains: dict[str, tuple[int, ...]] = dict.fromkeys(
+        ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"), (width,)
+    )
+    if config["model_type"] == "gemma2":
+        return matrices | gains
     return matrices | gains | dict.fromkeys(("attn_q_norm", "attn_k_norm"), (size,))
 
 
@@ -356,6 +402,9 @@ class GgufArchitecture:
 
 
 ARCHITECTURES = {
+    "gemma2": GgufArchitecture(
+        "gemma2", gemma2_config, gemma_placements, frozenset({"attention.sliding_window", "vocab_size", *CAPS})
+    ),
     "llama": GgufArchitecture(
         "llama", llama_config, llama_placements, frozenset({"expert_count", "rope.dimension_count", "vocab_size"})
     ),

@@ -1,0 +1,89 @@
+"""How much the next token depends on each token of a prompt, by gradients that need no backward pass.
+
+Packed weights have no backward kernels. The gradient of f by an embedding x_i, times x_i, is the derivative of f along
+x_i, and a central difference along x_i gives it with forward passes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import get_ident
+from typing import Any, NamedTuple
+
+import torch
+from attn_models.loading import LoadedModel
+from torch import Tensor
+
+STEP = 0.005
+"""By which share an embedding is made longer and shorter; the error of a central difference falls with its square."""
+MAX_TOKENS = 64
+"""Tokens of a prompt up to which gradients are computed: each takes two passes over all of them."""
+ROWS = 16
+"""Sequences in one forward pass."""
+TOLERANCE = 0.05
+"""How far the shares together may be from the derivative along all embeddings at once, as a share of their sizes."""
+
+
+class Gradients(NamedTuple):
+    """The gradient times the embedding of each token, in nats, for the next token `target`; or why there are none."""
+
+    shares: tuple[float, ...] = ()
+    target: int | None = None
+    note: str = ""
+
+
+def input_gradients(loaded: LoadedModel, ids: Sequence[int]) -> Gradients:
+    """Gradient times input of each token, of the log probability of the most likely next token."""
+    embedding = getattr(loaded.model, "embedding", None)
+    if loaded.max_encoder_len is not None or not isinstance(embedding, torch.nn.Module):
+        return Gradients(note="only decoders have gradients by the prompt's tokens here")
+    if len(ids) > MAX_TOKENS:
+        return Gradients(note=f"gradients are computed for at most {MAX_TOKENS} tokens; these are {len(ids)}")
+    tokens = torch.tensor(ids, device=loaded.device)
+    with torch.inference_mode():
+        rows = embedding(tokens)
+        plain = _log_probabilities(loaded.model, embedding, tokens, rows[None])[0]
+        target = int(plain.argmax())
+        found = _differences(loaded.model, embedding, tokens, rows)[:, target] / (2 * STEP)
+    shares, together = found[:-1], found[-1]
+    flat = bool((shares == 0).all())  # a function in steps has no slope, though every token may matter
+    if (
+        flat
+        or not torch.isfinite(found).all()
+        or (shares.sum() - together).abs() > TOLERANCE * shares.abs().sum() + 1e-3
+    ):
+        note = "no gradients: the model computes too coarsely, as with weights in int8 or in bfloat16"
+        return Gradients(note=note)
+    return Gradients(shares=tuple(shares.tolist()), target=target)
+
+
+def _differences(model: Any, embedding: torch.nn.Module, tokens: Tensor, rows: Tensor) -> Tensor:
+    """f(x (1 + step)) - f(x (1 - step)) [tokens + 1, vocabulary]: of each token alone, then of all at once."""
+    count = len(tokens)
+    chosen = torch.cat([torch.eye(count), torch.ones(1, count)]).to(rows)[..., None]
+    differences = []
+    for part in chosen.split(ROWS):
+        ahead, behind = (
+            _log_probabilities(model, embedding, tokens, rows * (1 + sign * STEP * part)) for sign in (1, -1)
+        )
+        differences.append(ahead - behind)
+    return torch.cat(differences)
+
+
+def _log_probabilities(model: Any, embedding: torch.nn.Module, tokens: Tensor, rows: Tensor) -> Tensor:
+    """Log probabilities [sequences, vocabulary] of the next token, in float64, where embeddings are `rows`."""
+    with _embedded(embedding, rows):
+        logits = model(tokens[None].expand(len(rows), -1))
+    return torch.log_softmax(logits[:, -1].double(), -1)
+
+
+@contextmanager
+def _embedded(embedding: torch.nn.Module, rows: Tensor) -> Iterator[None]:
+    """Let the embedding answer this thread with these rows [sequences, tokens, width]; other threads get their own."""
+    mine = get_ident()
+    handle = embedding.register_forward_hook(lambda _module, _args, out: rows if get_ident() == mine else out)
+    try:
+        yield
+    finally:
+        handle.remove()

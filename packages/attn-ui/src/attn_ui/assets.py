@@ -1,0 +1,85 @@
+"""The files of the web application as they lie in this package: no build step, nothing from other hosts."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+
+MEDIA_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
+INDEX = "index.html"
+"""The page that all others are parts of."""
+
+CONTENT_SECURITY_POLICY = "; ".join(
+    [
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    ]
+)
+"""What the served pages may load and call: this origin alone, and no script or style within a page."""
+
+HEADERS = {
+    "content-security-policy": CONTENT_SECURITY_POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+"""Headers of every file; with `no-cache` a browser asks by the entity tag whether its copy is still good."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asset:
+    """One file: its path below the pages' root, its bytes, media type and entity tag."""
+
+    path: str
+    content: bytes
+    media_type: str
+    etag: str
+
+    @property
+    def text(self) -> str:
+        """The content as text."""
+        return self.content.decode()
+
+
+@cache
+def assets() -> dict[str, Asset]:
+    """Every file by its path, such as "app.js" or "vendor/uPlot.min.css"."""
+    return {asset.path: asset for asset in _found(resources.files("attn_ui") / "assets", "")}
+
+
+def _found(folder: Traversable, before: str) -> list[Asset]:
+    found = []
+    for entry in sorted(folder.iterdir(), key=lambda each: each.name):
+        path = f"{before}{entry.name}"
+        if entry.is_dir():
+            found += _found(entry, f"{path}/")
+            continue
+        suffix = f".{entry.name.rpartition('.')[2]}"
+        if suffix not in MEDIA_TYPES:
+            continue
+        content = entry.read_bytes()
+        etag = f'"{hashlib.sha256(content).hexdigest()[:24]}"'
+        found.append(Asset(path=path, content=content, media_type=MEDIA_TYPES[suffix], etag=etag))
+    return found
+
+
+def hash_source(text: str) -> str:
+    """The source expression of a content security policy for a script or style that stands within a page."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,7 @@
+// The explorer without a server: the weights lie in the page.
+
+import { mount } from "./explorer.js";
+import { decodeLayer } from "./maps.js";
+
+const { views } = JSON.parse(document.getElementById("views").textContent);
+mount(document.getElementById("main"), views.map(({ label, layers }) => ({ label, layers: layers.map(decodeLayer) })));

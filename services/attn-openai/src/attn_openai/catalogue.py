@@ -1,0 +1,178 @@
+"""What the page of mechanisms shows of one: the facts of `attn show`, its picture, and the curves of `attn compare`."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from attn_cli.commands.costs import row
+from attn_cli.facts import describe, price, verdicts, weights_statement
+from attn_cli.options import Sizes, fitting
+from attn_cli.pictures import view_of
+from attn_core import Mechanism, installed
+from attn_core.computation import WholeCall
+from attn_core.errors import InvalidValue, UnknownName
+from attn_core.options import option_fields
+from latex2mathml.converter import convert
+
+POSITIONS = 24
+"""Positions on a side of the picture."""
+DTYPE = "float32"
+MOST = {"hidden_size": 16384, "num_heads": 256, "num_kv_heads": 256, "seq": 2**14}
+"""The largest sizes that may be asked for; pairs of some masks are counted one by one."""
+DEFAULTS = {"hidden_size": 512, "num_heads": 8, "num_kv_heads": None, "seq": 1024}
+DRAWN = {"hidden_size": 64, "num_heads": 8, "num_kv_heads": None}
+"""Sizes of the layer that is drawn where the mask alone does not say what is seen: large ones take long."""
+MOST_OPTION = 2**16
+"""The largest number that an option may have here."""
+MOST_COMPARED = 6
+CURVE = [2**power for power in range(6, 18)]
+"""Sequence lengths of the cost curves."""
+CURVE_SECONDS = 0.3
+"""Time after which a curve ends with the length that it has reached."""
+FIELDS = {"name", "options", "compare", *MOST}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MechanismView:
+    """A mechanism as a page asks for it."""
+
+    name: str
+    options: Mapping[str, Any]
+    compare: tuple[str, ...]
+    sizes: Sizes
+    seq: int
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> MechanismView:
+        """The view that the body of a request asks for; raises `InvalidValue` or `UnknownName` for what is wrong."""
+        for key in body:
+            if key not in FIELDS:
+                raise UnknownName.of("field", key, FIELDS)
+        name, options, compare = body.get("name"), body.get("options", {}), body.get("compare", [])
+        if not isinstance(name, str) or not name or name.startswith("-"):
+            raise InvalidValue.of("name", name, "the name of a mechanism")
+        if not isinstance(options, dict):
+            raise InvalidValue.of("options", options, "an object of options by name")
+        for key, value in options.items():
+            _require_small(f"options.{key}", value)
+        if (
+            not isinstance(compare, list)
+            or len(compare) > MOST_COMPARED
+            or not all(isinstance(x, str) for x in compare)
+        ):
+            raise InvalidValue.of("compare", compare, f"at most {MOST_COMPARED} names of mechanisms")
+        found = {field: whole(body, field) for field in MOST}
+        seq = found.pop("seq") or 1
+        sizes = Sizes(**found)  # type: ignore[arg-type]
+        return cls(name=name, options=options, compare=tuple(compare), sizes=sizes, seq=seq)
+
+    def facts(self) -> dict[str, Any]:
+        """Everything that the page shows, ready for JSON; raises `UserError` for options that do not fit."""
+        mechanism = installed().mechanisms.get(self.name)
+        fitted = fitting(self.sizes, mechanism)
+        config = fitted.config(mechanism, self._required(mechanism))
+        said = describe(mechanism)
+        prices = {key.replace(" ", "_"): value for key, value in price(mechanism, config, self.seq, DTYPE).items()}
+        return {
+            **said,
+            **prices,
+            "name": self.name,
+            "paper_url": mechanism.paper.url,
+            "mathml": equation_lines(mechanism.equation),
+            "options": own_options(mechanism),
+            "weights": weights_statement(mechanism),
+            "kernels": verdicts(mechanism, config, WholeCall(dtype=DTYPE, tokens=self.seq)),
+            "picture": self._picture(mechanism),
+            "curves": self._curves(mechanism),
+        }
+
+    def _required(self, mechanism: Mechanism) -> dict[str, Any]:
+        """The options that were given, and those without a default as the mechanism's picture has them."""
+        defaults = option_fields(mechanism)
+        drawn = {name: mechanism.sketch[name] for name, default in defaults.items()
+                 if default is dataclasses.MISSING and name in mechanism.sketch}  # fmt: skip
+        return drawn | dict(self.options)
+
+    def _picture(self, mechanism: Mechanism) -> dict[str, Any]:
+        shown = dict(self.options) or dict(mechanism.sketch)
+        spec = mechanism.spec(fitting(self.sizes, mechanism).config(mechanism, shown))
+        sizes = self.sizes if spec is not None else dataclasses.replace(self.sizes, **DRAWN)  # type: ignore[arg-type]
+        drawn = view_of(mechanism, fitting(sizes, mechanism).config(mechanism, shown), POSITIONS, shown)
+        return {"caption": drawn.caption, "grid": drawn.grid}
+
+    def _curves(self, mechanism: Mechanism) -> list[dict[str, Any]]:
+        """The costs by length, of this mechanism with its options and of those beside it with their own."""
+        fitted = fitting(self.sizes, mechanism)
+        config = fitted.config(mechanism, self._required(mechanism))
+        own = _curve(self.name, lambda tokens: price(mechanism, config, tokens, DTYPE))
+        others = [name for name in self.compare if name != self.name]
+        return [own, *(_curve(name, partial(self._row, name)) for name in others)]
+
+    def _row(self, name: str, tokens: int) -> dict[str, Any]:
+        return row(name, self.sizes, tokens, DTYPE)
+
+
+def _curve(name: str, price_at: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
+    began, prices = time.monotonic(), []
+    for tokens in CURVE:
+        prices.append(price_at(tokens))
+        if time.monotonic() - began > CURVE_SECONDS:
+            break
+    keys = ("allowed flops", "state bytes")
+    values = {key.replace(" ", "_"): [one[key] for one in prices] for key in keys}
+    return {"name": name, "tokens": CURVE[: len(prices)]} | values
+
+
+def own_options(mechanism: Mechanism) -> list[dict[str, Any]]:
+    """The options of a mechanism: name, type, description, default, and what its picture is drawn with."""
+    fields = {field.name: field for field in dataclasses.fields(mechanism.Config)}
+    found = []
+    for name, default in option_fields(mechanism).items():
+        kind = fields[name].type
+        shown = None if default is dataclasses.MISSING else default
+        found.append(
+            {
+                "name": name,
+                "type": kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind)),
+                "description": fields[name].metadata.get("help", ""),
+                "default": shown,
+                "required": default is dataclasses.MISSING,
+                "sketch": mechanism.sketch.get(name),
+            }
+        )
+    return found
+
+
+def equation_lines(equation: str) -> list[str]:
+    r"""The equation as MathML, an element for each part that `\quad` separates; none where it cannot be converted."""
+    parts = [part for part in re.split(r",?\s*\\q?quad\s*", equation) if part.strip()]
+    try:
+        return [convert(part, display="block") for part in parts]
+    except Exception:  # noqa: BLE001 - equations of plugins are anything; the page shows the LaTeX then
+        return []
+
+
+def whole(body: Mapping[str, Any], field: str) -> int | None:
+    """A size of the body, or its default; raises `InvalidValue`."""
+    value, most = body.get(field, DEFAULTS[field]), MOST[field]
+    if value is None and DEFAULTS[field] is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise InvalidValue.of(field, value, f"a whole number from 1 to {most}")
+    return value
+
+
+def _require_small(field: str, value: Any) -> None:
+    """Refuse numbers of which a layer could not be built in a moment, however deep they stand."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            _require_small(field, each)
+    elif isinstance(value, int | float) and not abs(value) <= MOST_OPTION:
+        raise InvalidValue.of(field, value, f"a number of at most {MOST_OPTION} here")

@@ -1,0 +1,107 @@
+"""The pages in a browser: the files of attn-ui below /ui, and what the page of mechanisms asks beyond gRPC calls."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+from attn.v1 import catalog_pb2
+from attn_core.errors import DeadlineExceeded, InternalError, OutOfCapacity, UserError
+from attn_ui import assets
+from attn_ui.assets import HEADERS, INDEX
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from attn_openai.caller import Caller
+from attn_openai.catalogue import MechanismView
+
+GET_MECHANISM = "/attn.v1.CatalogService/GetMechanism"
+ROOT = "/ui/"
+AT_ONCE = 2
+"""Mechanisms that are computed at a time; others wait."""
+CHECK_SECONDS = 120.0
+"""How long the laws of one mechanism may take."""
+CHECK = "import os; os.nice(10); from attn_cli.main import main; main()"
+
+ReadBody = Callable[[Request], Awaitable[dict[str, Any]]]
+
+PAGE_PATHS = {
+    "GET /": "The pages in a browser; needs no token, what they ask for does.",
+    "GET /ui": "The same.",
+    "GET /ui/{path:path}": "A file of the pages.",
+    "POST /ui/data/mechanism": "What the page of mechanisms shows of one: facts, picture, cost curves.",
+    "POST /ui/data/check": "The laws of attention tried on a mechanism; needs attn-testing on the server.",
+}
+"""Method and path of what is answered for the pages, and what it does."""
+
+
+class Pages:
+    """Answers for the pages; `read_body` reads the JSON object of a request within the server's limits."""
+
+    def __init__(self, read_body: ReadBody) -> None:
+        self._read_body = read_body
+        self._computing = asyncio.Semaphore(AT_ONCE)
+        self._checking = asyncio.Lock()
+
+    async def home(self, _: Request) -> Response:
+        """Lead to the pages."""
+        return RedirectResponse(ROOT, 307)
+
+    async def file(self, request: Request) -> Response:
+        """A file of the pages, or nothing where the browser's copy is still good."""
+        asset = assets().get(request.path_params["path"] or INDEX)
+        if asset is None:
+            return Response("there is no such page", 404, {"content-type": "text/plain"})
+        headers = {**HEADERS, "etag": asset.etag}
+        if request.headers.get("if-none-match") == asset.etag:
+            return Response(status_code=304, headers=headers)
+        return Response(asset.content, headers={**headers, "content-type": asset.media_type})
+
+    async def mechanism(self, request: Request, caller: Caller) -> Any:
+        """Facts, picture and cost curves of a mechanism with options; raises `UserError` for what it does not admit."""
+        view = MechanismView.of(await self._read_body(request))
+        await self._admit(caller, view.name)
+        async with self._computing:
+            return await asyncio.to_thread(view.facts)
+
+    async def check(self, request: Request, caller: Caller) -> Any:
+        """The verdicts of the conformance kit, from a process of its own with low priority, one at a time."""
+        view = MechanismView.of(await self._read_body(request))
+        await self._admit(caller, view.name)
+        if self._checking.locked():
+            raise OutOfCapacity("the laws of another mechanism are being checked; try again in a moment")
+        async with self._checking:
+            return {"laws": await _laws(view.name, view.options)}
+
+    @staticmethod
+    async def _admit(caller: Caller, name: str) -> None:
+        """Let in whoever may read the catalogue, within the limits of all calls; raises `UnknownName` for the name."""
+        await caller.unary(GET_MECHANISM, catalog_pb2.GetMechanismRequest(name=name))
+
+
+async def _laws(name: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    given = [f"--option={key}={msgspec.json.encode(value).decode()}" for key, value in options.items()]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CHECK, "check", "--json", *given, "--", name,
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(CHECK_SECONDS):
+            out, err = await process.communicate()
+    except TimeoutError:
+        raise DeadlineExceeded(f"the laws of {name} take more than {CHECK_SECONDS:g} seconds") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    try:
+        found: list[dict[str, Any]] = msgspec.json.decode(out, type=list[dict[str, Any]])
+    except msgspec.DecodeError:
+        told = err.decode(errors="replace").strip()
+        raise (UserError(told[-1000:]) if told else InternalError(f"attn check {name} said nothing")) from None
+    return found

@@ -1,0 +1,159 @@
+"""The pages in Chromium, against a real server: what is shown, what keys do, and that nothing is refused or missing.
+
+Needs Chromium (Debian's package `chromium`, or ATTN_CHROMIUM); without it these tests are skipped, and test_pages.py
+and attn-ui's tests still read every file and every answer.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+playwright = pytest.importorskip("playwright.async_api")
+CHROMIUM = os.environ.get("ATTN_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine"),
+    pytest.mark.timeout(300),
+]
+PATIENT = 60_000
+"""Milliseconds to wait for what a slow machine does at last."""
+MATHS = """async (layers) => {
+  const maps = await import('/ui/maps.js');
+  const made = layers.map((weights) => ({ rows: 4, cols: 4, heads: [0, 1], weights: Float32Array.from(weights) }));
+  const [one, other] = [maps.headOf(made[0], 0), maps.headOf(made[0], 1)];
+  const flow = Array.from(maps.rollout(made).values);
+  return { flow, apart: maps.totalVariation(one, other), spread: maps.entropy(one) };
+}"""
+
+
+@pytest.fixture
+async def page(url: str) -> AsyncIterator[Any]:
+    """A page of a desktop's width; an error in it, or in what it loads, fails the test."""
+    async with playwright.async_playwright() as driver:
+        browser = await driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        opened = await browser.new_page(viewport={"width": 1280, "height": 900})
+        opened.set_default_timeout(PATIENT)
+        wrong: list[str] = []
+        opened.on("pageerror", lambda error: wrong.append(str(error)))
+        opened.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+        opened.on("request", lambda request: None if request.url.startswith(url) else wrong.append(request.url))
+        yield opened
+        await browser.close()
+        refused = "Failed to load resource: the server responded with a status of 400 (Bad Request)"
+        assert [message for message in wrong if message != refused] == []  # the page says what was refused
+
+
+async def fits(page: Any) -> bool:
+    """Whether nothing is wider than the window."""
+    return bool(await page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
+
+
+async def test_the_explorer_shows_heads_lines_cells_and_shares(page: Any, url: str) -> None:
+    await page.goto(f"{url}/ui/#/explorer/tiny")
+    await page.fill("textarea >> nth=0", "to be or not")
+    await page.check("main input[type=checkbox]")
+    await page.click("main form button.primary")
+    await page.click("button[aria-label='layer 1, head 2']")
+    assert await page.inner_text(".matrix figcaption >> nth=0") == "tiny, layer 1, head 2"
+    await page.locator("button[aria-label='layer 1, head 2']").press("ArrowLeft")
+    assert await page.evaluate("document.activeElement.getAttribute('aria-label')") == "layer 1, head 1"
+    canvas = page.locator(".matrix canvas >> nth=0")
+    await canvas.focus()
+    await canvas.press("ArrowDown")
+    assert (await page.inner_text(".matrix .readout >> nth=0")).endswith(" 1")  # the first token sees itself alone
+    await page.click(".lines [data-row='2']")
+    assert await page.get_attribute(".lines [data-row='2']", "aria-pressed") == "true"
+    await page.click(".lines [data-row='3']")
+    heads = await page.locator(".shares thead th").all_inner_texts()
+    assert heads[:4] == ["key", "this head", "mean of the layer", "rollout"]
+    before = await page.get_attribute(".matrix canvas >> nth=0", "aria-label")
+    await page.click("button[aria-label='Zoom in']")
+    assert await page.get_attribute(".matrix canvas >> nth=0", "aria-label") != before
+    await page.click("button[aria-label='Show all tokens']")
+    assert await page.get_attribute(".matrix canvas >> nth=0", "aria-label") == before
+    await page.set_viewport_size({"width": 390, "height": 844})
+    assert await fits(page)
+
+
+async def test_rollout_and_distances_are_those_of_torch(page: Any, url: str) -> None:
+    await page.goto(f"{url}/ui/")
+    torch.manual_seed(5)
+    layers = torch.rand(3, 2, 4, 4).tril().softmax(-1)
+    found = await page.evaluate(MATHS, layers.reshape(3, -1).tolist())
+    flow = torch.eye(4)
+    for layer in layers:
+        mixed = (layer.mean(0) + torch.eye(4)) / 2
+        flow = mixed / mixed.sum(-1, keepdim=True) @ flow
+    assert torch.tensor(found["flow"]) == pytest.approx(flow.flatten(), abs=1e-6)
+    assert found["apart"] == pytest.approx(float((layers[0, 0] - layers[0, 1]).abs().sum() / 8), abs=1e-6)
+    spread = torch.distributions.Categorical(probs=layers[0, 0]).entropy().mean()
+    assert found["spread"] == pytest.approx(float(spread), abs=1e-5)
+
+
+async def test_an_answer_streams_shows_probabilities_and_can_be_stopped(page: Any, url: str) -> None:
+    await page.goto(f"{url}/ui/#/playground/tiny")
+    await page.fill("main input[type=number] >> nth=0", "12")
+    await page.fill("main textarea", "<img src=x onerror=alert(1)>")
+    await page.locator("main textarea").press("Enter")
+    await page.wait_for_selector(".after:has-text('ended')")
+    assert await page.inner_text(".turn.user .said") == "<img src=x onerror=alert(1)>"
+    assert await page.locator("main img").count() == 0
+    await page.locator(".turn.assistant .piece >> nth=0").focus()
+    assert "%" in await page.inner_text(".tip")
+    await page.fill("main input[type=number] >> nth=0", "900")
+    await page.fill("main textarea", "go on")
+    await page.click("main button.primary")
+    await page.wait_for_selector(".turn.assistant >> nth=1 >> .piece >> nth=0", state="attached")
+    await page.click("main button.danger")
+    await page.wait_for_selector("main button.primary:enabled")
+    assert await page.locator(".turn.assistant").count() == 2
+
+
+async def test_a_mechanism_is_drawn_again_when_an_option_changes(page: Any, url: str) -> None:
+    await page.goto(f"{url}/ui/#/mechanisms/sliding_window")
+    await page.wait_for_selector(".uplot >> nth=1")
+    assert await page.locator(".equation math").count() >= 1
+    await page.fill("main form input[type=number] >> nth=0", "7")
+    await page.wait_for_selector("figcaption:has-text('window=7')")
+    await page.fill("main form input[type=number] >> nth=0", "0")
+    await page.wait_for_selector(".notice.error:has-text('window')")
+    await page.set_viewport_size({"width": 390, "height": 844})
+    assert await fits(page)
+
+
+async def test_models_are_listed_and_a_token_stays_in_memory(page: Any, url: str) -> None:
+    await page.goto(f"{url}/ui/#/models")
+    await page.wait_for_selector("h2:has-text('tiny-bert')")
+    assert await page.locator("dt:has-text('processes')").count() >= 1
+    await page.click("text=Theme: system")
+    assert await page.evaluate("document.documentElement.dataset.theme") == "light"
+    await page.click("button:text-is('Token')")
+    await page.fill("dialog input", "secret-token")
+    await page.click("dialog button.primary")
+    await page.wait_for_selector("button:text-is('Token ✓')")
+    stored = await page.evaluate("JSON.stringify([localStorage, sessionStorage]) + document.cookie + location.href")
+    assert "secret" not in stored
+
+
+async def test_the_single_file_needs_no_server(page: Any, url: str, tmp_path: Path) -> None:
+    from attn_schema import AttentionMap, Tensor
+    from attn_ui import explore
+
+    tokens = ("<b>", "b")
+    weights = torch.tensor([[[1.0, 0.0], [0.25, 0.75]]])
+    tensor = Tensor(shape=(1, 2, 2), data=weights.numpy().tobytes())
+    drawn = AttentionMap(
+        layer=0, mechanism="mha", heads=(0,), attention_weights=tensor, query_tokens=tokens, key_tokens=tokens
+    )
+    file = explore([drawn], [drawn], label="one", other_label="two").save(tmp_path / "map.html")
+    await page.set_content(file.read_text("utf-8"))
+    await page.wait_for_selector(".matrix canvas >> nth=2")
+    assert "differ by 0" in await page.inner_text(".facts")
+    assert await page.locator(".shares td:has-text('0.75')").count() >= 1
+    del url
