@@ -174,6 +174,7 @@ def main() -> None:
     facts = {
         "question": "tokens a second while decoding greedily on a CPU",
         "threads": args.threads,
+        "instructions": os.environ.get("ATTN_CPU_ISA") or "the best of the chip",
         "new_tokens": args.new_tokens,
     }
     write_report("engine_cpu", facts, rounds(args), args.out)

@@ -86,7 +86,9 @@ REFUSED: list[tuple[type[msgspec.Struct], dict[str, Any], str]] = [
     (CheckpointConfig, {"save_steps": 0}, "save_steps"),
     (EvaluationConfig, {"eval_batches": 0}, "eval_batches"),
     (TrainingConfig, {"precision": "float16"}, "precision"),
-    (TrainingConfig, {"workers": 2}, "workers"),
+    (TrainingConfig, {"workers": 5000}, "workers"),
+    (TrainingConfig, {"workers": 4, "tp": 3}, "workers"),
+    (TrainingConfig, {"workers": 2, "min_workers": 3}, "min_workers"),
     (
         TrainingConfig,
         {

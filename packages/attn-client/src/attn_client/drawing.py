@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from pathlib import Path
 
 from attn_core.errors import InvalidValue, MissingPackage
@@ -13,7 +14,8 @@ MAX_LABELLED = 64
 
 
 def draw(drawn: AttentionMap, title: str, path: Path) -> None:
-    """Write a grid of heads as an image: queries down, keys across, dark is much; the format follows the name.
+    """Write a grid of heads as an image: queries down, keys across, dark is much, all heads on one scale with its bar;
+    the format follows the name.
 
     Raises `MissingPackage` without matplotlib and `InvalidValue` for a path that cannot be written.
     """
@@ -27,15 +29,24 @@ def draw(drawn: AttentionMap, title: str, path: Path) -> None:
     side = min(6.0, max(2.4, 0.16 * len(drawn.key_tokens) + 1.2))
     figure = Figure(figsize=(side * columns, side * rows), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(title)
+    figure.suptitle("\n".join(textwrap.wrap(title, max(24, round(side * columns * 9)))), fontsize=10)
     grid = figure.subplots(rows, columns, squeeze=False)
+    matrices = drawn.attention_weights.view().tolist()
+    most = max((abs(weight) for head in matrices for row in head for weight in row), default=1.0) or 1.0
+    image = None
     for axes in grid.flat[len(drawn.heads) :]:
         axes.set_axis_off()
-    for head, weights, axes in zip(drawn.heads, drawn.attention_weights.view().tolist(), grid.flat, strict=False):
-        axes.imshow(weights, cmap="Blues", vmin=0.0, aspect="auto", interpolation="nearest")
+    for head, weights, axes in zip(drawn.heads, matrices, grid.flat, strict=False):
+        image = axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=most, aspect="auto", interpolation="nearest")
         axes.set_title(f"head {head}", fontsize=8)
         _label(axes.set_xticks, drawn.key_tokens, rotation=90)
         _label(axes.set_yticks, drawn.query_tokens, rotation=0)
+    figure.supxlabel("key", fontsize=9)
+    figure.supylabel("query", fontsize=9)
+    if image is not None:
+        bar = figure.colorbar(image, ax=grid.ravel().tolist(), shrink=0.8, aspect=30)
+        bar.set_label("attention weight", fontsize=8)
+        bar.ax.tick_params(labelsize=7)
     try:
         figure.savefig(path, dpi=130)
     except (OSError, ValueError) as error:

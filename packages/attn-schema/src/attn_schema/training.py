@@ -29,7 +29,7 @@ DECODER_DEFAULTS = {
 """Fields of a decoder that are not given."""
 
 MAX_SEED = 2**64 - 1
-MAX_WORKERS = 1
+MAX_WORKERS = 4096
 """Workers that can share each batch."""
 
 
@@ -37,7 +37,9 @@ def _of_decoder(name: str) -> str:
     return f"{DECODER_DEFAULTS[name]} for a decoder if not given"
 
 
-_model, _data, _optimizer, _run = map(in_panel, ("Model", "Data", OPTIMIZER_PANEL, "Checkpoints and evaluation"))
+_model, _data, _optimizer, _run, _workers = map(
+    in_panel, ("Model", "Data", OPTIMIZER_PANEL, "Checkpoints and evaluation", "Workers")
+)
 
 
 def _given(name: str, value: int | None) -> int:
@@ -298,12 +300,38 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
     max_failures: Annotated[int, _run("Lost workers that are replaced before the job fails.", ge=0)] = 3
     workers: Annotated[
         int,
-        Meta(ge=1, le=MAX_WORKERS, description="Workers that share each batch.", extra={"flag": False}),
+        _workers("Workers that share each batch; losses are those of one.", ge=1, le=MAX_WORKERS),
     ] = 1  # fmt: skip
+    min_workers: (
+        Annotated[
+            int,
+            _workers(
+                "Fewest workers to go on with where some are lost; as many as workers if not given.",
+                ge=1,
+                le=MAX_WORKERS,
+            ),
+        ]
+        | None
+    ) = None
+    dp_shard: Annotated[
+        int, _workers("Workers that shard the blocks of a copy of the model (FSDP).", ge=1, le=MAX_WORKERS)
+    ] = 1
+    tp: Annotated[
+        int, _workers("Workers that split the heads of each layer (tensor parallel).", ge=1, le=MAX_WORKERS)
+    ] = 1
+    cp: Annotated[
+        int, _workers("Workers that split the tokens of each sequence (context parallel).", ge=1, le=MAX_WORKERS)
+    ] = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_device("device", self.device)
+        if self.min_workers is not None and self.min_workers > self.workers:
+            raise InvalidValue.of("min_workers", self.min_workers, f"at most workers, {self.workers}")
+        inner = self.dp_shard * self.tp * self.cp
+        if self.workers % inner:
+            allowed = f"a multiple of dp_shard x tp x cp = {self.dp_shard} x {self.tp} x {self.cp} = {inner}"
+            raise InvalidValue.of("workers", self.workers, allowed)
         if self.lora.lora_rank is not None and self.model.base_model is None:
             raise InvalidValue.of("lora_rank", self.lora.lora_rank, "none without a base model (--from)")
         if self.data.format != "text" and self.model.base_model is None:

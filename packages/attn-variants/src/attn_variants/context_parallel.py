@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -266,6 +267,40 @@ def ulysses_attend_distributed(spec: AttentionSpec, own: AttentionInputs, group:
     out = plain.attend(few, dataclasses.replace(own, query=query, key=key, value=value))
     pieces: Tensor = AllToAll.apply(torch.stack(out.tensor_split(ranks, dim=1)), group)  # type: ignore[no-untyped-call]
     return torch.cat(list(pieces), dim=2)
+
+
+class ContextParallel:
+    """Sequences whose tokens are split over a process group, while `active`: layers then attend around the ring."""
+
+    def __init__(self, sharding: Sharding, group: dist.ProcessGroup) -> None:
+        self.sharding = sharding
+        self.group = group
+        self.active = False
+
+    @contextmanager
+    def splitting(self) -> Iterator[None]:
+        """Within it, rows are those of this rank."""
+        self.active = True
+        try:
+            yield
+        finally:
+            self.active = False
+
+    def positions(self, count: int) -> Tensor:
+        """Positions [count], int64, of this rank's tokens of a sequence, of which it has `count`."""
+        return self.sharding.shard(self.group.rank(), count)
+
+    def attend(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
+        """See `ring_attend_distributed`."""
+        return ring_attend_distributed(spec, operands, self.sharding, self.group)
+
+
+def require_context_parallel(spec: AttentionSpec, tokens: int, ranks: int) -> None:
+    """Raise `Incompatible` for a spec whose sequences cannot be split over ranks, and `InvalidValue` unless the ranks
+    divide the tokens of a sequence."""
+    whole_sequence_spec(spec, tokens, padded=False)
+    if ranks < 1 or tokens % ranks:
+        raise InvalidValue.of("cp", ranks, f"a divisor of the {tokens} tokens of a sequence")
 
 
 def _tokens_for_heads(rows: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from attn_core import AttentionInputs, AttentionSpec, Fields, Full, Heads, InnerAttention, LayerState, RaggedBatch
 from attn_core.checks import require_no_module
-from attn_core.errors import InvalidValue, WrongState
+from attn_core.errors import Incompatible, InvalidValue, WrongState
 from attn_core.kernels.attend import AttendKernel, Varlen
 from attn_core.kernels.block import AttentionParts
 from attn_core.kernels.linear import Pack
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from attn_variants.compute.norm import normed
 from attn_variants.compute.plain import attention_weights
 from attn_variants.compute.rotary import CosSin, cos_sin_to, rotate, rotate_appended, rotated_size
+from attn_variants.context_parallel import ContextParallel, Striped, require_context_parallel
 from attn_variants.initialization import named_weights, part_weights
 from attn_variants.layer_utils import JointProjection, by_heads, fresh_linear, with_dropout
 from attn_variants.paged_plan import PagedPlan, Reached
@@ -37,7 +39,8 @@ class SpecLayer(nn.Module):
     of the spec have weights of their own, `score`, `modifiers` by kind, `distribution` and `norm`. `inner`, a module,
     computes what lies between projections and output. A layer that `shares_kv` attends to the keys and values of
     another layer, and has no `key` and `value`; one whose score reads no keys has no `key`. `projected` are the heads
-    of the projections, where those differ from the heads of attention. `dropout` is the probability with which
+    of the projections, where those differ from the heads of attention. `context`, where it is set and active, says
+    that the rows of a sequence are split over ranks. `dropout` is the probability with which
     attention weights of whole sequences become zero in training.
     """
 
@@ -75,6 +78,7 @@ class SpecLayer(nn.Module):
         self.norm = part_weights(spec.norm, heads, without="key_gain" if shares_kv else None)
         self.inner: Any = inner
         self.joint: JointProjection | None = None
+        self.context: ContextParallel | None = None
         self._counts = spec.cross and spec.located
         self.rotated = rotated_size(spec.rotary, heads.key_size) if spec.rotary else 0
         self.use_kernel(None)
@@ -221,7 +225,20 @@ class SpecLayer(nn.Module):
 
     def attend(self, rows: Tensor, operands: AttentionInputs) -> Tensor:
         """Outputs [batch, query, heads, value_size] over operands projected from rows [batch, query, hidden_size]."""
+        if self.context is not None and self.context.active:
+            return self.context.attend(self.spec, operands)
         return self._attend(rows, operands, self._plan)
+
+    def split_tokens(self, group: dist.ProcessGroup) -> ContextParallel:
+        """What splits the tokens of sequences over a process group, for the `context` of the layers of a model."""
+        return ContextParallel(Striped(group.size()), group)
+
+    def require_token_split(self, tokens: int, ranks: int) -> None:
+        """Raise `Incompatible` where the tokens of a sequence cannot be split over ranks, and `InvalidValue` unless the
+        ranks divide them."""
+        if type(self) is not SpecLayer or self.inner is not None or self.dropout or self.shares_kv:
+            raise Incompatible("a layer that computes more than its scores, or drops weights, is not split by tokens")
+        require_context_parallel(self.spec, tokens, ranks)
 
     def varlen_kernel(self, operands: AttentionInputs) -> AttendKernel | None:
         """What computes `attend` of several documents end to end in one call; None where nothing does."""
@@ -326,6 +343,9 @@ class SpecLayer(nn.Module):
         """The turns of positions 0 to `length`, exclusive, or None where positions do not turn anything."""
         if self.spec.rotary is None:
             return None
+        if self.context is not None and self.context.active:
+            whole = cos_sin_to(self.spec.rotary, self.rotated, length * self.context.sharding.ranks, like)
+            return whole.at(self.context.positions(length).to(like.device))
         return cos_sin_to(self.spec.rotary, self.rotated, length, like)
 
     def part_weights(self) -> Mapping[str, Tensor]:

@@ -93,6 +93,10 @@ class TrainingConfig(_message.Message):
     GRADIENT_CHECKPOINTING_FIELD_NUMBER: _builtins.int
     LORA_FIELD_NUMBER: _builtins.int
     OBJECTIVE_FIELD_NUMBER: _builtins.int
+    MIN_WORKERS_FIELD_NUMBER: _builtins.int
+    DP_SHARD_FIELD_NUMBER: _builtins.int
+    TP_FIELD_NUMBER: _builtins.int
+    CP_FIELD_NUMBER: _builtins.int
     precision: _builtins.str
     """Element type of matrix products in training, on a GPU also of attention; weights and optimizer state are float32."""
     seed: _builtins.int
@@ -107,6 +111,14 @@ class TrainingConfig(_message.Message):
     """Compile each block with torch.compile: slow to start, then faster."""
     gradient_checkpointing: _builtins.bool
     """Keep no activations of blocks, and compute them again for gradients: less memory, more time."""
+    min_workers: _builtins.int
+    """Fewest workers to go on with where some are lost; as many as workers if not given."""
+    dp_shard: _builtins.int
+    """Workers that shard the blocks of a copy of the model (FSDP)."""
+    tp: _builtins.int
+    """Workers that split the heads of each layer (tensor parallel)."""
+    cp: _builtins.int
+    """Workers that split the tokens of each sequence (context parallel)."""
     @_builtins.property
     def model(self) -> Global___ModelConfig:
         """The model."""
@@ -152,25 +164,45 @@ class TrainingConfig(_message.Message):
         gradient_checkpointing: _builtins.bool = ...,
         lora: Global___LoraConfig | None = ...,
         objective: Global___ObjectiveConfig | None = ...,
+        min_workers: _builtins.int | None = ...,
+        dp_shard: _builtins.int | None = ...,
+        tp: _builtins.int | None = ...,
+        cp: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_max_failures", b"_max_failures", "_precision", b"_precision", "_workers", b"_workers", "checkpoint", b"checkpoint", "data", b"data", "device", b"device", "evaluation", b"evaluation", "lora", b"lora", "max_failures", b"max_failures", "model", b"model", "objective", b"objective", "optimizer", b"optimizer", "precision", b"precision", "workers", b"workers"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cp", b"_cp", "_device", b"_device", "_dp_shard", b"_dp_shard", "_max_failures", b"_max_failures", "_min_workers", b"_min_workers", "_precision", b"_precision", "_tp", b"_tp", "_workers", b"_workers", "checkpoint", b"checkpoint", "cp", b"cp", "data", b"data", "device", b"device", "dp_shard", b"dp_shard", "evaluation", b"evaluation", "lora", b"lora", "max_failures", b"max_failures", "min_workers", b"min_workers", "model", b"model", "objective", b"objective", "optimizer", b"optimizer", "precision", b"precision", "tp", b"tp", "workers", b"workers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_max_failures", b"_max_failures", "_precision", b"_precision", "_workers", b"_workers", "checkpoint", b"checkpoint", "data", b"data", "device", b"device", "evaluation", b"evaluation", "gradient_checkpointing", b"gradient_checkpointing", "lora", b"lora", "max_failures", b"max_failures", "model", b"model", "objective", b"objective", "optimizer", b"optimizer", "precision", b"precision", "seed", b"seed", "torch_compile", b"torch_compile", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cp", b"_cp", "_device", b"_device", "_dp_shard", b"_dp_shard", "_max_failures", b"_max_failures", "_min_workers", b"_min_workers", "_precision", b"_precision", "_tp", b"_tp", "_workers", b"_workers", "checkpoint", b"checkpoint", "cp", b"cp", "data", b"data", "device", b"device", "dp_shard", b"dp_shard", "evaluation", b"evaluation", "gradient_checkpointing", b"gradient_checkpointing", "lora", b"lora", "max_failures", b"max_failures", "min_workers", b"min_workers", "model", b"model", "objective", b"objective", "optimizer", b"optimizer", "precision", b"precision", "seed", b"seed", "torch_compile", b"torch_compile", "tp", b"tp", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cp: _TypeAlias = _typing.Literal["cp"]  # noqa: Y015
+    _WhichOneofArgType__cp: _TypeAlias = _typing.Literal["_cp", b"_cp"]  # noqa: Y015
     _WhichOneofReturnType__device: _TypeAlias = _typing.Literal["device"]  # noqa: Y015
     _WhichOneofArgType__device: _TypeAlias = _typing.Literal["_device", b"_device"]  # noqa: Y015
+    _WhichOneofReturnType__dp_shard: _TypeAlias = _typing.Literal["dp_shard"]  # noqa: Y015
+    _WhichOneofArgType__dp_shard: _TypeAlias = _typing.Literal["_dp_shard", b"_dp_shard"]  # noqa: Y015
     _WhichOneofReturnType__max_failures: _TypeAlias = _typing.Literal["max_failures"]  # noqa: Y015
     _WhichOneofArgType__max_failures: _TypeAlias = _typing.Literal["_max_failures", b"_max_failures"]  # noqa: Y015
+    _WhichOneofReturnType__min_workers: _TypeAlias = _typing.Literal["min_workers"]  # noqa: Y015
+    _WhichOneofArgType__min_workers: _TypeAlias = _typing.Literal["_min_workers", b"_min_workers"]  # noqa: Y015
     _WhichOneofReturnType__precision: _TypeAlias = _typing.Literal["precision"]  # noqa: Y015
     _WhichOneofArgType__precision: _TypeAlias = _typing.Literal["_precision", b"_precision"]  # noqa: Y015
+    _WhichOneofReturnType__tp: _TypeAlias = _typing.Literal["tp"]  # noqa: Y015
+    _WhichOneofArgType__tp: _TypeAlias = _typing.Literal["_tp", b"_tp"]  # noqa: Y015
     _WhichOneofReturnType__workers: _TypeAlias = _typing.Literal["workers"]  # noqa: Y015
     _WhichOneofArgType__workers: _TypeAlias = _typing.Literal["_workers", b"_workers"]  # noqa: Y015
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cp) -> _WhichOneofReturnType__cp | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__device) -> _WhichOneofReturnType__device | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dp_shard) -> _WhichOneofReturnType__dp_shard | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_failures) -> _WhichOneofReturnType__max_failures | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_workers) -> _WhichOneofReturnType__min_workers | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__precision) -> _WhichOneofReturnType__precision | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tp) -> _WhichOneofReturnType__tp | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__workers) -> _WhichOneofReturnType__workers | None: ...
 

@@ -64,6 +64,10 @@ class CheckpointFolder:
         matches = ((path, NAME.fullmatch(path.name)) for path in names)
         return [SavedCheckpoint(path=path, step=int(match[1])) for path, match in matches if match]
 
+    def of_step(self, step: int) -> Path:
+        """The folder of the checkpoint of a step."""
+        return self.path / f"step-{step:09d}"
+
     def newest(self) -> SavedCheckpoint | None:
         """The complete checkpoint of the highest step."""
         return next(reversed(self.complete()), None)
@@ -90,7 +94,7 @@ class CheckpointFolder:
         """
         from safetensors.torch import save_file
 
-        target = self.path / f"step-{progress.step:09d}"
+        target = self.of_step(progress.step)
         with staged_folder(target) as stage:
             for name, tensors in parts.items():
                 ready = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}

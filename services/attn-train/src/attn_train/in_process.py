@@ -6,7 +6,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from attn_train.attempt import Assignment, Outcome, SendMessage
+from attn_core.errors import Incompatible
+from attn_schema.training import JobError
+
+from attn_train.attempt import Assignment, Failed, Outcome, SendMessage
 from attn_train.records import Stop, StopFlag
 from attn_train.supervisor import Supervisor, SupervisorSettings
 
@@ -30,8 +33,13 @@ class ThreadBackend:
     """Runs each worker in a thread. Dropout draws from the generator of the process: run one job at a time."""
 
     def start(self, assignment: Assignment, send: SendMessage, ended: Callable[[Outcome], None]) -> ThreadWorker:
-        """Start the thread."""
+        """Start the thread; a job of several workers, which are processes, has failed."""
         from attn_train.worker import work
+
+        if assignment.config.workers > 1:
+            message = "several workers are actors of Ray, which this server runs without: workers is 1"
+            ended(Failed(error=JobError.of(Incompatible(message, field="config.workers"))))
+            return ThreadWorker()
 
         worker = ThreadWorker()
 

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from attn_train.base_model import shapes_of_base
 from attn_train.data.load import IMAGES, PAIRS, TAGS, TEXT, data_kind_of, family_named
+from attn_train.layout import check_layout
 from attn_train.precision import check_blocks
 from attn_train.tasks.packed import require_document_mask
 from attn_train.tasks.seq2seq import VOCABULARY
@@ -115,6 +116,7 @@ def check_model(config: TrainingConfig, home: Path) -> None:
     device = _device(config.device)
     built = model_of_shapes(config.model, config.data)
     check_blocks(built, config)
+    check_layout(built, config)
     _check_documents(built, config)
     parameters = _count(built)
     _require_memory(parameters, device)
@@ -126,6 +128,7 @@ def _check_base(config: TrainingConfig, home: Path) -> None:
     with shapes_only():
         built, adapter = shapes_of_base(config, home)
     check_blocks(built, config)
+    check_layout(built, config)
     _check_documents(built, config)
     trained = _count(built if adapter is None else adapter)
     frozen = 0 if adapter is None else _count(built)

@@ -15,6 +15,7 @@ from attn_schema.training import JobError, LogLine
 
 from attn_train.attempt import Assignment, Failed, Lost, Message, Outcome, SendMessage
 from attn_train.process import keep_freed_memory, spin_briefly
+from attn_train.ray_group import RayGroup
 from attn_train.records import Stop, StopFlag
 from attn_train.supervisor import Supervisor, SupervisorSettings
 
@@ -75,11 +76,18 @@ class RayBackend:
         self._supervisor = supervisor
         self._gpus = gpus
 
-    def start(self, assignment: Assignment, send: SendMessage, ended: Callable[[Outcome], None]) -> RayWorker:
-        """Start the actor. It sends straight to the supervisor's; `send` gets a line if it must wait for a GPU.
+    def start(
+        self, assignment: Assignment, send: SendMessage, ended: Callable[[Outcome], None]
+    ) -> RayWorker | RayGroup:
+        """Start the actor, or those of several workers, anywhere in the cluster. It sends straight to the supervisor's;
+        `send` gets a line if it must wait for a GPU.
 
         A job for a CUDA device where Ray knows no GPU has failed.
         """
+        if assignment.config.workers > 1:
+            group = RayGroup(self._supervisor, self._gpus)
+            group.begin(assignment, send, ended)
+            return group
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         try:

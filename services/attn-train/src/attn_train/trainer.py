@@ -6,8 +6,9 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from attn_core.errors import CheckpointInvalid, CheckpointWriteFailed, UserError
@@ -16,14 +17,22 @@ from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 
 from attn_train.base_model import adapter_of
-from attn_train.checkpoint import CheckpointFolder, Progress, SavedCheckpoint, random_states, restore_random_states
+from attn_train.checkpoint import (
+    CheckpointFolder,
+    Progress,
+    SavedCheckpoint,
+    random_states,
+    read_checkpoint,
+    restore_random_states,
+)
+from attn_train.group import Group
 from attn_train.optimizer import (
     learning_rate,
     optimizer_of,
     optimizer_state,
     restore_optimizer_state,
 )
-from attn_train.precision import forward_precision, set_up_blocks, validation_precision
+from attn_train.precision import forward_precision, validation_precision
 from attn_train.records import Stop, StopFlag
 from attn_train.tasks.base import Dataset, batch_weight, derived, position_of, restore_position
 
@@ -88,20 +97,29 @@ class Throughput:
 class Trainer:
     """Trains `model` on a dataset as `config` says, on the device of the model.
 
-    Without `checkpoints` none are written. A resumed run gives the losses of one without interruption, bit for bit.
+    Without `checkpoints` none are written. With a `group` this worker computes its part of each batch; `rebuild` then
+    makes a whole model of the same kind. A resumed run gives the losses of one without interruption, bit for bit.
     """
 
     def __init__(
-        self, model: nn.Module, dataset: Dataset, config: TrainingConfig, *, checkpoints: CheckpointFolder | None = None
+        self,
+        model: nn.Module,
+        dataset: Dataset,
+        config: TrainingConfig,
+        *,
+        checkpoints: CheckpointFolder | None = None,
+        group: Group | None = None,
+        rebuild: Callable[[], Any] | None = None,
     ) -> None:
         self.model = model
         self.config = config
         self.step = 0
         self.elapsed = 0.0
         self._checkpoints = checkpoints
-        set_up_blocks(model, config)
-        self._optimizer = optimizer_of(model, config.optimizer)
-        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._group, self._rebuild = group or Group(), rebuild
+        self._kept = self._group.set_up(model, config)
+        self._optimizer = optimizer_of(self._kept, config.optimizer)
+        self._trained = [parameter for parameter in self._kept.parameters() if parameter.requires_grad]
         self._device = self._trained[0].device
         self._task = dataset.task(config)
         self._width: int | None = getattr(getattr(model, "config", None), "hidden_size", None)
@@ -115,15 +133,22 @@ class Trainer:
             said = f"{error.reason}: the checkpoint of step {found.step} is damaged: {error.message}"
             (report or NullReporter()).log(f"{said}; training goes on from an earlier one")
 
-        newest = self._checkpoints.newest_whole(damaged) if self._checkpoints else None
-        if newest is None:
+        newest = None
+        if self._checkpoints is not None and self._group.leads:
+            newest = self._checkpoints.newest_whole(damaged)
+        step = self._group.agreed_step(-1 if newest is None else newest.progress.step)
+        if step < 0 or self._checkpoints is None:
             return False
-        _, progress, parts = newest
+        progress, parts = read_checkpoint(self._checkpoints.of_step(step)) if newest is None else newest[1:]
+        weights = self._group.part(parts["weights"])
         with torch.no_grad():
+            kept = dict(self._kept.named_parameters())
             for name, tensor in _saved_tensors(self.model).items():
-                tensor.copy_(parts["weights"][name])
-        restore_optimizer_state(self.model, self._optimizer, parts["optimizer"], self.config.optimizer)
-        restore_random_states(self._task.generator, parts["random"])
+                kept.get(name, tensor).copy_(weights[name])
+        moments = self._group.part(parts["optimizer"])
+        restore_optimizer_state(self._kept, self._optimizer, moments, self.config.optimizer)
+        states = self._group.own_random_states(parts["random"], partial(derived, self.config.seed + step))
+        restore_random_states(self._task.generator, states)
         self._task.reinforce.restore(parts.get("loss", {}))
         restore_position(self._task, parts.get("position", {}))
         self.step, self.elapsed, self._saved_step = progress.step, progress.elapsed_seconds, progress.step
@@ -137,9 +162,9 @@ class Trainer:
         """
         self.model.train()
         if self.step == 0:
-            torch.manual_seed(derived(self.config.seed, "dropout"))
+            torch.manual_seed(derived(self.config.seed, self._group.dropout_use()))
         while self.step < self.config.optimizer.steps:
-            asked = stop.get()
+            asked = self._group.agreed(stop.get())
             if asked is not None:
                 if asked is Stop.SAVE:
                     self._try_save(report)
@@ -150,18 +175,20 @@ class Trainer:
 
     def save(self, report: Reporter) -> None:
         """Write a checkpoint unless the newest is of this step. Raises CheckpointWriteFailed."""
-        if self._checkpoints is None or self._saved_step == self.step:
+        if self._checkpoints is None or self._group.agreed_step(self._saved_step or 0) == self.step:
             return
         report.flush()
         parts = {
-            "weights": _saved_tensors(self.model),
-            "optimizer": optimizer_state(self.model, self._optimizer),
-            "random": random_states(self._task.generator),
+            "weights": self._group.whole(_saved_tensors(self.model)),
+            "optimizer": self._group.whole(optimizer_state(self._kept, self._optimizer)),
+            "random": self._group.random_states(random_states(self._task.generator)),
         }
         if loss := self._task.reinforce.state():
             parts["loss"] = dict(loss)
         if position := position_of(self._task):
             parts["position"] = position
+        if not self._group.leads:
+            return
         written = self._checkpoints.write(Progress(step=self.step, elapsed_seconds=self.elapsed), parts)
         self._saved_step = self.step
         report.checkpoint(written.step, written.path, written.size)
@@ -174,6 +201,10 @@ class Trainer:
         """
         with validation_precision(self.config.precision, self._device):
             return self._task.validation_loss(self.model, batches, on_batch)
+
+    def whole_model(self) -> nn.Module | None:
+        """The model with all its weights, on the leading worker; None on the others. Every worker is to call it."""
+        return self._group.whole_model(self.model, _saved_tensors(self.model), self._rebuild)
 
     def _one_step(self, report: Reporter) -> None:
         began = time.perf_counter()
@@ -214,7 +245,8 @@ class Trainer:
         """What the task measures at the end; nothing, with a line of the log, where that fails: the model stays."""
         try:
             with validation_precision(self.config.precision, self._device):
-                return self._task.final_metrics(self.model, report.heartbeat)
+                whole = self.whole_model()
+                return {} if whole is None else self._task.final_metrics(whole, report.heartbeat)
         except Exception as error:  # noqa: BLE001 -- whatever a measurement raises, the model is trained
             report.log(f"the last measurement failed: {type(error).__name__}: {error}; the model is kept")
             return {}
@@ -222,29 +254,34 @@ class Trainer:
     def _update(self, rate: float) -> tuple[Tensor, Tensor]:
         loss = self._accumulated()
         limit = self.config.optimizer.max_grad_norm or math.inf
-        norm = nn.utils.clip_grad_norm_(self._trained, limit)
+        self._group.finish_gradients()
+        norm = self._group.clip(self._trained, limit)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         if adapter_of(self.model) is None:
             update_router_biases(self.model)
+        self._group.updated(self.step)
         return loss, norm
 
     def _accumulated(self) -> Tensor:
         """The mean loss of the batches of a step, a scalar, whose gradients are added up: that of one large batch."""
         batches = [self._task.next_batch() for _ in range(self.config.optimizer.gradient_accumulation_steps)]
-        counts = [batch_weight(self._task, batch) for batch in batches] if len(batches) > 1 else [1]
+        several = len(batches) > 1 or self._group.workers > 1
+        everything = sum(batch_weight(self._task, batch) for batch in batches) if several else 1
         total = torch.zeros((), device=self._device)
-        for batch, count in zip(batches, counts, strict=True):
-            there = tuple(moved(part, self._device) for part in batch)
-            with forward_precision(self.config.precision, self._device):
-                loss = self._task.loss(self.model, there)
-            if len(batches) > 1:
-                loss = loss * (count / sum(counts))
-            loss.backward()  # type: ignore[no-untyped-call]
+        for batch in batches:
+            mine = self._group.share(batch)
+            there = tuple(moved(part, self._device) for part in mine)
+            with self._group.updating():
+                with forward_precision(self.config.precision, self._device):
+                    loss = self._task.loss(self.model, there)
+                if several:
+                    loss = loss * (batch_weight(self._task, mine) / everything)
+                loss.backward()  # type: ignore[no-untyped-call]
             total = total + loss.detach()
-        return total
+        return self._group.summed(total)
 
     def _speed(self) -> dict[str, float]:
         speed = (self._task.tokens - self._throughput.tokens) / self._throughput.seconds

@@ -6,12 +6,14 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from attn_core.errors import AttnError, CheckpointWriteFailed, InternalError, OutOfCapacity
+from attn_core.errors import AttnError, CheckpointWriteFailed, InternalError, OutOfCapacity, Unavailable
 from attn_models.device import resolve_device
 from attn_schema.locks import exclusive
 from attn_schema.training import Checkpoint, JobError, LogLine, Metrics, TrainingConfig
@@ -22,6 +24,7 @@ from attn_train.attempt import (
     Finished,
     GoesOn,
     Heartbeat,
+    Lost,
     Outcome,
     SendMessage,
     Stalled,
@@ -31,6 +34,7 @@ from attn_train.attempt import (
 from attn_train.base_model import load_base
 from attn_train.checkpoint import CheckpointFolder
 from attn_train.data.load import load_dataset
+from attn_train.group import Group
 from attn_train.model import configured
 from attn_train.records import StopFlag
 from attn_train.settings import Layout
@@ -51,18 +55,24 @@ Result = TypeVar("Result")
 
 
 def work(
-    assignment: Assignment, send: SendMessage, stop: StopFlag, flush: Callable[[], None] = lambda: None
+    assignment: Assignment,
+    send: SendMessage,
+    stop: StopFlag,
+    flush: Callable[[], None] = lambda: None,
+    group: Group | None = None,
 ) -> Outcome:
-    """Run an attempt to its end; errors become its outcome and are not raised.
+    """Run an attempt to its end, or with a `group` this worker's part; errors become its outcome and are not raised.
 
     `flush` returns once all messages sent have been received.
     """
-    layout = Layout(assignment.home)
+    layout, group = Layout(assignment.home), group or Group()
     try:
-        with exclusive(layout.worker_lock(assignment.job_id), LOCK_SECONDS):
-            return _train(assignment, layout, MessageReporter(send, flush), stop)
+        with exclusive(layout.worker_lock(assignment.job_id), LOCK_SECONDS) if group.leads else nullcontext():
+            return _train(assignment, MessageReporter(send, flush), stop, group)
     except Exception as error:  # whatever a mechanism raises is the job's error, not the worker's end
         log.exception("job %s failed in attempt %d", assignment.job_id, assignment.attempt)
+        if group.lost_others(error):
+            return Lost(error=JobError.of(Unavailable(f"another worker was lost: {error}")))
         return Failed(error=JobError.of(as_attn_error(error)))
 
 
@@ -102,7 +112,8 @@ class MessageReporter:
         self.send(LogLine(text=text))
 
 
-def _train(assignment: Assignment, layout: Layout, reporter: MessageReporter, stop: StopFlag) -> Outcome:
+def _train(assignment: Assignment, reporter: MessageReporter, stop: StopFlag, group: Group) -> Outcome:
+    layout = Layout(assignment.home)
     if assignment.threads is not None:
         torch.set_num_threads(assignment.threads)
     reporter.heartbeat()
@@ -111,20 +122,28 @@ def _train(assignment: Assignment, layout: Layout, reporter: MessageReporter, st
     base = None if config.model.base_model is None else load_base(config, assignment.home, reporter.log)
     model = build_model(config, dataset) if base is None else base.model
     checkpoints = CheckpointFolder(layout.checkpoints(assignment.job_id))
-    checkpoints.sweep()
-    trainer = Trainer(model, dataset, config, checkpoints=checkpoints)
+    if group.leads:
+        checkpoints.sweep()
+    described = _description(model, dataset, config.workers)
+    rebuild = partial(build_model, config, dataset)
+    trainer = Trainer(model, dataset, config, checkpoints=checkpoints, group=group, rebuild=rebuild)
     trainer.resume(reporter)
-    reporter.log(_description(model, dataset))
+    reporter.log(described)
     reporter.send(TrainingStarted(step=trainer.step, checkpoint=_newest(checkpoints)))
     waiting = DiskWait(reporter, stop)
     try:
-        stopped = waiting.until_written(lambda: trainer.run(reporter, stop))
+        # Workers of a group go on from their last checkpoint: all of them write one together.
+        run = partial(trainer.run, reporter, stop)
+        stopped = run() if config.workers > 1 else waiting.until_written(run)
         if stopped is not None:
             reporter.flush()
             return Stopped(stop=stopped)
-        model.cpu()
+        whole = trainer.whole_model()
+        if whole is None:
+            return Finished(model_path="")
+        whole.cpu()
         target = layout.model(assignment.job_id)
-        path = waiting.until_written(lambda: dataset.save(target, model) if base is None else base.save(target))
+        path = waiting.until_written(lambda: dataset.save(target, whole) if base is None else base.save(target))
     except CheckpointWriteFailed as error:
         asked = stop.get()
         if asked is None:
@@ -178,9 +197,10 @@ def _newest(checkpoints: CheckpointFolder) -> Checkpoint | None:
     return Checkpoint(step=newest.step, path=str(newest.path), size_bytes=newest.size, create_time=written)
 
 
-def _description(model: Any, dataset: Dataset) -> str:
+def _description(model: Any, dataset: Dataset, workers: int) -> str:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     model_fields = ", ".join(f"{name} {value}" for name, value in dataset.model_fields.items())
     device = next(model.parameters()).device
     where = f"{torch.get_num_threads()} threads" if device.type == "cpu" else f"on {device}"
-    return f"{parameters} parameters, {model_fields}, {dataset.summary}, {where}"
+    shared = f", {workers} workers" if workers > 1 else ""
+    return f"{parameters} parameters, {model_fields}, {dataset.summary}, {where}{shared}"

@@ -77,7 +77,7 @@ def set_field(config: pb.TrainingConfig, path: str, value: object) -> None:
         ("checkpoint.save_total_limit", -1),
         ("evaluation.eval_batches", -1),
         ("max_failures", -1),
-        ("workers", 2),
+        ("workers", 5000),
         ("precision", "float16"),
         ("precision", "BFLOAT16"),
     ],
@@ -251,3 +251,46 @@ def test_shapes_cost_neither_memory_nor_the_import_of_torchs_compiler():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "False"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "told"),
+    [
+        ({"workers": 4, "tp": 3}, "config.workers", "a multiple of dp_shard x tp x cp = 1 x 3 x 1 = 3"),
+        ({"workers": 2, "min_workers": 3}, "config.min_workers", "at most workers, 2"),
+        ({"workers": 3}, "config.optimizer.batch_size", "a multiple of the 3 workers that share its rows"),
+        ({"workers": 4, "tp": 4}, "config.tp", "a divisor of the 2 query heads of mechanism 'mha'"),
+        ({"workers": 3, "cp": 3}, "config.cp", "a divisor of the 8 tokens of a sequence"),
+    ],
+)
+async def test_workers_that_do_not_divide_what_they_share_are_refused(
+    server, wire_config, submit, changes, field, told
+):
+    for name, value in changes.items():
+        setattr(wire_config, name, value)
+    async with server() as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await submit(stub, wire_config)
+    assert caught.value.code() is INVALID
+    assert violated(caught.value) == field
+    assert told in caught.value.details()
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "layout", "told"),
+    [
+        ("lightning", "tp", "mechanism 'lightning' cannot be split over 2 ranks"),
+        ("linear", "cp", "mechanism 'linear' cannot be split by tokens"),
+        ("entmax", "cp", "mechanism 'entmax' cannot be split by tokens"),
+    ],
+)
+async def test_a_mechanism_that_cannot_be_split_is_refused_by_name(
+    server, wire_config, submit, mechanism, layout, told
+):
+    wire_config.model.mechanism, wire_config.workers = mechanism, 2
+    setattr(wire_config, layout, 2)
+    async with server() as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await submit(stub, wire_config)
+    assert violated(caught.value) == f"config.{layout}"
+    assert told in caught.value.details()

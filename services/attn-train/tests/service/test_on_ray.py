@@ -77,3 +77,35 @@ async def test_killed_workers_and_supervisors_cost_an_interval_and_not_a_bit(hom
     assert len(recoveries) == 3
     assert all(event.state_change.error.message for event in recoveries)
     assert set(psutil.Process().children(recursive=True)) <= others
+
+
+async def test_a_group_of_workers_survives_one_of_them_and_finds_the_losses_of_one_worker(home, wire_config, submit):
+    wire_config.optimizer.steps = 60
+    wire_config.checkpoint.save_steps = 10
+    wire_config.max_failures = 2
+    victims = {25: "RayRankActor"}
+
+    def strike(step: int) -> None:
+        for at in [at for at in victims if step >= at]:
+            os.kill(process_of(victims.pop(at)).pid, signal.SIGKILL)
+
+    cluster = Cluster(ClusterSettings(home=home, cpus=2))
+    try:
+        async with (
+            serving([TrainingGrpc(cluster, TrainSettings(threads=1))], shutdown_timeout=20.0) as gateway,
+            grpc.aio.insecure_channel(gateway.address) as channel,
+        ):
+            stub = TrainingServiceStub(channel)
+            await submit(stub, wire_config, "one")
+            reference = dict(losses(await follow(stub, "one", lambda step: None)))
+            wire_config.workers, wire_config.dp_shard = 2, 2
+            await submit(stub, wire_config, "two")
+            events = await follow(stub, "two", strike)
+            job = (await stub.GetTrainingJob(pb.GetTrainingJobRequest(id="two"))).job
+    finally:
+        await cluster.stop()
+    assert not victims
+    assert job.state == pb.JOB_STATE_SUCCEEDED
+    assert job.attempt == 2
+    assert dict(losses(events)).keys() == reference.keys()
+    assert all(loss == pytest.approx(reference[step], abs=1e-5) for step, loss in losses(events))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -54,7 +54,9 @@ class Decoder(nn.Module):
     """Embeddings, blocks, a last norm unless blocks are post-norm, and the unembedding.
 
     Implements `attn_core.models.LanguageModel`. Tokens are int64. After `quantize_model`, `quantization` is the storage
-    of the weights and `head` the unembedding. A subclass with blocks of its own overrides `build_block`.
+    of the weights and `head` the unembedding. `places`, where it is set, gives the positions of a sequence's tokens by
+    their number where a rank has some of them, and None where it has all. A subclass with blocks of its own overrides
+    `build_block`.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -82,6 +84,7 @@ class Decoder(nn.Module):
         self.head: Any = None
         self.stack: StackStep | None = None
         self.quantization: str | None = None
+        self.places: Callable[[int], Tensor | None] | None = None
         self.predictors = nn.ModuleList(
             PredictionModule(config, attentions[-1]) for _ in range(config.num_nextn_predict_layers)
         )
@@ -237,6 +240,8 @@ class Decoder(nn.Module):
             longest = tokens.shape[1] if tokens.ndim > 1 else 0
         if longest > self.max_seq_len:
             raise InvalidValue.of("tokens", f"{longest} tokens", f"at most the context of {self.max_seq_len} tokens")
+        placed = None if self.places is None or tokens.ndim < 2 else self.places(tokens.shape[1])
+        positions = positions if placed is None else placed.to(tokens.device)
         hidden: Tensor = self.embedding(tokens)
         if self.config.scale_embedding:
             # The factor is rounded to the weights' type first, as Gemma's is.

@@ -20,7 +20,8 @@ class Router(nn.Module):
     """Routes each token to the experts with the highest scores W x; of equal scores the first.
 
     Tokens are routed independently, without a capacity limit. In training it also keeps the load imbalance of the last
-    batch if the config has a weight for it. Weights multiply what experts say, or what they read where `weighs_inputs`.
+    batch if the config has a weight for it; `summed` adds up what several workers count of a batch. Weights
+    multiply what experts say, or what they read where `weighs_inputs`.
     """
 
     weighs_inputs: ClassVar[bool] = False
@@ -30,6 +31,7 @@ class Router(nn.Module):
         self.experts, self.chosen = experts.count, experts.per_token
         self.score = nn.Linear(width, experts.count, bias=experts.bias)
         self.balance = experts.router_aux_loss_coef
+        self.summed: Callable[[Tensor], Tensor] = as_counted
         self.imbalance: Tensor | None = None
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,7 +53,8 @@ class Router(nn.Module):
     def note(self, scores: Tensor, chosen: Tensor) -> None:
         """Keep the load imbalance of this training batch."""
         if self.balance > 0:
-            self.imbalance = imbalance(self.affinity(scores), chosen)
+            affinity = self.affinity(scores)
+            self.imbalance = imbalance(affinity, self.summed(counts(chosen, affinity)))
 
     def affinity(self, scores: Tensor) -> Tensor:
         """Routing probabilities [rows, experts] of scores [rows, experts]; rows sum to one."""
@@ -102,20 +105,27 @@ def best(scores: Tensor, number: int) -> Tensor:
     return scores.argsort(dim=-1, descending=True, stable=True)[..., :number]
 
 
-def imbalance(affinity: Tensor, chosen: Tensor) -> Tensor:
-    """E Σᵢ fᵢ Pᵢ of probabilities [rows, E] and choices [rows, chosen]: 1 for a uniform load, E if all tokens go to one
-    expert.
+def as_counted(counts: Tensor) -> Tensor:
+    """The counts of this process, where no others share its batches."""
+    return counts
+
+
+def imbalance(affinity: Tensor, counted: Tensor) -> Tensor:
+    """E Σᵢ fᵢ Pᵢ of probabilities [rows, E] and choices of each expert [E]: 1 for a uniform load, E if all tokens go to
+    one expert.
 
     fᵢ is the fraction of choices of expert i, Pᵢ the mean of its probability (arXiv 2101.03961, equations 4 to
-    6, whose tokens choose one). Gradients flow through P alone.
+    6, whose tokens choose one). Gradients flow through P alone. Where the rows are some of a batch's and the choices
+    those of all, the mean over all rows is that of the whole batch.
     """
-    return affinity.shape[-1] * (fractions(chosen, affinity) * affinity.mean(dim=0)).sum()
+    fractions = counted / counted.sum().clamp(min=1)
+    return affinity.shape[-1] * (fractions * affinity.mean(dim=0)).sum()
 
 
-def fractions(chosen: Tensor, like: Tensor) -> Tensor:
-    """The fraction of the choices [rows, chosen] of each expert, [experts], in the dtype of `like` [rows, experts]."""
-    counts = torch.bincount(chosen.flatten(), minlength=like.shape[-1])
-    return counts.to(like.dtype) / max(chosen.numel(), 1)
+def counts(chosen: Tensor, like: Tensor) -> Tensor:
+    """How often each expert is chosen by the choices [rows, chosen], [experts], in the dtype of `like` [rows,
+    experts]."""
+    return torch.bincount(chosen.flatten(), minlength=like.shape[-1]).to(like.dtype)
 
 
 def router_aux_loss(model: nn.Module) -> Tensor | float:
@@ -215,14 +225,14 @@ class DeepseekV3Router(GroupedRouter):
         """Also count the tokens of every expert."""
         super().note(scores, chosen)
         if self.rate:
-            counts = torch.bincount(chosen.flatten(), minlength=self.experts)
-            self.load = counts if self.load is None else self.load + counts
+            counted = torch.bincount(chosen.flatten(), minlength=self.experts)
+            self.load = counted if self.load is None else self.load + counted
 
     def update_biases(self) -> None:
         """Move every bias by `rate` towards a uniform load, by the counts since the last call."""
         taken, self.load = self.load, None
         if taken is not None:
-            load = taken.to(self.correction.dtype)
+            load = self.summed(taken.to(self.correction.dtype))
             self.correction += self.rate * (load.mean() - load).sign()
 
 

@@ -9,7 +9,7 @@ import torch
 from attn_core.errors import InvalidValue
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
-from attn_models.decoder.mixture_of_experts import active_parameters, imbalance, router_aux_loss
+from attn_models.decoder.mixture_of_experts import active_parameters, counts, imbalance, router_aux_loss
 from attn_models.loading import load_model, save_model
 from attn_models.quantization.quantize import quantize_model
 from attn_testing.checkpoints import require_same_model
@@ -89,6 +89,10 @@ def test_of_equal_scores_the_first_experts_are_taken(tiny):
     assert torch.equal(weights, torch.full((40, 2), 0.5))
 
 
+def imbalance_of(affinity, chosen):
+    return imbalance(affinity, counts(chosen, affinity))
+
+
 @pytest.mark.parametrize("chosen", [1, 3])
 def test_the_imbalance_is_that_of_the_papers_sums(chosen):
     scores = torch.randn(50, 4, dtype=torch.float64)
@@ -98,14 +102,14 @@ def test_the_imbalance_is_that_of_the_papers_sums(chosen):
     for expert in range(4):
         fraction = sum(expert in row for row in best.tolist()) / (50 * chosen)
         expected += 4 * fraction * sum(row[expert] for row in probabilities) / 50
-    assert imbalance(scores.softmax(-1), best).item() == pytest.approx(expected, abs=1e-12)
+    assert imbalance_of(scores.softmax(-1), best).item() == pytest.approx(expected, abs=1e-12)
 
 
 def test_the_imbalance_is_one_where_tokens_are_spread_evenly_and_the_number_of_experts_where_one_has_all():
     even = torch.eye(4, dtype=torch.float64).repeat(5, 1) * 100
-    assert imbalance(even.softmax(-1), even.argmax(-1, keepdim=True)).item() == pytest.approx(1.0)
+    assert imbalance_of(even.softmax(-1), even.argmax(-1, keepdim=True)).item() == pytest.approx(1.0)
     crowded = even[:1].expand(20, 4)
-    assert imbalance(crowded.softmax(-1), crowded.argmax(-1, keepdim=True)).item() == pytest.approx(4.0)
+    assert imbalance_of(crowded.softmax(-1), crowded.argmax(-1, keepdim=True)).item() == pytest.approx(4.0)
 
 
 def test_training_on_the_balance_alone_spreads_tokens_over_the_experts(tiny):

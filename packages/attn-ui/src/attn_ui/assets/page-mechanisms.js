@@ -162,7 +162,7 @@ class Mechanism {
     this.flops.set(curves("allowed_flops"));
     this.state.set(curves("state_bytes"));
     const head = h("tr", {}, ["part", "kernel", "verdict", "cost", "reasons"].map((name) => h("th", { scope: "col" }, name)));
-    const body = facts.kernels.map((row) => h("tr", {}, h("td", {}, row.part), h("td", {}, row.name), h("td", { class: row.verdict === "runs" ? "state-good" : "" }, row.verdict), h("td", {}, row.cost), h("td", {}, row.reasons)));
+    const body = facts.kernels.map((row) => h("tr", {}, h("td", {}, row.part), h("td", {}, row.name), h("td", { class: row.verdict === "runs" ? "state-good" : "" }, row.verdict), h("td", {}, row.cost), h("td", { class: "words" }, row.reasons)));
     this.kernels.replaceChildren(h("table", {}, h("thead", {}, head), h("tbody", {}, body)));
   }
 
@@ -173,7 +173,7 @@ class Mechanism {
       const { laws } = await call("/ui/data/check", { name: this.name, options: this.given() }, this.signal);
       const broken = laws.filter((law) => law.verdict === "BROKEN").length;
       const kept = laws.filter((law) => law.verdict === "kept").length;
-      const rows = laws.map((law) => h("tr", {}, h("td", { class: law.verdict === "kept" ? "state-good" : law.verdict === "BROKEN" ? "state-bad" : "muted" }, law.verdict), h("td", {}, law.law), h("td", {}, law.says)));
+      const rows = laws.map((law) => h("tr", {}, h("td", { class: law.verdict === "kept" ? "state-good" : law.verdict === "BROKEN" ? "state-bad" : "muted" }, law.verdict), h("td", {}, law.law), h("td", { class: "words" }, law.says)));
       const words = h("p", { role: "status" }, `${number(kept)} laws kept, ${number(broken)} broken, ${number(laws.length - kept - broken)} not asked.`);
       this.laws.replaceChildren(words, h("div", { class: "scroll" }, h("table", {}, h("tbody", {}, rows))));
     } catch (error) {

@@ -62,7 +62,7 @@ class Playground {
     const form = h("form", { onsubmit: submit }, field("Message", this.text, "Enter sends, Shift and Enter begins a line."), h("p", { class: "buttons" }, this.sendButton, this.stopButton, clear));
     const parameters = PARAMETERS.map(([name, label]) => field(label, this.inputs[name]));
     const side = h("section", { class: "card", "aria-label": "Parameters" }, field("Model", this.model), this.mode, parameters, field("Colour unlikely tokens", this.doubts, "Below 50, 20 and 5 %.", "check"));
-    host.append(h("div", { class: "columns" }, side, h("section", { class: "card", "aria-label": "Conversation" }, this.log, this.problem, form)));
+    host.append(h("div", { class: "columns talk" }, side, h("section", { class: "card", "aria-label": "Conversation" }, this.log, this.problem, form)));
     signal.addEventListener("abort", () => this.running?.abort());
     this.showMode();
     this.draw();

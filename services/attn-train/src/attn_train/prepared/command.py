@@ -16,7 +16,7 @@ from attn_schema.flags import with_flags
 from attn_schema.output import print_json
 from attn_schema.prepared import PrepareConfig
 
-from attn_train.prepared.pools import inline, processes, ray_data
+from attn_train.prepared.pools import inline, processes, ray_tasks
 from attn_train.prepared.prepare import Pool, Progress, Request, prepare
 from attn_train.prepared.shards import TRAIN, VALIDATION, PreparedData
 from attn_train.tasks.seq2seq import is_byte_pairs
@@ -36,7 +36,9 @@ def prepare_command(
     preparation: PrepareConfig,
     out: Annotated[Path, typer.Option("--out", "-O", help="The folder to write, new or of a preparation cut off.")],
     workers: Annotated[int, typer.Option(min=0, help="Processes; 0 is one for each CPU.")] = 0,
-    use_ray: Annotated[bool, typer.Option("--ray", help="Work on the machines of a Ray cluster.")] = False,
+    use_ray: Annotated[
+        bool, typer.Option("--ray", help="Work on the Ray cluster at RAY_ADDRESS, whose machines share the folder.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Tokenize data once, in parallel, into shards that training reads from the disk in constant memory.
@@ -54,7 +56,7 @@ def prepare_command(
     tokenizer = named if kept else str(ModelStore().find(named))
     request = Request(data, preparation.replace(tokenizer=tokenizer), _sets(preparation.validation))
     count = workers or len(os.sched_getaffinity(0))
-    pool: Pool = ray_data if use_ray else (inline if count == 1 else processes)
+    pool: Pool = ray_tasks if use_ray else (inline if count == 1 else processes)
     began = time.monotonic()
     prepared = prepare(request, out, workers=count, pool=pool, progress=_progress(began))
     _show(prepared, json=json, seconds=time.monotonic() - began)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any
 
-import msgspec
-import numpy as np
 from attn_core.errors import AttnError, Unavailable, UserError
+from attn_gateway import Cluster, ClusterSettings
 
 from attn_train.prepared.inputs import Unit
 from attn_train.prepared.prepare import UnitMaker
@@ -63,29 +62,22 @@ def processes(folder: Path, units: Sequence[tuple[int, Unit]], workers: int) -> 
             pool.shutdown(cancel_futures=True)
 
 
-def ray_data(folder: Path, units: Sequence[tuple[int, Unit]], workers: int) -> Iterator[list[Shard]]:
-    """By Ray Data, on the machines of a cluster that share the folder."""
-    import ray.data
+def ray_tasks(folder: Path, units: Sequence[tuple[int, Unit]], workers: int) -> Iterator[list[Shard]]:
+    """As tasks of Ray: on the machines of the cluster at RAY_ADDRESS, which share the folder, or on this one."""
+    runner = asyncio.Runner()
+    cluster = Cluster(ClusterSettings(address=os.environ.get("RAY_ADDRESS"), cpus=workers))
+    runner.run(cluster.start())
+    try:
+        import ray
 
-    numbers = [{"number": number} for number, _ in units]
-    if not numbers:
-        return
-    rows = ray.data.from_items(numbers, override_num_blocks=len(numbers))
-    made_rows = rows.map_batches(_RayMaker, fn_constructor_args=(str(folder),), batch_size=1, concurrency=workers)
-    for row in made_rows.iter_rows():
-        result = msgspec.json.decode(row["shards"], type=list[Shard] | str)
-        if isinstance(result, str):
-            raise UserError(result)
-        yield result
-
-
-class _RayMaker:
-    """A worker of Ray Data."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
-
-    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        results = [made(self._folder, int(number)) for number in batch["number"]]
-        told = [result[1] if isinstance(result, tuple) else result for result in results]
-        return {"shards": np.array([msgspec.json.encode(result).decode() for result in told], dtype=object)}
+        task = ray.remote(num_cpus=1)(made)
+        waiting = [task.remote(folder.absolute(), number) for number, _ in units]
+        while waiting:
+            done, waiting = ray.wait(waiting)
+            try:
+                yield _made_or_raised(ray.get(done[0]))
+            except ray.exceptions.RayError as error:
+                raise Unavailable(f"a worker of Ray was lost: {str(error).splitlines()[0]}") from error
+    finally:
+        runner.run(cluster.stop())
+        runner.close()

@@ -1,0 +1,188 @@
+"""What does each instruction set of this chip give, beside transformers and llama.cpp held to the same one?
+
+Rates are tokens for each second of CPU time, on one thread: they hold on a machine that others keep busy too, where
+those of `engine_cpu.py` do not. Our kernels are held to a set by ATTN_CPU_ISA, torch by ATEN_CPU_CAPABILITY and
+ONEDNN_MAX_CPU_ISA, llama.cpp by leaving it the one library of its that is for such chips. Systems take turns; each
+rate is the median of the rounds.
+
+    python benchmarks/instruction_sets_cpu.py MODEL_FOLDER --gguf FILE --llamacpp FOLDER_OF_NODE_MODULES --transformers
+
+The machine's load before and after, and what the chip has, are in the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from report import write_report
+
+BATCHES = (1, 16, 64)
+NEW_TOKENS = {1: 16, 16: 8, 64: 4}
+LONG = 1000
+SETS = {"avx512": ("avx512", "AVX512_CORE_BF16", "zen4"), "avx2": ("avx2", "AVX2", "haswell")}
+"""What torch and oneDNN call an instruction set, and llama.cpp's library for it."""
+NODE = """
+import {getLlama} from "node-llama-cpp";
+const {model: modelPath, batches, count, long} = JSON.parse(process.argv[2]);
+const llama = await getLlama({gpu: false, build: "never", maxThreads: 1, logLevel: "error"});
+const model = await llama.loadModel({modelPath});
+const seconds = () => { const used = process.cpuUsage(); return (used.user + used.system) / 1e6; };
+async function measure(name, prompts, count, tokens) {
+  const longest = Math.max(...prompts.map((p) => p.length)) + count + 8;
+  const context = await model.createContext({contextSize: longest, sequences: prompts.length, threads: 1,
+                                             batchSize: Math.max(512, longest)});
+  const sequences = prompts.map(() => context.getSequence());
+  const run = async (sequence, prompt) => {
+    let made = 0;
+    for await (const _ of sequence.evaluate(prompt, {temperature: 0, yieldEogToken: true})) if (++made >= count) break;
+  };
+  const start = seconds();
+  await Promise.all(sequences.map((s, i) => run(s, prompts[i])));
+  console.log(JSON.stringify({...name, rate: tokens / (seconds() - start)}));
+  await context.dispose();
+}
+const stem = "The history of the city begins with number ";
+for (const batch of batches)
+  await measure({batch}, Array.from({length: batch}, (_, i) => model.tokenize(stem + i + ", and the first thing that")),
+                count[batch], batch * count[batch]);
+const text = (stem + "one, and the first thing that ").repeat(90);
+await measure({prompt: long}, [model.tokenize(text).slice(0, long)], 1, long);
+"""
+
+
+def prompts(count: int) -> list[str]:
+    return [f"The history of the city begins with number {i}, and the first thing that" for i in range(count)]
+
+
+def rated(run: Any, tokens: int) -> float:
+    start = time.process_time()
+    run()
+    return tokens / (time.process_time() - start)
+
+
+def ours(args: argparse.Namespace, form: str) -> Iterator[dict[str, Any]]:
+    from engine_measures import load_form, new_tokens, prefill
+
+    args.threads = 1
+    loaded, _ = load_form(args, f"weights={form}")
+    new_tokens(loaded, "shared", prompts(1), 2)
+    for batch in args.batches:
+        new = NEW_TOKENS[batch]
+        yield {
+            "batch": batch,
+            "rate": rated(lambda b=batch, n=new: new_tokens(loaded, "shared", prompts(b), n), batch * new),
+        }
+    yield {"prompt": LONG, "rate": rated(lambda: prefill(loaded, "shared"), LONG)}
+
+
+def transformers(args: argparse.Namespace, dtype: str) -> Iterator[dict[str, Any]]:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.set_num_threads(1)
+    tokenizer = AutoTokenizer.from_pretrained(args.model, padding_side="left")
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, dtype))
+
+    def run(batch: int, new: int) -> None:
+        inputs = tokenizer(prompts(batch), return_tensors="pt", padding=True)
+        model.generate(**inputs, max_new_tokens=new, min_new_tokens=new, do_sample=False)
+
+    run(1, 2)
+    for batch in args.batches:
+        new = NEW_TOKENS[batch]
+        yield {"batch": batch, "rate": rated(lambda b=batch, n=new: run(b, n), batch * new)}
+    ids = torch.arange(LONG)[None] + 100
+    with torch.no_grad():
+        yield {"prompt": LONG, "rate": rated(lambda: model(ids, logits_to_keep=1), LONG)}
+
+
+def held_to(instructions: str) -> dict[str, str]:
+    """The environment in which torch and our kernels take no more than these."""
+    torch_name, onednn, _ = SETS[instructions]
+    names = {"ATTN_CPU_ISA": instructions, "ATEN_CPU_CAPABILITY": torch_name, "ONEDNN_MAX_CPU_ISA": onednn}
+    return os.environ | names | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def child(args: argparse.Namespace, instructions: str, system: str, form: str) -> Iterator[dict[str, Any]]:
+    command = [sys.executable, __file__, str(args.model), "--child", system, form, "--batches", *map(str, args.batches)]
+    yield from said(command, held_to(instructions))
+
+
+def llamacpp(args: argparse.Namespace, instructions: str) -> Iterator[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as work:
+        shutil.copytree(args.llamacpp / "node_modules", Path(work) / "node_modules", symlinks=True)
+        for library in Path(work).glob("node_modules/@node-llama-cpp/linux-x64/bins/*/libggml-cpu-*.so"):
+            if library.stem != f"libggml-cpu-{SETS[instructions][2]}":
+                library.unlink()
+        (Path(work) / "peer.mjs").write_text(NODE)
+        asked = {"model": str(args.gguf.resolve()), "batches": args.batches, "count": NEW_TOKENS, "long": LONG}
+        yield from said(["node", f"{work}/peer.mjs", json.dumps(asked)], dict(os.environ))
+
+
+def said(command: list[str], environment: dict[str, str]) -> Iterator[dict[str, Any]]:
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=False)
+    yield from (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
+    if done.returncode:
+        yield {"trouble": f"ended with {done.returncode}"}
+
+
+def rounds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    rates: dict[tuple[tuple[str, Any], ...], list[float]] = defaultdict(list)
+    for _ in range(args.rounds):
+        for instructions in args.sets:
+            turns = [("attn", form, child(args, instructions, "attn", form)) for form in args.forms]
+            if args.transformers:
+                turns += [("transformers", d, child(args, instructions, "transformers", d)) for d in args.dtypes]
+            if args.llamacpp:
+                turns.append(("llama.cpp", "Q4_1", llamacpp(args, instructions)))
+            for system, form, answers in turns:
+                for row in answers:
+                    rate = row.pop("rate", float("nan"))
+                    facts = {"instructions": instructions, "system": system, "form": form} | row
+                    rates[tuple(facts.items())].append(rate)
+                    print(facts, round(rate, 1), file=sys.stderr, flush=True)
+    for facts, found in rates.items():
+        spread = {"min": round(min(found), 1), "max": round(max(found), 1)}
+        yield dict(facts) | {"tokens_per_cpu_second": round(statistics.median(found), 1)} | spread
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("model", type=Path, help="model folder in the Hugging Face layout")
+    p.add_argument("--gguf", type=Path, help="the model as GGUF, for llama.cpp")
+    p.add_argument("--llamacpp", type=Path, help="the folder in which npm installed node-llama-cpp")
+    p.add_argument("--transformers", action="store_true", help="measure transformers, of this environment")
+    p.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    p.add_argument("--forms", nargs="+", default=["auto", "int8", "int4"])
+    p.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS)
+    p.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
+    p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--out", type=Path, help="where the result goes; by default a new file in benchmarks/results")
+    p.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    args = p.parse_args()
+    if args.child:
+        system, form = args.child
+        for row in ours(args, form) if system == "attn" else transformers(args, form):
+            print(json.dumps(row), flush=True)
+        return
+    flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
+    shown = sorted(flag for flag in flags.split() if flag.startswith(("avx", "amx", "fma", "f16c")))
+    facts = {"question": "tokens a second of CPU time, one thread", "flags": shown, "rounds": args.rounds}
+    write_report("instruction_sets_cpu", facts, rounds(args), args.out)
+
+
+if __name__ == "__main__":
+    main()

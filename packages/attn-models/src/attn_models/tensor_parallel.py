@@ -1,0 +1,213 @@
+"""Models whose heads and inner sizes are split over ranks (Megatron-LM, Shoeybi et al. 2019, arXiv 1909.08053).
+
+Each rank computes some heads of every attention layer and some columns of every feed-forward; what they give is added
+up over the ranks, once a sublayer. Embeddings, norms, routers and the unembedding are whole on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from attn_core.errors import Incompatible, InvalidValue
+from attn_core.splitting import ParameterSplit, Rank, rank_layer, require_split
+from torch import Tensor, nn
+
+from attn_models.decoder.layers import FeedForward, GatedFeedForward
+
+
+class CopyToRanks(torch.autograd.Function):
+    """The rows themselves; their gradient is the sum of those of all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """The same rows."""
+        ctx.group = group
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """Summed over the ranks."""
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class SumOverRanks(torch.autograd.Function):
+    """The sum of the rows of all ranks; its gradient is that of each."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, group: dist.ProcessGroup) -> Tensor:  # noqa: ARG004 -- as autograd calls it
+        """Summed over the ranks."""
+        total = rows.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004 -- as autograd calls it
+        """The same gradient."""
+        return gradient, None
+
+
+Combine = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """What a split sublayer does with the rows that enter it, and with those that leave it."""
+
+    enter: Combine
+    leave: Combine
+
+    @classmethod
+    def over(cls, group: dist.ProcessGroup) -> Collectives:
+        """Copied to the ranks of a group, and summed over them."""
+
+        def enter(rows: Tensor) -> Tensor:
+            entered: Tensor = CopyToRanks.apply(rows, group)  # type: ignore[no-untyped-call]
+            return entered
+
+        def leave(rows: Tensor) -> Tensor:
+            left: Tensor = SumOverRanks.apply(rows, group)  # type: ignore[no-untyped-call]
+            return left
+
+        return cls(enter, leave)
+
+
+def split_model(model: nn.Module, rank: Rank, collectives: Collectives) -> dict[str, ParameterSplit]:
+    """Leave the rank's part of every attention layer and feed-forward in `model`, which has the weights of the whole.
+
+    Returns how the parameters and buffers that are split are split, by name; all others are whole on every rank.
+    Raises as `require_model_split`.
+    """
+    require_model_split(model, rank.size)
+    found: dict[str, ParameterSplit] = {}
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for name, module in split_sites(model).items():
+        part, splits = _part(module, rank)
+        for own, parameter in module.named_parameters(remove_duplicate=False):
+            # What layers share, they share on every rank.
+            kept = made.setdefault(parameter, part.get_parameter(own))
+            owner, _, leaf = own.rpartition(".")
+            setattr(part.get_submodule(owner), leaf, kept)
+            kept.requires_grad_(parameter.requires_grad and not (splits[own].once and rank.index))
+        _connect(part, collectives)
+        parent, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, part)
+        found |= {f"{name}.{own}": split for own, split in splits.items()}
+    return found
+
+
+def split_sites(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers of a model that are split, by name: what mechanisms built, and feed-forwards."""
+    found: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f"{known}.") for known in found)
+        if not inside and (hasattr(module, "mechanism_config") or isinstance(module, FeedForward | GatedFeedForward)):
+            found[name] = module
+    return found
+
+
+def require_model_split(model: nn.Module, ranks: int) -> None:
+    """Raise `Incompatible` for a model without layers to split, or with a mechanism that cannot be split, by its name;
+    `InvalidValue` where the ranks do not divide heads or inner sizes. Tensors may be without memory.
+    """
+    sites = split_sites(model)
+    if not sites:
+        raise Incompatible(f"a {type(model).__name__} cannot be split over {ranks} ranks: it has no attention layer")
+    for module in sites.values():
+        if hasattr(module, "mechanism_config"):
+            layer: Any = module
+            require_split(layer.mechanism, layer.mechanism_config, ranks)
+            continue
+        inner = _down(module).in_features
+        if ranks < 1 or inner % ranks:
+            raise InvalidValue.of("tp", ranks, f"a divisor of the inner size {inner} of the feed-forward layers")
+
+
+def _down(module: nn.Module) -> nn.Linear:
+    down = getattr(module, "down", None)
+    if not isinstance(down, nn.Linear):
+        raise Incompatible(f"a {type(module).__name__} of packed weights cannot be split over ranks")
+    return down
+
+
+def _part(module: nn.Module, rank: Rank) -> tuple[nn.Module, dict[str, ParameterSplit]]:
+    if hasattr(module, "mechanism_config"):
+        part: tuple[nn.Module, dict[str, ParameterSplit]] = rank_layer(module, rank)
+        return part
+    splits: dict[str, ParameterSplit] = {}
+    for name, child in module.named_children():
+        if isinstance(child, nn.Linear):
+            setattr(module, name, _part_of_linear(name, child, rank, splits))
+    return module, splits
+
+
+def _part_of_linear(name: str, linear: nn.Linear, rank: Rank, splits: dict[str, ParameterSplit]) -> nn.Linear:
+    """The columns of a matrix into the inner size, or the rows of the one out of it, `down`; noted in `splits`."""
+    axis = 1 if name == "down" else 0
+    size = linear.weight.shape[axis]
+    split = ParameterSplit(axis, ((size, size // rank.size),))
+    own = {"weight": split}
+    if linear.bias is not None:
+        own["bias"] = ParameterSplit(once=True) if name == "down" else split
+    part = nn.Linear(1, 1, bias=linear.bias is not None, device="meta")
+    part.in_features = linear.in_features // (rank.size if axis else 1)
+    part.out_features = linear.out_features // (1 if axis else rank.size)
+    for leaf, how in own.items():
+        whole: Tensor = getattr(linear, leaf)
+        setattr(part, leaf, nn.Parameter(how.of(whole.detach(), rank), requires_grad=whole.requires_grad))
+        splits[f"{name}.{leaf}"] = how
+    return part.train(linear.training)
+
+
+def _connect(part: Any, collectives: Collectives) -> None:
+    """Have the rows that enter a layer copied to all ranks, and what it gives summed over them."""
+
+    def entering(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        part.entered = True
+        rows = tuple(collectives.enter(each) if _is_rows(each) else each for each in given)
+        return rows, {
+            name: collectives.enter(each) if name in ROWS and _is_rows(each) else each for name, each in named.items()
+        }
+
+    def leaving(_: nn.Module, __: Any, out: Tensor) -> Tensor:
+        return collectives.leave(out)
+
+    def left(_: nn.Module, __: Any, ___: Any) -> None:
+        part.entered = False
+
+    part.entered = False
+    part.register_forward_pre_hook(entering, with_kwargs=True)
+    part.register_forward_hook(leaving)
+    part.register_forward_hook(left, always_call=True)
+    if hasattr(part, "step"):
+        part.step = partial(_summed_step, part.step, collectives)
+    if hasattr(part, "project_kv"):
+        part.project_kv = partial(_copied, part, part.project_kv, collectives)
+
+
+ROWS = ("query", "source")
+"""What enters an attention layer by keyword and is copied to the ranks; keys and values of other layers are parts."""
+
+
+def _is_rows(given: object) -> bool:
+    return isinstance(given, Tensor) and given.is_floating_point()
+
+
+def _summed_step(step: Callable[..., Tensor], collectives: Collectives, *args: Any, **kwargs: Any) -> Tensor:
+    return collectives.leave(step(*args, **kwargs))
+
+
+def _copied(part: Any, project: Callable[[Tensor], Any], collectives: Collectives, rows: Tensor) -> Any:
+    """Keys and values for other layers; within the layer's own pass its rows were copied already."""
+    return project(rows if part.entered else collectives.enter(rows))
+
+
+def shared_over_ranks(splits: Mapping[str, ParameterSplit]) -> list[str]:
+    """Names of parameters that are whole on every rank inside split layers: their gradients are to be added up."""
+    return [name for name, split in splits.items() if split.shared]

@@ -1,0 +1,98 @@
+"""How the workers of a job share its work: the sizes of their mesh, checked before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from attn_core.errors import Incompatible, InvalidValue
+from attn_core.reinforce import samples_keys
+from attn_models.tensor_parallel import require_model_split, split_sites
+from attn_schema.training import DECODER, TrainingConfig
+from torch import nn
+
+from attn_train.precision import blocks_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshLayout:
+    """Sizes of a mesh, in torchtitan's words: copies of the model (`dp_replicate`), workers that shard its blocks
+    (`dp_shard`), that split its heads (`tp`) and the tokens of its sequences (`cp`)."""
+
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    tp: int = 1
+    cp: int = 1
+
+    @property
+    def workers(self) -> int:
+        """How many there are."""
+        return self.dp_replicate * self.dp_shard * self.tp * self.cp
+
+    @classmethod
+    def of(cls, config: TrainingConfig) -> MeshLayout:
+        """The layout of a job."""
+        inner = config.dp_shard * config.tp * config.cp
+        return cls(dp_replicate=config.workers // inner, dp_shard=config.dp_shard, tp=config.tp, cp=config.cp)
+
+
+def check_layout(model: nn.Module, config: TrainingConfig) -> None:
+    """Raise the error of the first thing that keeps workers from sharing the batches of a model, which may be without
+    memory: `InvalidValue` for sizes that do not divide, `Incompatible` for what cannot be shared, by its name."""
+    layout = MeshLayout.of(config)
+    if layout.workers == 1:
+        return
+    _check_batch(config, layout)
+    if samples_keys(model):
+        raise Incompatible("layers that sample keys are trained by 1 worker", field="config.workers")
+    if config.data.format == "preference" or config.objective.teacher is not None:
+        raise Incompatible("preferences and teachers are learned from by 1 worker", field="config.workers")
+    whole = layout.tp == layout.dp_shard == layout.cp == 1
+    if config.model.base_model is not None and not whole:
+        message = "a base model is trained by workers with a copy each: dp_shard, tp and cp are 1"
+        raise Incompatible(message, field="config.model.base_model")
+    if config.optimizer.optim == "muon" and not (layout.tp == layout.dp_shard == 1):
+        message = "muon needs whole matrices: dp_shard and tp are 1 with it"
+        raise Incompatible(message, field="config.optimizer.optim")
+    if layout.tp > 1:
+        _named(lambda: require_model_split(model, layout.tp), "config.tp")
+    if layout.dp_shard > 1 and not blocks_of(model):
+        raise Incompatible(f"a {type(model).__name__} has no blocks to shard: dp_shard is 1", field="config.dp_shard")
+    if layout.cp > 1:
+        _named(lambda: _check_context(model, config), "config.cp")
+
+
+def _check_batch(config: TrainingConfig, layout: MeshLayout) -> None:
+    parts, batch = layout.dp_replicate * layout.dp_shard, config.optimizer.batch_size
+    if batch % parts:
+        allowed = f"a multiple of the {parts} workers that share its rows"
+        raise InvalidValue.of("config.optimizer.batch_size", batch, allowed)
+
+
+def _check_context(model: Any, config: TrainingConfig) -> None:
+    if config.data.prepared and config.data.document_mask:
+        raise Incompatible("documents are kept apart by workers that have whole sequences: cp is 1")
+    ahead: int = getattr(model.config, "num_nextn_predict_layers", 0)
+    if config.model.family != DECODER or ahead:
+        raise Incompatible("only decoders that predict the next token alone are split by tokens: cp is 1")
+    for layer in split_sites(model).values():
+        name = getattr(getattr(layer, "mechanism", None), "name", None)
+        if name is None:
+            continue
+        require: Any = getattr(layer, "require_token_split", None)
+        if require is None:
+            raise Incompatible(f"mechanism {name!r} cannot be split by tokens: cp is 1 with it", mechanism=name)
+        try:
+            require(config.model.sequence_length, config.cp)
+        except Incompatible as error:
+            message = f"mechanism {name!r} cannot be split by tokens: {error.message}"
+            raise Incompatible(message, mechanism=name) from error
+
+
+def _named(check: Any, field: str) -> None:
+    """Errors of a check name the field that asks for what cannot be."""
+    try:
+        check()
+    except (Incompatible, InvalidValue) as error:
+        error.metadata["field"] = field
+        raise

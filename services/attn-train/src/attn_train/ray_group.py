@@ -1,0 +1,180 @@
+"""Several workers of a job as Ray actors of one placement group, which start, and end, together."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import ray
+from attn_core.errors import InvalidValue, Unavailable
+from attn_gateway.ray_gpus import GpuRequest, gpu_request, known_gpus
+from attn_schema.training import JobError, LogLine, TrainingConfig
+
+from attn_train.attempt import Assignment, Failed, Lost, Message, Outcome, SendMessage, Stopped
+from attn_train.process import keep_freed_memory, spin_briefly
+from attn_train.records import Stop, StopFlag
+
+PLACED_SECONDS = 30.0
+"""How long to wait for all workers of an elastic job, before fewer go on."""
+OTHERS_SECONDS = 20.0
+"""How long the others may take to end by themselves once one worker has ended."""
+
+
+class RayRankActor:
+    """One worker of a group. `work` runs in one thread, `stop` in another."""
+
+    def __init__(self) -> None:
+        keep_freed_memory()
+        spin_briefly()
+        self._flag = StopFlag()
+        self._last: Any = None
+
+    def address(self) -> str:
+        """A free address of this machine, at which the workers are to meet."""
+        with socket.socket() as probe:
+            probe.bind((str(ray.util.get_node_ip_address()), 0))  # type: ignore[no-untyped-call]
+            host, port = probe.getsockname()
+        return f"{host}:{port}"
+
+    def work(self, assignment: Assignment, supervisor: Any, rank: int, address: str) -> Outcome:
+        """Do this worker's part of an attempt; messages of the leading one go straight to the supervisor's actor."""
+        from attn_train.meeting import work_in_group
+
+        def send(message: Message) -> None:
+            # The answer is not awaited; calls of one actor to another arrive in order.
+            self._last = supervisor.receive.remote(assignment.attempt, message)
+
+        def flush() -> None:
+            if self._last is not None:
+                ray.get(self._last)
+
+        return work_in_group(assignment, rank, address, (send, flush), self._flag)
+
+    def stop(self, stop: Stop) -> None:
+        """Ask the loop to stop."""
+        self._flag.set(stop)
+
+
+class RayGroup:
+    """The workers of an attempt, as their supervisor sees them; it starts them in a thread of its own."""
+
+    def __init__(self, supervisor: Any, gpus: float) -> None:
+        self._supervisor = supervisor
+        self._gpus = gpus
+        self._actors: list[Any] = []
+        self._asked: Stop | None = None
+        self._killed = threading.Event()
+
+    def begin(self, assignment: Assignment, send: SendMessage, ended: Callable[[Outcome], None]) -> None:
+        """Start the workers; `ended` gets the outcome of them all."""
+
+        def run() -> None:
+            try:
+                outcome = self._run(assignment, send)
+            except InvalidValue as error:
+                outcome = Failed(error=JobError.of(error))
+            except (ray.exceptions.RayError, Unavailable) as error:
+                outcome = Lost(error=JobError.of(Unavailable(f"the workers were lost: {str(error).splitlines()[0]}")))
+            ended(outcome)
+
+        threading.Thread(target=run, name=f"workers of {assignment.job_id}", daemon=True).start()
+
+    def stop(self, stop: Stop) -> None:
+        """Pass it on to the leading worker, which tells the others."""
+        self._asked = stop
+        if self._actors:
+            self._actors[0].stop.remote(stop)
+
+    def kill(self) -> None:
+        """End all processes."""
+        self._killed.set()
+        for actor in self._actors:
+            ray.kill(actor)
+
+    def _run(self, assignment: Assignment, send: SendMessage) -> Outcome:
+        gpu = gpu_request(assignment.config.device, self._gpus, known_gpus())
+        config = assignment.config.replace(device=gpu.device)
+        placed = self._placed(config, gpu, send)
+        if placed is None:
+            return Stopped(stop=self._asked or Stop.DISCARD)
+        group, workers = placed
+        try:
+            return self._work(replace(assignment, config=config.replace(workers=workers)), gpu, group)
+        finally:
+            self.kill()
+            ray.util.remove_placement_group(group)
+
+    def _work(self, assignment: Assignment, gpu: GpuRequest, group: Any) -> Outcome:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        for bundle in range(assignment.config.workers):
+            options = {
+                "num_cpus": 1,
+                "num_gpus": gpu.num_gpus,
+                "runtime_env": {"env_vars": dict(gpu.env_vars)},
+                "max_concurrency": 2,
+                "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
+            }
+            self._actors.append(ray.remote(RayRankActor).options(**options).remote())
+        if self._killed.is_set():
+            return Stopped(stop=Stop.DISCARD)
+        if self._asked is not None:
+            self._actors[0].stop.remote(self._asked)
+        address = ray.get(self._actors[0].address.remote())
+        results = [
+            actor.work.remote(assignment, self._supervisor, rank, address) for rank, actor in enumerate(self._actors)
+        ]
+        # Where one has ended, the others end too, or wait for it for nothing.
+        ray.wait(results, num_returns=1)
+        ray.wait(results, num_returns=len(results), timeout=OTHERS_SECONDS)
+        return outcome_of_all([_outcome(result) for result in results])
+
+    def _placed(self, config: TrainingConfig, gpu: GpuRequest, send: SendMessage) -> tuple[Any, int] | None:
+        """A placement group and how many workers it holds: all, or as many as there is room for if that is allowed.
+
+        None if the job was asked to stop meanwhile.
+        """
+        told = False
+        while not self._killed.is_set() and self._asked is None:
+            for workers in admitted_sizes(config):
+                bundle = {"CPU": 1.0, **({"GPU": gpu.num_gpus} if gpu.num_gpus else {})}
+                group = ray.util.placement_group([bundle] * workers, strategy="PACK")
+                if group.wait(PLACED_SECONDS):
+                    if workers < config.workers:
+                        send(LogLine(text=f"there is room for {workers} of {config.workers} workers, which go on"))
+                    return group, workers
+                ray.util.remove_placement_group(group)
+            if not told:
+                told = True
+                send(LogLine(text=f"waits for room for {min(admitted_sizes(config))} workers"))
+        return None
+
+
+def admitted_sizes(config: TrainingConfig) -> list[int]:
+    """Numbers of workers that may share the batches of a job, largest first: multiples of its mesh that divide them."""
+    inner = config.dp_shard * config.tp * config.cp
+    least = config.workers if config.min_workers is None else config.min_workers
+    sizes = [size for size in range(config.workers, least - 1, -1) if size % inner == 0]
+    rows = config.optimizer.batch_size
+    return [size for size in sizes if size == config.workers or rows % (size // (config.tp * config.cp)) == 0]
+
+
+def outcome_of_all(outcomes: Sequence[Outcome]) -> Outcome:
+    """The outcome of a group: what is wrong with the job, else that a worker was lost, else the leading worker's."""
+    for kind in (Failed, Lost):
+        for outcome in outcomes:
+            if isinstance(outcome, kind):
+                return outcome
+    return outcomes[0]
+
+
+def _outcome(result: Any) -> Outcome:
+    try:
+        outcome: Outcome = ray.get(result, timeout=0.1)
+    except (ray.exceptions.RayError, TimeoutError) as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        return Lost(error=JobError.of(Unavailable(f"a worker was lost: {lines[0]}")))
+    return outcome

@@ -1,0 +1,342 @@
+"""Workers that share each batch, over torch.distributed: replicated, sharded, split by heads, and by tokens.
+
+The losses are those of one worker. All workers draw the same batch, and each computes some of its rows, and with
+context parallelism some of their tokens; gradients are summed. Blocks are sharded by FSDP2 (`fully_shard`; Zhao et al.
+2023, arXiv 2304.11277), heads and inner sizes split as in Megatron-LM (arXiv 1909.08053), tokens around a ring (Liu et
+al. 2023, arXiv 2310.01889).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from attn_core.errors import Incompatible, InvalidValue
+from attn_core.splitting import ParameterSplit, Rank
+from attn_models.decoder.mixture_of_experts import Router
+from attn_models.tensor_parallel import Collectives, shared_over_ranks, split_model
+from attn_schema.training import TrainingConfig
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+
+from attn_train.group import Group, Tensors
+from attn_train.layout import MeshLayout
+from attn_train.precision import blocks_of, set_up_blocks
+from attn_train.records import Stop
+
+BUCKET = 25 << 20
+"""Bytes of gradients that are summed in one call, as in torch's DistributedDataParallel."""
+
+STOPS: tuple[Stop | None, ...] = (None, Stop.SAVE, Stop.DISCARD)
+
+
+class LocalParameters(nn.Module):
+    """What a worker keeps of the parameters of a model: of a sharded one its shard, in the same memory."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.whole = dict(model.named_parameters())
+        self.kept = {name: _local(parameter) for name, parameter in self.whole.items()}
+
+    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """By the names in the model."""
+        yield from self.kept.items()
+
+    def take_gradients(self) -> None:
+        """Let the gradients of the model be those of what is kept."""
+        for name, parameter in self.whole.items():
+            own = self.kept[name]
+            if own is not parameter:
+                grad, parameter.grad = parameter.grad, None
+                own.grad = grad.to_local() if isinstance(grad, DTensor) else grad
+
+
+def _local(parameter: nn.Parameter) -> nn.Parameter:
+    if not isinstance(parameter, DTensor):
+        return parameter
+    return nn.Parameter(parameter.to_local().detach(), requires_grad=parameter.requires_grad)
+
+
+class Together(Group):
+    """A worker of a group; the process group of all workers is there when it is made."""
+
+    def __init__(self, layout: MeshLayout, device_type: str) -> None:
+        self.layout = layout
+        self.workers = layout.workers
+        self.mesh = mesh_of(layout, device_type)
+        self.leads = dist.get_rank() == 0
+        self.tp = Rank(self.mesh.get_local_rank("tp"), layout.tp)
+        self._data = self.mesh["dp_replicate", "cp", "dp_shard"]._flatten("data").get_group()  # noqa: SLF001 -- torch's own way
+        self._tp = self.mesh["tp"].get_group()
+        self._context: Any = None
+        self._splits: Mapping[str, ParameterSplit] = {}
+        self._partial: list[str] = []
+        self._kept = LocalParameters(nn.Module())
+        self._model = nn.Module()
+
+    def set_up(self, model: nn.Module, config: TrainingConfig) -> nn.Module:
+        """Split the heads, prepare the blocks, shard them; see `Group.set_up`."""
+        if self.tp.size > 1:
+            self._splits = split_model(model, self.tp, Collectives.over(self._tp))
+            self._partial = shared_over_ranks(self._splits)
+        if self.layout.cp > 1:
+            self._context = split_context(model, self.mesh["cp"].get_group())
+        set_up_blocks(model, config)
+        for module in model.modules():
+            if isinstance(module, Router):
+                module.summed = self.summed
+        if self.layout.dp_shard > 1:
+            self._shard(model)
+        self._model, self._kept = model, LocalParameters(model)
+        return self._kept
+
+    def share(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The rows of this worker, and with context parallelism its tokens of each."""
+        index, count = self._place_in_data()
+        rows = len(batch[0])
+        if any(len(part) != rows for part in batch) or rows % count:
+            sizes = [len(part) for part in batch]
+            raise InvalidValue.of("batch", sizes, f"parts of one number of rows, which {count} workers divide")
+        mine = tuple(part.tensor_split(count)[index] for part in batch)
+        if self._context is None:
+            return mine
+        ranks = self.layout.cp
+        return tuple(part[:, self._context.positions(part.shape[1] // ranks)] for part in mine)
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """With context parallelism, sequences are those of this worker."""
+        if self._context is None:
+            yield
+            return
+        with self._context.splitting():
+            yield
+
+    def summed(self, value: Tensor) -> Tensor:
+        """Over all workers with other rows or tokens."""
+        total = value.detach().clone()
+        dist.all_reduce(total, group=self._data)
+        return total
+
+    def finish_gradients(self) -> None:
+        """Summed over the workers; of a parameter without a gradient anywhere, none."""
+        self._kept.take_gradients()
+        kept = list(self._kept.kept.items())
+        seen = torch.tensor([own.grad is not None for _, own in kept], dtype=torch.int32)
+        seen = seen.to(kept[0][1].device)
+        for group in (self._data, self._tp):
+            dist.all_reduce(seen, op=dist.ReduceOp.MAX, group=group)
+        # What one rank alone has is frozen on the others.
+        reached = [item for item, found in zip(kept, seen.tolist(), strict=True) if found and item[1].requires_grad]
+        for _, own in reached:
+            if own.grad is None:
+                own.grad = torch.zeros_like(own)
+        plain = [own.grad for name, own in reached if own is self._kept.whole[name]]
+        summed_in_buckets(plain, self._data)
+        summed_in_buckets([own.grad for name, own in reached if name in self._partial], self._tp)
+
+    def clip(self, trained: list[nn.Parameter], limit: float) -> Tensor:
+        """As `torch.nn.utils.clip_grad_norm_` of the whole model."""
+        del trained
+        kept = {name: own for name, own in self._kept.kept.items() if own.grad is not None}
+        device = next(iter(self._kept.kept.values())).device
+        # Squares of what every worker has, of what is split over heads, of what is sharded, and of both.
+        squares = torch.zeros(2, 2, dtype=torch.float64, device=device)
+        for name, own in kept.items():
+            split = name in self._splits and name not in self._partial
+            sharded = own is not self._kept.whole[name]
+            squares[int(sharded), int(split)] += own.grad.double().square().sum()  # type: ignore[union-attr]
+        over_heads = squares[:, 1].contiguous()
+        dist.all_reduce(over_heads, group=self._tp)
+        sums = squares[:, 0] + over_heads
+        sharded_sum = sums[1].clone()
+        dist.all_reduce(sharded_sum, group=self.mesh["dp_shard"].get_group())
+        norm = (sums[0] + sharded_sum).sqrt()
+        scale = (limit / (norm + 1e-6)).clamp(max=1.0)
+        for own in kept.values():
+            own.grad.mul_(scale.to(own.grad.dtype))  # type: ignore[union-attr]
+        return norm
+
+    def updated(self, step: int) -> None:
+        """Raise `Incompatible` where a layer has learned from its own rows something that others have not; looked for
+        after updates whose numbers double."""
+        if step & (step + 1):
+            return
+        for name, buffer in self._model.named_buffers():
+            if buffer.is_floating_point() and buffer.numel():
+                ends = torch.stack([buffer.detach().sum(), -buffer.detach().sum()]).double()
+                dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=self._data)
+                if float(ends.sum()) != 0:
+                    message = (
+                        f"{name} is learned from batches, of which {self.workers} workers have parts: use 1 worker"
+                    )
+                    raise Incompatible(message, field="config.workers")
+
+    def whole(self, tensors: Tensors) -> dict[str, Tensor]:
+        """Gathered from the shards, and from the ranks that split heads."""
+        found = {}
+        for key, tensor in tensors.items():
+            name = key.rpartition(":")[2]
+            parameter: Any = self._kept.whole.get(name)
+            own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            if isinstance(parameter, DTensor) and tensor.dim():
+                own = self._rows_of_all(own.detach(), parameter.shape[0])
+            split = self._splits.get(name)
+            # What one rank alone has is the leading one's.
+            if split is not None and split.axis is not None and tensor.dim():
+                parts = [torch.empty_like(own.contiguous()) for _ in range(self.tp.size)]
+                dist.all_gather(parts, own.contiguous(), group=self._tp)
+                own = split.whole(parts)
+            found[key] = own
+        return found
+
+    def part(self, tensors: Tensors) -> dict[str, Tensor]:
+        """The rank's heads, then the worker's shard."""
+        found = {}
+        for key, tensor in tensors.items():
+            name = key.rpartition(":")[2]
+            parameter: Any = self._kept.whole.get(name)
+            split = self._splits.get(name)
+            own = split.of(tensor, self.tp) if split is not None and tensor.dim() else tensor
+            if isinstance(parameter, DTensor) and tensor.dim():
+                most = -(-parameter.shape[0] // self.layout.dp_shard)
+                first = self.mesh.get_local_rank("dp_shard") * most
+                own = own[first : first + most]
+            found[key] = own
+        return found
+
+    def random_states(self, states: Tensors) -> dict[str, Tensor]:
+        """Those of the leading worker, and of dropout on each of the others."""
+        own = states["cpu"]
+        parts = [torch.empty_like(own) for _ in range(self.workers)]
+        dist.all_gather(parts, own)
+        others = {f"cpu-of-{rank}": part for rank, part in enumerate(parts) if rank}
+        return {**states, **others, "workers": torch.tensor(self.workers)}
+
+    def own_random_states(self, states: Tensors, seed: Callable[[str], int]) -> dict[str, Tensor]:
+        """Of a checkpoint of as many workers, this one's; of another number, dropout draws anew."""
+        before = int(states["workers"]) if "workers" in states else 1
+        rank = dist.get_rank()
+        if before != self.workers:
+            own = torch.Generator().manual_seed(seed(self.dropout_use())).get_state()
+        else:
+            own = states["cpu"] if rank == 0 else states[f"cpu-of-{rank}"]
+        return {**states, "cpu": own}
+
+    def dropout_use(self) -> str:
+        """Ranks that split heads draw alike; workers with other rows do not."""
+        index = dist.get_rank() // self.tp.size
+        return "dropout" if index == 0 else f"dropout of {index}"
+
+    def agreed(self, asked: Stop | None) -> Stop | None:
+        """What the leading worker was asked."""
+        return STOPS[self._told(STOPS.index(asked))]
+
+    def agreed_step(self, step: int) -> int:
+        """What the leading worker has found."""
+        return self._told(step)
+
+    def whole_model(self, model: nn.Module, saved: Tensors, rebuild: Callable[[], Any] | None) -> nn.Module | None:
+        """See `Group.whole_model`."""
+        if self.layout.tp == self.layout.dp_shard == 1:
+            return model if self.leads else None
+        tensors = self.whole(saved)
+        if not self.leads or rebuild is None:
+            return None
+        whole: nn.Module = rebuild()
+        load_whole(whole, tensors)
+        return whole
+
+    def lost_others(self, error: Exception) -> bool:
+        """Errors of the connections between workers."""
+        return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+
+    def _rows_of_all(self, own: Tensor, rows: int) -> Tensor:
+        """The whole of a tensor of so many rows, of which each worker has equally many but the last ones, as FSDP
+        shards."""
+        most = -(-rows // self.layout.dp_shard)
+        padded = own.new_zeros(most, *own.shape[1:])
+        padded[: len(own)] = own
+        parts = [torch.empty_like(padded) for _ in range(self.layout.dp_shard)]
+        dist.all_gather(parts, padded, group=self.mesh["dp_shard"].get_group())
+        return torch.cat(parts)[:rows]
+
+    def _told(self, number: int) -> int:
+        told = torch.tensor(number, device=next(iter(self._kept.kept.values())).device)
+        dist.broadcast(told, 0)
+        return int(told)
+
+    def _place_in_data(self) -> tuple[int, int]:
+        """Which of how many parts of the rows are this worker's."""
+        replicate, shard = (self.mesh.get_local_rank(name) for name in ("dp_replicate", "dp_shard"))
+        return replicate * self.layout.dp_shard + shard, self.layout.dp_replicate * self.layout.dp_shard
+
+    def _shard(self, model: nn.Module) -> None:
+        """Shard the blocks; what lies around them is whole on every worker."""
+        replicas = self.mesh["dp_replicate", "cp"]._flatten("replicas")  # noqa: SLF001 -- torch's own way
+        mesh = self.mesh["dp_shard"] if replicas.size() == 1 else sharding_mesh(self.mesh)
+        for block in blocks_of(model):
+            # Each block is a root of its own, which would else stay whole after a pass.
+            sharded: FSDPModule = fully_shard(block, mesh=mesh, reshard_after_forward=True)
+            # Losses are means over the whole batch already.
+            sharded.set_gradient_divide_factor(1.0)
+            sharded.set_force_sum_reduction_for_comms(True)
+            sharded.set_reduce_scatter_unused_params(True)
+            for method in ("project_kv", "weights"):
+                if hasattr(block, method):
+                    register_fsdp_forward_method(block, method)
+
+
+def sharding_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """The mesh [replicas, dp_shard] of hybrid sharding, of a mesh [dp_replicate, cp, dp_shard, tp]."""
+    ranks = mesh.mesh.flatten(0, 1)
+    both = DeviceMesh(mesh.device_type, ranks, mesh_dim_names=("replicas", "shards", "heads"))
+    return both["replicas", "shards"]
+
+
+def mesh_of(layout: MeshLayout, device_type: str) -> DeviceMesh:
+    """The mesh of a layout, with torchtitan's names of its dimensions."""
+    sizes = (layout.dp_replicate, layout.cp, layout.dp_shard, layout.tp)
+    return init_device_mesh(device_type, sizes, mesh_dim_names=("dp_replicate", "cp", "dp_shard", "tp"))
+
+
+def summed_in_buckets(gradients: list[Any], group: dist.ProcessGroup) -> None:
+    """Sum gradients over a group, in place, many in one call."""
+    if group.size() == 1:
+        return
+    bucket: list[Tensor] = []
+    size = 0
+    for place, gradient in enumerate(gradients):
+        bucket.append(gradient)
+        size += gradient.nbytes
+        following = gradients[place + 1] if place + 1 < len(gradients) else None
+        if following is None or size >= BUCKET or following.dtype != gradient.dtype:
+            flat = torch.cat([part.reshape(-1) for part in bucket])
+            dist.all_reduce(flat, group=group)
+            for part, summed in zip(bucket, torch.split(flat, [part.numel() for part in bucket]), strict=True):
+                part.copy_(summed.view_as(part))
+            bucket, size = [], 0
+
+
+def split_context(model: nn.Module, group: dist.ProcessGroup) -> Any:
+    """Have the layers of attention of a decoder attend around the ring of a group; returns what splits the tokens."""
+    layers: list[Any] = [module for module in model.modules() if hasattr(module, "split_tokens")]
+    context = layers[0].split_tokens(group)
+    decoder: Any = model
+    decoder.places = lambda count: context.positions(count) if context.active else None
+    for layer in layers:
+        layer.context = context
+    return context
+
+
+@torch.no_grad()
+def load_whole(model: nn.Module, tensors: Tensors) -> None:
+    """Put tensors of a whole model into one."""
+    names: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, tensor in tensors.items():
+        names[name].copy_(tensor)
