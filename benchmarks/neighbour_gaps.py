@@ -1,7 +1,7 @@
 """The largest gap between two tokens of a stream while others send what is large, slow or many.
 
-`attn serve` as in `overload.py`. Each disturbance is measured beside an idle control taken just before it: what other
-users of the machine cost is in both.
+`attn serve` as in `overload.py`. The others are a process of their own, so that what they cost themselves is no gap of
+the reader. Each disturbance is measured beside an idle control taken just before it.
 
     python benchmarks/neighbour_gaps.py --out benchmarks/results/neighbour-gaps.json
 """
@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
+import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,32 @@ async def largest_gap(stub: InferenceServiceStub, disturb: Callable[[], Awaitabl
     if beside is not None:
         await asyncio.gather(beside, return_exceptions=True)
     return 1000 * worst
+
+
+@contextlib.asynccontextmanager
+async def others(name: str, address: str) -> AsyncIterator[Callable[[], Awaitable[Any]]]:
+    """A process that disturbs when it is told to; the function tells it, and returns when it has done so."""
+    words = [sys.executable, __file__, "--disturb", name, "--address", address]
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe)
+    await process.stdout.readline()  # type: ignore[union-attr]
+
+    async def disturb() -> None:
+        await process.communicate(b"go\n")
+
+    try:
+        yield disturb
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def disturb_when_told(name: str, address: str) -> None:
+    """What the process of the others does."""
+    print("ready", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    await disturbances(address)[name]()
 
 
 async def ended(call: Any) -> str:
@@ -89,8 +117,9 @@ async def measure() -> list[dict[str, Any]]:
     rows = []
     async with server(SIZE) as running, grpc.aio.insecure_channel(running.address) as channel:
         stub = InferenceServiceStub(channel)
-        for name, disturb in disturbances(running.address).items():
-            idle, disturbed = await largest_gap(stub, None), await largest_gap(stub, disturb)
+        for name in disturbances(running.address):
+            async with others(name, running.address) as disturb:
+                idle, disturbed = await largest_gap(stub, None), await largest_gap(stub, disturb)
             load = round(os.getloadavg()[0], 1)
             rows.append({"others": name, "idle [ms]": round(idle, 1), "gap [ms]": round(disturbed, 1), "load": load})
             print(json.dumps(rows[-1]), flush=True)
@@ -101,7 +130,12 @@ def main() -> int:
     """Measure, print, and say whether what must hold does."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--out", type=Path, help="where to write the figures; by default among the results")
+    parser.add_argument("--disturb", help=argparse.SUPPRESS)
+    parser.add_argument("--address", help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if asked.disturb:
+        asyncio.run(disturb_when_told(asked.disturb, asked.address))
+        return 0
     rows = asyncio.run(measure())
     write_report("neighbour-gaps", {"question": "what do others cost a stream?", "model": SIZE}, rows, asked.out)
     return int(any(row["gap [ms]"] > row["idle [ms]"] + GAP_MS for row in rows))

@@ -14,7 +14,6 @@ from attn_models.adapters.family import FamilyAdapter
 from attn_models.adapters.qwen3 import require_mechanism
 from attn_models.attention import layer_attentions
 from attn_models.decoder.config import DecoderConfig
-from attn_models.weights.safe_files import INFINITE
 
 CONTEXT = 1 << 20
 """The longest sequence, in tokens, where a config.json says none: what is remembered has one size at any length."""
@@ -97,6 +96,9 @@ class Mamba2Adapter(FamilyAdapter):
 
 def _limit(given: Any) -> tuple[float, float]:
     """The least and the greatest step; infinity may be an object, as JSON has no number for it."""
+    # Late: that package loads the readers of weights, which listing the plugins does not need.
+    from attn_models.weights.safe_files import INFINITE
+
     if given is None:
         return 0.0, math.inf
     ends = [math.inf if each == INFINITE else each for each in given] if isinstance(given, list) else []
