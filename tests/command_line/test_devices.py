@@ -23,6 +23,7 @@ OTHER = ("gpu", "cuda:", "cuda:x", "cuda:01", "CPU", "cpu:0", "mps:0", " cuda", 
 NOWHERE = ("--address", "127.0.0.1:1")
 CALLS: dict[str, tuple[str, ...]] = {
     "chat": ("--model", "/nowhere/at/all"),
+    "compare-training": ("--train", "mha", "--budget", "tokens=1", "--dataset", "/nowhere/at/all"),
     "embed": ("--model", "/nowhere/at/all", "text"),
     "evaluate": ("/nowhere/at/all", "--dataset", "none"),
     "explain": ("mha",),
@@ -31,6 +32,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "models load": ("name", *NOWHERE),
     "run": ("/nowhere/at/all",),
     "serve": ("--host", "192.0.2.1"),
+    "sweep": ("--budget", "tokens=1", "--vary", "learning_rate=1", "--dataset", "/nowhere/at/all"),
     "train": (*NOWHERE,),
     "transcribe": ("--model", "/nowhere/at/all", "talk.wav"),
     "translate": ("--model", "/nowhere/at/all", "text"),

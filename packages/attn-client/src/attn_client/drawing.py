@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from pathlib import Path
+from typing import Any
 
 from attn_core.errors import InvalidValue, MissingPackage
 from attn_schema import AttentionMap
@@ -31,7 +32,7 @@ def draw(drawn: AttentionMap, title: str, path: Path) -> None:
     FigureCanvasAgg(figure)
     figure.suptitle("\n".join(textwrap.wrap(title, max(24, round(side * columns * 9)))), fontsize=10)
     grid = figure.subplots(rows, columns, squeeze=False)
-    matrices = drawn.attention_weights.view().tolist()
+    matrices: Any = drawn.attention_weights.view().tolist()
     most = max((abs(weight) for head in matrices for row in head for weight in row), default=1.0) or 1.0
     image = None
     for axes in grid.flat[len(drawn.heads) :]:

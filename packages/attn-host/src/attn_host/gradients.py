@@ -63,7 +63,7 @@ def _differences(model: Any, embedding: torch.nn.Module, tokens: Tensor, rows: T
     count = len(tokens)
     chosen = torch.cat([torch.eye(count), torch.ones(1, count)]).to(rows)[..., None]
     differences = []
-    for part in chosen.split(ROWS):
+    for part in torch.split(chosen, ROWS):
         ahead, behind = (
             _log_probabilities(model, embedding, tokens, rows * (1 + sign * STEP * part)) for sign in (1, -1)
         )

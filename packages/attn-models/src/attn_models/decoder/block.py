@@ -67,7 +67,7 @@ def attended_documents(layer: Any, rows: Tensor, lengths: Sequence[int]) -> Tens
     if "lengths" in inspect.signature(layer.forward).parameters:
         together: Tensor = layer(rows, lengths=lengths)
         return together
-    return torch.cat([layer(document) for document in rows.split(list(lengths), dim=1)], dim=1)
+    return torch.cat([layer(document) for document in torch.split(rows, list(lengths), dim=1)], dim=1)
 
 
 class Block(nn.Module):

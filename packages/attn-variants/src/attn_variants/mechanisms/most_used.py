@@ -42,7 +42,7 @@ class MostUsedMemory(ComputedMechanism):
     equation = (
         r"o_i = \mathrm{softmax}\left(\frac{q_i K_{S_i}^\top}{\sqrt{d_k}}\right) V_{S_i},\quad"
         r" S_i = U \cup \{i - i \bmod s - m, \ldots, i\},\quad"
-        r" U \leftarrow U \cup \operatorname{top}_{s / c} \left\{\bar\alpha_j : j \text{ leaves the memory}\right\}"
+        r" U \leftarrow U \cup \mathrm{top}_{s / c} \left\{\bar\alpha_j : j \text{ leaves the memory}\right\}"
     )
     sketch: ClassVar = CompressiveMemory.sketch
     capabilities = CompressiveMemory.capabilities | {Capability.CHOOSES}
