@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import httpx2
 import pytest
 from attn_core import installed
 from attn_gateway import GatewaySettings
+from attn_openai import catalogue
 from attn_openai.catalogue import MechanismView
 from attn_ui import assets
 from attn_ui.assets import CONTENT_SECURITY_POLICY
@@ -104,3 +106,34 @@ def test_mechanisms_of_a_mask_can_be_shown() -> None:
         if config is None or found.spec(config) is None:
             continue
         assert len(view.facts()["picture"]["grid"]) > 1, name
+
+
+@pytest.mark.parametrize("name", installed().mechanisms.names())
+def test_every_mechanism_is_drawn_at_sizes_that_do_not_follow_the_request(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalogue, "DRAWING_SECONDS", 10 * catalogue.DRAWING_SECONDS)  # on any machine
+    large = {"hidden_size": catalogue.MOST["hidden_size"], "num_heads": 64}
+    view = MechanismView.of({"name": name, **large})
+    mechanism = installed().mechanisms.get(name)
+    began = time.thread_time()
+    picture = view._picture(mechanism)
+    assert len(picture["grid"]) == catalogue.POSITIONS, picture["caption"]
+    assert time.thread_time() - began < 10 * catalogue.DRAWING_SECONDS
+
+
+def test_a_layer_that_takes_longer_is_not_drawn_and_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    ntm = installed().mechanisms.get("ntm")
+    for bound, word in (("DRAWING_SECONDS", "seconds"), ("DRAWING_ELEMENTS", "elements")):
+        with monkeypatch.context() as patched:
+            patched.setattr(catalogue, bound, 0)
+            picture = MechanismView.of({"name": "ntm"})._picture(ntm)
+        assert picture["grid"] == []
+        assert f"more than 0 {word}" in picture["caption"]
+
+
+async def test_an_option_that_makes_a_layer_huge_is_answered_without_a_picture(http: httpx2.AsyncClient) -> None:
+    found = (await mechanism(http, name="ntm", options={"slots": catalogue.MOST_OPTION})).json()
+    assert found["picture"]["grid"] == []
+    assert "no picture" in found["picture"]["caption"]
+    assert found["parameters"] > 0

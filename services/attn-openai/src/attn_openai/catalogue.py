@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from attn_cli.commands.costs import row
 from attn_cli.facts import describe, price, verdicts, weights_statement
 from attn_cli.options import Sizes, fitting
-from attn_cli.pictures import view_of
-from attn_core import Mechanism, installed
+from attn_cli.pictures import tensors, view_of
+from attn_core import Capability, Mechanism, MechanismConfig, installed
 from attn_core.computation import WholeCall
-from attn_core.errors import InvalidValue, UnknownName
+from attn_core.errors import DeadlineExceeded, InvalidValue, OutOfCapacity, UnknownName
 from attn_core.options import option_fields
 from latex2mathml.converter import convert
 
@@ -25,8 +26,12 @@ DTYPE = "float32"
 MOST = {"hidden_size": 16384, "num_heads": 256, "num_kv_heads": 256, "seq": 2**14}
 """The largest sizes that may be asked for; pairs of some masks are counted one by one."""
 DEFAULTS = {"hidden_size": 512, "num_heads": 8, "num_kv_heads": None, "seq": 1024}
-DRAWN = {"hidden_size": 64, "num_heads": 8, "num_kv_heads": None}
+DRAWN = {"hidden_size": 32, "num_heads": 4, "num_kv_heads": None}
 """Sizes of the layer that is drawn where the mask alone does not say what is seen: large ones take long."""
+DRAWING_SECONDS = 2.0
+"""Processor time that a layer may take to be drawn; with options that need more there is no picture."""
+DRAWING_ELEMENTS = 2**20
+"""The largest tensor that a layer may make when it is drawn, in elements."""
 MOST_OPTION = 2**16
 """The largest number that an option may have here."""
 MOST_COMPARED = 6
@@ -99,11 +104,14 @@ class MechanismView:
         return drawn | dict(self.options)
 
     def _picture(self, mechanism: Mechanism) -> dict[str, Any]:
+        """A caption and a grid; an empty grid where drawing takes more than it may, with the reason as caption."""
         shown = dict(self.options) or dict(mechanism.sketch)
-        spec = mechanism.spec(fitting(self.sizes, mechanism).config(mechanism, shown))
-        sizes = self.sizes if spec is not None else dataclasses.replace(self.sizes, **DRAWN)  # type: ignore[arg-type]
-        drawn = view_of(mechanism, fitting(sizes, mechanism).config(mechanism, shown), POSITIONS, shown)
-        return {"caption": drawn.caption, "grid": drawn.grid}
+        config = fitting(self.sizes, mechanism).config(mechanism, shown)
+        if mechanism.spec(config) is not None and not mechanism.can(Capability.CHOOSES):
+            drawn = view_of(mechanism, config, POSITIONS, shown)
+            return {"caption": drawn.caption, "grid": drawn.grid}
+        small: Sizes = dataclasses.replace(self.sizes, **DRAWN)  # type: ignore[arg-type]
+        return layer_picture(mechanism, fitting(small, mechanism).config(mechanism, shown), shown)
 
     def _curves(self, mechanism: Mechanism) -> list[dict[str, Any]]:
         """The costs by length, of this mechanism with its options and of those beside it with their own."""
@@ -115,6 +123,42 @@ class MechanismView:
 
     def _row(self, name: str, tokens: int) -> dict[str, Any]:
         return row(name, self.sizes, tokens, DTYPE)
+
+
+def layer_picture(mechanism: Mechanism, config: MechanismConfig, shown: Mapping[str, Any]) -> dict[str, Any]:
+    """What a random layer does, drawn within `DRAWING_SECONDS`; an empty grid and the reason where it takes more."""
+    try:
+        with bounded_torch(DRAWING_SECONDS, DRAWING_ELEMENTS):
+            drawn = view_of(mechanism, config, POSITIONS, shown)
+    except (DeadlineExceeded, OutOfCapacity) as error:
+        return {"caption": f"There is no picture with these options: {error.message}.", "grid": []}
+    return {"caption": drawn.caption, "grid": drawn.grid}
+
+
+@contextlib.contextmanager
+def bounded_torch(seconds: float, elements: int) -> Iterator[None]:
+    """End what this thread computes with torch at the first call that comes too late or makes too large a tensor.
+
+    Raises `DeadlineExceeded` after so many seconds of this thread's processor time, `OutOfCapacity` for a tensor with
+    more elements, and `MissingPackage` without torch.
+    """
+    torch = tensors()
+    from torch.overrides import TorchFunctionMode
+
+    class Bounded(TorchFunctionMode):
+        """Looks at the clock and at the result of every call."""
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+            if time.thread_time() - began > seconds:
+                raise DeadlineExceeded(f"a layer takes more than {seconds:g} seconds")
+            made = func(*args, **(kwargs or {}))
+            if isinstance(made, torch.Tensor) and made.numel() > elements:
+                raise OutOfCapacity(f"a layer makes a tensor of more than {elements} elements")
+            return made
+
+    began = time.thread_time()
+    with Bounded():
+        yield
 
 
 def _curve(name: str, price_at: Callable[[int], dict[str, Any]]) -> dict[str, Any]:

@@ -61,6 +61,7 @@ class Mechanism {
     this.zoom = new Zoom(1, 1);
     this.zoom.listeners.push(() => this.picture.draw());
     this.picture = new MatrixView({ title: "", shared: this.zoom });
+    this.withoutPicture = h("p", { role: "status" });
     const chart = (title, y, unit) => new Chart({ title, x: "tokens", y, unit, logX: true, logY: true, signal });
     this.flops = chart("FLOPs of a forward pass", "FLOPs", count);
     this.state = chart("Bytes remembered", "bytes", bytes);
@@ -110,7 +111,7 @@ class Mechanism {
     this.host.replaceChildren(
       h("section", { class: "card" }, h("h2", {}, facts.name), h("p", {}, facts.summary), h("div", { class: "equation" }, equation(facts.mathml, facts.equation)), h("p", {}, paper), kinds),
       h("section", { class: "card" }, h("h2", {}, "Options"), form, this.problem),
-      h("div", { class: "panels" }, h("section", { class: "card" }, h("h2", {}, "Picture"), this.picture.element), h("section", { class: "card" }, h("h2", {}, "One layer"), this.numbers)),
+      h("div", { class: "panels" }, h("section", { class: "card" }, h("h2", {}, "Picture"), this.withoutPicture, this.picture.element), h("section", { class: "card" }, h("h2", {}, "One layer"), this.numbers)),
       h("section", { class: "card" }, h("h2", {}, "Costs"), h("div", { class: "panels" }, this.flops.element, this.state.element)),
       h("section", { class: "card" }, h("h2", {}, "Kernels"), this.kernels),
       h("section", { class: "card" }, h("h2", {}, "Laws"), h("p", { class: "muted" }, "The conformance kit tries causality, padding, decoding, gradients, state bytes, cost and more on the server; this takes some seconds."), run, this.laws),
@@ -138,14 +139,20 @@ class Mechanism {
     this.fill(facts);
   }
 
-  fill(facts) {
-    const { grid, caption } = facts.picture;
+  fillPicture({ grid, caption }) {
+    this.picture.element.hidden = grid.length === 0;
+    this.withoutPicture.textContent = grid.length === 0 ? caption : "";
+    if (grid.length === 0) return;
     const [rows, cols] = [grid.length, grid[0].length];
     const matrix = { rows, cols, values: Float32Array.from(grid.flat()) };
     Object.assign(this.zoom, { rows, cols, q0: 0, q1: rows, k0: 0, k1: cols });
     const places = (size) => Array.from({ length: size }, (_, place) => String(place));
     const most = Math.max(...matrix.values.map(Math.abs)) || 1;
     this.picture.set(matrix, { rows: places(rows), cols: places(cols), top: most, title: caption });
+  }
+
+  fill(facts) {
+    this.fillPicture(facts.picture);
     const states = facts.states.map((state) => `${state.name} (${state.kind}): ${Object.entries(state.fields).map(([name, row]) => `${name} [${row.shape.join(", ")}] ${row.dtype}`).join(", ")}`);
     const rowsOf = [
       ["state", states.join("; ") || "none"],
