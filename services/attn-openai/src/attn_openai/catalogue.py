@@ -143,21 +143,18 @@ def bounded_torch(seconds: float, elements: int) -> Iterator[None]:
     more elements, and `MissingPackage` without torch.
     """
     torch = tensors()
-    from torch.overrides import TorchFunctionMode
-
-    class Bounded(TorchFunctionMode):
-        """Looks at the clock and at the result of every call."""
-
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
-            if time.thread_time() - began > seconds:
-                raise DeadlineExceeded(f"a layer takes more than {seconds:g} seconds")
-            made = func(*args, **(kwargs or {}))
-            if isinstance(made, torch.Tensor) and made.numel() > elements:
-                raise OutOfCapacity(f"a layer makes a tensor of more than {elements} elements")
-            return made
-
     began = time.thread_time()
-    with Bounded():
+
+    def look(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG001 -- torch's
+        if time.thread_time() - began > seconds:
+            raise DeadlineExceeded(f"a layer takes more than {seconds:g} seconds")
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and made.numel() > elements:
+            raise OutOfCapacity(f"a layer makes a tensor of more than {elements} elements")
+        return made
+
+    bounded = type("Bounded", (torch.overrides.TorchFunctionMode,), {"__torch_function__": look})
+    with bounded():
         yield
 
 
