@@ -99,6 +99,17 @@ class OptimizerConfig(Checked, frozen=True, kw_only=True):
         int, _optimizer("Batches of batch_size whose gradients make one step, as one batch of them all would.", ge=1)
     ] = 1
     max_grad_norm: Annotated[float, _optimizer("Maximum norm of the whole gradient; 0 does not clip.", ge=0)] = 1.0
+    max_grad_norm_ratio: (
+        Annotated[
+            float,
+            _optimizer(
+                "Skip the update of a step whose gradient norm is more than this many times the median of the last "
+                "100, or not finite; none is skipped if not given.",
+                gt=1,
+            ),
+        ]
+        | None
+    ) = None
     label_smoothing: Annotated[
         float,
         _optimizer("Probability that targets spread over the vocabulary or classes, in the training loss.", ge=0, lt=1),

@@ -422,7 +422,7 @@ class Metrics(Schema, frozen=True, kw_only=True):
         dict[str, float],
         Meta(
             description="By name: loss and validation_loss in nats per token, learning_rate, gradient_norm, "
-            "tokens_per_second, elapsed_seconds of training; others may appear."
+            "tokens_per_second, elapsed_seconds of training, skipped_steps with max_grad_norm_ratio; others may appear."
         ),
     ] = {}  # noqa: RUF012 - msgspec copies it  # fmt: skip
 

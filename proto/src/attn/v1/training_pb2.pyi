@@ -631,6 +631,7 @@ class OptimizerConfig(_message.Message):
     MOMENTUM_FIELD_NUMBER: _builtins.int
     RHO_FIELD_NUMBER: _builtins.int
     GRADIENT_ACCUMULATION_STEPS_FIELD_NUMBER: _builtins.int
+    MAX_GRAD_NORM_RATIO_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     """Number of optimizer steps."""
     batch_size: _builtins.int
@@ -667,6 +668,10 @@ class OptimizerConfig(_message.Message):
     """Decay of the means of adadelta; 0.95 if not given."""
     gradient_accumulation_steps: _builtins.int
     """Batches of batch_size whose gradients make one step, as one batch of them all would; absent means 1."""
+    max_grad_norm_ratio: _builtins.float
+    """Skip the update of a step whose gradient norm is more than this many times the median of the last 100, or not
+    finite; none is skipped if not given.
+    """
     def __init__(
         self,
         *,
@@ -688,10 +693,11 @@ class OptimizerConfig(_message.Message):
         momentum: _builtins.float | None = ...,
         rho: _builtins.float | None = ...,
         gradient_accumulation_steps: _builtins.int | None = ...,
+        max_grad_norm_ratio: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_beta1", b"_beta1", "_beta2", b"_beta2", "_decay_steps", b"_decay_steps", "_epsilon", b"_epsilon", "_gradient_accumulation_steps", b"_gradient_accumulation_steps", "_learning_rate", b"_learning_rate", "_lr_scheduler_type", b"_lr_scheduler_type", "_max_grad_norm", b"_max_grad_norm", "_min_learning_rate", b"_min_learning_rate", "_momentum", b"_momentum", "_optim", b"_optim", "_rho", b"_rho", "_start_decay_steps", b"_start_decay_steps", "_steps", b"_steps", "_weight_decay", b"_weight_decay", "batch_size", b"batch_size", "beta1", b"beta1", "beta2", b"beta2", "decay_steps", b"decay_steps", "epsilon", b"epsilon", "gradient_accumulation_steps", b"gradient_accumulation_steps", "learning_rate", b"learning_rate", "lr_scheduler_type", b"lr_scheduler_type", "max_grad_norm", b"max_grad_norm", "min_learning_rate", b"min_learning_rate", "momentum", b"momentum", "optim", b"optim", "rho", b"rho", "start_decay_steps", b"start_decay_steps", "steps", b"steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_beta1", b"_beta1", "_beta2", b"_beta2", "_decay_steps", b"_decay_steps", "_epsilon", b"_epsilon", "_gradient_accumulation_steps", b"_gradient_accumulation_steps", "_learning_rate", b"_learning_rate", "_lr_scheduler_type", b"_lr_scheduler_type", "_max_grad_norm", b"_max_grad_norm", "_max_grad_norm_ratio", b"_max_grad_norm_ratio", "_min_learning_rate", b"_min_learning_rate", "_momentum", b"_momentum", "_optim", b"_optim", "_rho", b"_rho", "_start_decay_steps", b"_start_decay_steps", "_steps", b"_steps", "_weight_decay", b"_weight_decay", "batch_size", b"batch_size", "beta1", b"beta1", "beta2", b"beta2", "decay_steps", b"decay_steps", "epsilon", b"epsilon", "gradient_accumulation_steps", b"gradient_accumulation_steps", "learning_rate", b"learning_rate", "lr_scheduler_type", b"lr_scheduler_type", "max_grad_norm", b"max_grad_norm", "max_grad_norm_ratio", b"max_grad_norm_ratio", "min_learning_rate", b"min_learning_rate", "momentum", b"momentum", "optim", b"optim", "rho", b"rho", "start_decay_steps", b"start_decay_steps", "steps", b"steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_beta1", b"_beta1", "_beta2", b"_beta2", "_decay_steps", b"_decay_steps", "_epsilon", b"_epsilon", "_gradient_accumulation_steps", b"_gradient_accumulation_steps", "_learning_rate", b"_learning_rate", "_lr_scheduler_type", b"_lr_scheduler_type", "_max_grad_norm", b"_max_grad_norm", "_min_learning_rate", b"_min_learning_rate", "_momentum", b"_momentum", "_optim", b"_optim", "_rho", b"_rho", "_start_decay_steps", b"_start_decay_steps", "_steps", b"_steps", "_weight_decay", b"_weight_decay", "batch_size", b"batch_size", "beta1", b"beta1", "beta2", b"beta2", "decay_steps", b"decay_steps", "epsilon", b"epsilon", "gradient_accumulation_steps", b"gradient_accumulation_steps", "label_smoothing", b"label_smoothing", "learning_rate", b"learning_rate", "lr_scheduler_type", b"lr_scheduler_type", "max_grad_norm", b"max_grad_norm", "min_learning_rate", b"min_learning_rate", "momentum", b"momentum", "optim", b"optim", "rho", b"rho", "start_decay_steps", b"start_decay_steps", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_beta1", b"_beta1", "_beta2", b"_beta2", "_decay_steps", b"_decay_steps", "_epsilon", b"_epsilon", "_gradient_accumulation_steps", b"_gradient_accumulation_steps", "_learning_rate", b"_learning_rate", "_lr_scheduler_type", b"_lr_scheduler_type", "_max_grad_norm", b"_max_grad_norm", "_max_grad_norm_ratio", b"_max_grad_norm_ratio", "_min_learning_rate", b"_min_learning_rate", "_momentum", b"_momentum", "_optim", b"_optim", "_rho", b"_rho", "_start_decay_steps", b"_start_decay_steps", "_steps", b"_steps", "_weight_decay", b"_weight_decay", "batch_size", b"batch_size", "beta1", b"beta1", "beta2", b"beta2", "decay_steps", b"decay_steps", "epsilon", b"epsilon", "gradient_accumulation_steps", b"gradient_accumulation_steps", "label_smoothing", b"label_smoothing", "learning_rate", b"learning_rate", "lr_scheduler_type", b"lr_scheduler_type", "max_grad_norm", b"max_grad_norm", "max_grad_norm_ratio", b"max_grad_norm_ratio", "min_learning_rate", b"min_learning_rate", "momentum", b"momentum", "optim", b"optim", "rho", b"rho", "start_decay_steps", b"start_decay_steps", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__batch_size: _TypeAlias = _typing.Literal["batch_size"]  # noqa: Y015
     _WhichOneofArgType__batch_size: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size"]  # noqa: Y015
@@ -711,6 +717,8 @@ class OptimizerConfig(_message.Message):
     _WhichOneofArgType__lr_scheduler_type: _TypeAlias = _typing.Literal["_lr_scheduler_type", b"_lr_scheduler_type"]  # noqa: Y015
     _WhichOneofReturnType__max_grad_norm: _TypeAlias = _typing.Literal["max_grad_norm"]  # noqa: Y015
     _WhichOneofArgType__max_grad_norm: _TypeAlias = _typing.Literal["_max_grad_norm", b"_max_grad_norm"]  # noqa: Y015
+    _WhichOneofReturnType__max_grad_norm_ratio: _TypeAlias = _typing.Literal["max_grad_norm_ratio"]  # noqa: Y015
+    _WhichOneofArgType__max_grad_norm_ratio: _TypeAlias = _typing.Literal["_max_grad_norm_ratio", b"_max_grad_norm_ratio"]  # noqa: Y015
     _WhichOneofReturnType__min_learning_rate: _TypeAlias = _typing.Literal["min_learning_rate"]  # noqa: Y015
     _WhichOneofArgType__min_learning_rate: _TypeAlias = _typing.Literal["_min_learning_rate", b"_min_learning_rate"]  # noqa: Y015
     _WhichOneofReturnType__momentum: _TypeAlias = _typing.Literal["momentum"]  # noqa: Y015
@@ -743,6 +751,8 @@ class OptimizerConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__lr_scheduler_type) -> _WhichOneofReturnType__lr_scheduler_type | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_grad_norm) -> _WhichOneofReturnType__max_grad_norm | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_grad_norm_ratio) -> _WhichOneofReturnType__max_grad_norm_ratio | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_learning_rate) -> _WhichOneofReturnType__min_learning_rate | None: ...
     @_typing.overload
@@ -1065,7 +1075,7 @@ class Metrics(_message.Message):
     @_builtins.property
     def values(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """By name: loss and validation_loss in nats per token, learning_rate, gradient_norm, tokens_per_second,
-        elapsed_seconds of training; others may appear.
+        elapsed_seconds of training, skipped_steps with max_grad_norm_ratio; others may appear.
         """
 
     def __init__(

@@ -83,6 +83,10 @@ class Group:
         """The step of the leading worker's newest checkpoint; every worker is to call it."""
         return step
 
+    def agreed_choice(self, *, chosen: bool) -> bool:
+        """What the leading worker chose; every worker is to call it."""
+        return chosen
+
     def lost_others(self, error: Exception) -> bool:
         """Whether an error says that another worker is gone, and nothing about the job."""
         del error

@@ -241,6 +241,10 @@ class Together(Group):
         """What the leading worker has found."""
         return self._told(step)
 
+    def agreed_choice(self, *, chosen: bool) -> bool:
+        """What the leading worker has chosen."""
+        return bool(self._told(int(chosen)))
+
     def whole_model(self, model: nn.Module, saved: Tensors, rebuild: Callable[[], Any] | None) -> nn.Module | None:
         """See `Group.whole_model`."""
         if self.layout.tp == self.layout.dp_shard == 1:

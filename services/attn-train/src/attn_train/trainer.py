@@ -25,6 +25,7 @@ from attn_train.checkpoint import (
     read_checkpoint,
     restore_random_states,
 )
+from attn_train.gradient_norms import GradientNorms
 from attn_train.group import Group
 from attn_train.optimizer import (
     learning_rate,
@@ -123,6 +124,8 @@ class Trainer:
         self._device = self._trained[0].device
         self._task = dataset.task(config)
         self._width: int | None = getattr(getattr(model, "config", None), "hidden_size", None)
+        ratio = config.optimizer.max_grad_norm_ratio
+        self._norms = None if ratio is None else GradientNorms(ratio)
         self._throughput = Throughput()
         self._saved_step: int | None = None
 
@@ -145,8 +148,12 @@ class Trainer:
             kept = dict(self._kept.named_parameters())
             for name, tensor in _saved_tensors(self.model).items():
                 kept.get(name, tensor).copy_(weights[name])
-        moments = self._group.part(parts["optimizer"])
-        restore_optimizer_state(self._kept, self._optimizer, moments, self.config.optimizer)
+        if self._norms is not None:
+            self._norms.restore(parts.get("gradient_norms", {}))
+        # Where every step was skipped, the optimizer has no state yet.
+        if self._norms is None or self._norms.skipped < progress.step:
+            moments = self._group.part(parts["optimizer"])
+            restore_optimizer_state(self._kept, self._optimizer, moments, self.config.optimizer)
         states = self._group.own_random_states(parts["random"], partial(derived, self.config.seed + step))
         restore_random_states(self._task.generator, states)
         self._task.reinforce.restore(parts.get("loss", {}))
@@ -187,6 +194,8 @@ class Trainer:
             parts["loss"] = dict(loss)
         if position := position_of(self._task):
             parts["position"] = position
+        if self._norms is not None:
+            parts["gradient_norms"] = dict(self._norms.state())
         if not self._group.leads:
             return
         written = self._checkpoints.write(Progress(step=self.step, elapsed_seconds=self.elapsed), parts)
@@ -209,18 +218,20 @@ class Trainer:
     def _one_step(self, report: Reporter) -> None:
         began = time.perf_counter()
         rate = learning_rate(self.step, self.config.optimizer, self._width)
-        loss, norm = self._update(rate)
+        loss, norm = self._update(rate, report)
         self.step += 1
         report.heartbeat()
         last = self.step == self.config.optimizer.steps
         measured = last or self.step % self.config.evaluation.logging_steps == 0
         values = {"loss": loss.item(), "learning_rate": rate, "gradient_norm": norm.item()} if measured else {}
+        if measured and self._norms is not None:
+            values["skipped_steps"] = float(self._norms.skipped)
         seconds = time.perf_counter() - began
         self.elapsed += seconds
         self._throughput.seconds += seconds
         if measured:
             values |= self._speed()
-            self._require_finite(values["loss"])
+            self._require_finite(values["loss"], self.step)
         if last or self.step % self.config.evaluation.eval_steps == 0:
             values |= self._validation_losses(report)
         if last:
@@ -251,19 +262,34 @@ class Trainer:
             report.log(f"the last measurement failed: {type(error).__name__}: {error}; the model is kept")
             return {}
 
-    def _update(self, rate: float) -> tuple[Tensor, Tensor]:
+    def _update(self, rate: float, report: Reporter) -> tuple[Tensor, Tensor]:
         loss = self._accumulated()
         limit = self.config.optimizer.max_grad_norm or math.inf
         self._group.finish_gradients()
         norm = self._group.clip(self._trained, limit)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        self._optimizer.step()
+        if not self._skips(loss, norm, report):
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate
+            self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         if adapter_of(self.model) is None:
             update_router_biases(self.model)
         self._group.updated(self.step)
         return loss, norm
+
+    def _skips(self, loss: Tensor, norm: Tensor, report: Reporter) -> bool:
+        """Whether the gradient is too large for an update, which is counted and told. All workers decide alike."""
+        if self._norms is None:
+            return False
+        # Else a loss that is no number would be seen or not, as it falls on a step that is measured or not.
+        self._require_finite(loss.item(), self.step + 1)
+        length, limit = norm.item(), self._norms.limit()
+        skipped = self._group.agreed_choice(chosen=self._norms.too_large(length))
+        self._norms.add(length, skipped=skipped)
+        if skipped:
+            said = "not finite" if not math.isfinite(length) else f"more than {limit:.4g}"
+            report.log(f"step {self.step + 1} is skipped: its gradient norm {length:.4g} is {said}")
+        return skipped
 
     def _accumulated(self) -> Tensor:
         """The mean loss of the batches of a step, a scalar, whose gradients are added up: that of one large batch."""
@@ -288,11 +314,11 @@ class Trainer:
         self._throughput = Throughput(tokens=self._task.tokens)
         return {"tokens_per_second": speed, "elapsed_seconds": self.elapsed}
 
-    def _require_finite(self, loss: float) -> None:
+    def _require_finite(self, loss: float, step: int) -> None:
         if not math.isfinite(loss):
             raise TrainingDiverged(
-                f"the loss is {loss} at step {self.step}; a lower learning rate or a longer warm-up may help",
-                step=self.step,
+                f"the loss is {loss} at step {step}; a lower learning rate or a longer warm-up may help",
+                step=step,
                 loss=loss,
             )
 

@@ -101,6 +101,8 @@ def require_equal_losses(found, name, dtype):
     nudged = found.get(f"{name}-nudged", one)
     assert "error" not in several, several
     assert one["metrics"].keys() == several["metrics"].keys()
+    for step, metrics in one["metrics"].items():
+        assert several["metrics"][step].get("skipped_steps") == metrics.get("skipped_steps")
     for value in ("loss", "gradient_norm"):
         rounded = 0.0
         for step, metrics in one["metrics"].items():
@@ -126,6 +128,7 @@ OF_TWO = {
     "tokens": ({"model": LLAMA}, {"cp": 2}),
     "tokens-window": ({"model": {"mechanism": "sliding_window", "options": {"window": 5}}}, {"cp": 2}),
     "accumulated": ({"model": LLAMA, "optimizer": {"gradient_accumulation_steps": 2}}, {"dp_shard": 2}),
+    "skipping": ({"model": LLAMA, "optimizer": {"max_grad_norm_ratio": 1.02}, "steps": 30}, {"dp_shard": 2}),
     "latents-heads": ({"model": {"mechanism": "mla", "options": {"latent": 8, "rotary_size": 4}}}, {"tp": 2}),
     "recurrence-heads": ({"model": {"mechanism": "kda"}}, {"tp": 2}),
     "gated-recurrence-heads": ({"model": {"mechanism": "gla"}}, {"tp": 2}),
@@ -151,7 +154,16 @@ OF_FOUR = {
     "encoder-decoder-hybrid": (PAIRS, {"dp_shard": 2}),
 }
 
-DEFAULT = ("copies", "shards", "heads", "tokens", "recurrence-heads", "experts-shards", "encoder-decoder-heads")
+DEFAULT = (
+    "copies",
+    "skipping",
+    "shards",
+    "heads",
+    "tokens",
+    "recurrence-heads",
+    "experts-shards",
+    "encoder-decoder-heads",
+)
 """Those of two workers that run by default; all are marked slow, as there are hundreds of steps of each."""
 
 
@@ -180,6 +192,10 @@ def four(tmp_path_factory):
 @pytest.mark.parametrize("name", DEFAULT)
 def test_two_workers_find_the_losses_of_one(two, name):
     require_equal_losses(two, name, "float64")
+
+
+def test_two_workers_skip_some_steps_so_that_the_law_above_can_fail(two):
+    assert 0 < two["skipping"]["metrics"]["30"]["skipped_steps"] < 20
 
 
 @pytest.mark.parametrize("name", ["hybrid", "shards-heads", "tokens-heads"])
