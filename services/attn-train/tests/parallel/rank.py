@@ -2,9 +2,9 @@
 
     python rank.py RANK WORKERS FOLDER
 
-`FOLDER/runs.json` lists runs: a name, a config, the element type of the model, and the folder of its checkpoints. A run
-with one worker is the leading one's alone. The leading worker writes `FOLDER/NAME.json`: losses, gradient norms,
-and the error if there was one.
+`FOLDER/runs.json` lists runs: a name, a config, the element type of the model, the folder of its checkpoints, and
+whether its first weights are nudged, each by about one in its last place. A run with one worker is the leading one's
+alone. The leading worker writes `FOLDER/NAME.json`: losses, gradient norms, and the error if there was one.
 """
 
 import json
@@ -35,8 +35,13 @@ class Losses(NullReporter):
         self.found[step] = dict(values)
 
 
-def built(config, dataset, dtype):
-    return build_model(config, dataset).to(dtype)
+def built(config, dataset, dtype, nudged=False):
+    model = build_model(config, dataset).to(dtype)
+    if nudged:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1 + torch.finfo(dtype).eps)
+    return model
 
 
 def trained(run, home):
@@ -51,7 +56,7 @@ def trained(run, home):
         group = Group()
     folder = run.get("checkpoints")
     checkpoints = None if folder is None else CheckpointFolder(Path(folder))
-    make = partial(built, config, dataset, dtype)
+    make = partial(built, config, dataset, dtype, run.get("nudged", False))
     trainer = Trainer(make(), dataset, config, checkpoints=checkpoints, group=group, rebuild=make)
     trainer.resume()
     losses = Losses()

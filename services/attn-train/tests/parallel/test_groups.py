@@ -16,7 +16,24 @@ SECONDS = 600
 """How long a group may take; it is killed then."""
 
 LOSSES = {"float32": 1e-6, "float64": 1e-12}
-"""By how much losses may differ."""
+"""By how much losses may differ, relative to losses above 1."""
+
+NORMS = {"float32": 1e-5, "float64": 1e-10}
+"""By how much gradient norms may differ, relative to the norm.
+
+They are less well conditioned than losses: weights that differ by d change a loss by the gradient times d, and the
+gradient by the Hessian times d. One worker with gqa in float32, whose weights
+are off by their last place, is off by 1e-6 in losses and 2e-5 in norms within 200 steps.
+"""
+
+NUDGE = 100
+"""How many times as much as a nudged worker a group may differ from one worker, where that is more.
+
+Training adds to what rounding begins, and with some recurrences multiplies it: within 200 steps in float64, losses of
+one worker whose weights are off by their last place are off by 5e-7 with kda and by 3e-3 with gla, and in float32 by
+0.2 with both. A group of two that splits the heads of kda is off by 3e-7 and 0.13. A wrong number shows at the first
+steps, where nothing has grown yet.
+"""
 
 
 def write_data(folder):
@@ -62,29 +79,40 @@ def run_group(folder, workers, runs):
     return {run["name"]: json.loads((folder / f"{run['name']}.json").read_text()) for run in runs}
 
 
-def beside_one(folder, workers, cases, dtype, steps=10):
-    """What groups find, and what one worker finds, of each case: (model and parts of the job, layout) by name."""
+def beside_one(folder, workers, cases, dtype, steps=10, nudged=False):
+    """What groups find, and what one worker finds, of each case: (model and parts of the job, layout) by name.
+
+    With `nudged` also what one worker finds from weights that are off by their last place.
+    """
     write_data(folder)
     runs = []
     for name, (parts, layout) in cases.items():
         alone = job(folder, **{"steps": steps, **parts})
         runs.append({"name": f"{name}-alone", "config": alone, "dtype": dtype})
+        if nudged:
+            runs.append({"name": f"{name}-nudged", "config": alone, "dtype": dtype, "nudged": True})
         runs.append({"name": name, "config": {**alone, "workers": workers, **layout}, "dtype": dtype})
     return run_group(folder, workers, runs)
 
 
-def require_equal_losses(found, name, bound):
+def require_equal_losses(found, name, dtype):
     """Losses and gradient norms of every step, and the weights at the end."""
     one, several = found[f"{name}-alone"], found[name]
+    nudged = found.get(f"{name}-nudged", one)
     assert "error" not in several, several
     assert one["metrics"].keys() == several["metrics"].keys()
-    for step, expected in one["metrics"].items():
-        assert several["metrics"][step].get("skipped_steps") == expected.get("skipped_steps")
-        for value in ("loss", "gradient_norm"):
-            wanted = expected[value]
-            allowed = bound * max(1, abs(wanted)) * (1 if value == "loss" else 100)
-            assert abs(several["metrics"][step][value] - wanted) <= allowed, (name, step, value)
-    assert abs(several["weights"] - one["weights"]) <= 100 * bound * one["weights"]
+    for step, metrics in one["metrics"].items():
+        assert several["metrics"][step].get("skipped_steps") == metrics.get("skipped_steps")
+    for value in ("loss", "gradient_norm"):
+        rounded = 0.0
+        for step, metrics in one["metrics"].items():
+            wanted = metrics[value]
+            rounded = max(rounded, abs(nudged["metrics"][step][value] - wanted))
+            own = LOSSES[dtype] * max(1, abs(wanted)) if value == "loss" else NORMS[dtype] * abs(wanted)
+            off = abs(several["metrics"][step][value] - wanted)
+            assert off <= max(own, NUDGE * rounded), (name, step, value, off, rounded)
+    own = 100 * LOSSES[dtype] * one["weights"]
+    assert abs(several["weights"] - one["weights"]) <= max(own, NUDGE * abs(nudged["weights"] - one["weights"])), name
 
 
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.01}
@@ -103,6 +131,7 @@ OF_TWO = {
     "skipping": ({"model": LLAMA, "optimizer": {"max_grad_norm_ratio": 1.02}, "steps": 30}, {"dp_shard": 2}),
     "latents-heads": ({"model": {"mechanism": "mla", "options": {"latent": 8, "rotary_size": 4}}}, {"tp": 2}),
     "recurrence-heads": ({"model": {"mechanism": "kda"}}, {"tp": 2}),
+    "gated-recurrence-heads": ({"model": {"mechanism": "gla"}}, {"tp": 2}),
     "recurrence-shards": ({"model": {"mechanism": "retnet"}}, {"dp_shard": 2}),
     "shared-kv-heads": ({"model": {"num_layers": 2, "kv_sharing": "cla:2"}}, {"tp": 2}),
     "experts-copies": ({"model": {**MOE, "routing": "mixtral"}}, {}),
@@ -162,7 +191,7 @@ def four(tmp_path_factory):
 
 @pytest.mark.parametrize("name", DEFAULT)
 def test_two_workers_find_the_losses_of_one(two, name):
-    require_equal_losses(two, name, LOSSES["float64"])
+    require_equal_losses(two, name, "float64")
 
 
 def test_two_workers_skip_some_steps_so_that_the_law_above_can_fail(two):
@@ -171,16 +200,16 @@ def test_two_workers_skip_some_steps_so_that_the_law_above_can_fail(two):
 
 @pytest.mark.parametrize("name", ["hybrid", "shards-heads", "tokens-heads"])
 def test_four_workers_find_the_losses_of_one(four, name):
-    require_equal_losses(four, name, LOSSES["float32"])
+    require_equal_losses(four, name, "float32")
 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("dtype", LOSSES)
 @pytest.mark.parametrize(("workers", "cases"), [(2, OF_TWO), (4, OF_FOUR)], ids=["two", "four"])
 def test_losses_stay_those_of_one_worker_over_two_hundred_steps(tmp_path, workers, cases, dtype):
-    found = beside_one(tmp_path, workers, located(cases, tmp_path), dtype, steps=200)
+    found = beside_one(tmp_path, workers, located(cases, tmp_path), dtype, steps=200, nudged=True)
     for name in cases:
-        require_equal_losses(found, name, LOSSES[dtype])
+        require_equal_losses(found, name, dtype)
 
 
 MODEL = {
