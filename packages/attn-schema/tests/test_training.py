@@ -84,6 +84,7 @@ REFUSED: list[tuple[type[msgspec.Struct], dict[str, Any], str]] = [
     (OptimizerConfig, {"decay_steps": 3}, "decay_steps"),
     (OptimizerConfig, {"lr_scheduler_type": "noam"}, "warmup_steps"),
     (OptimizerConfig, {"max_grad_norm_ratio": 1.0}, "max_grad_norm_ratio"),
+    (OptimizerConfig, {"ema_decay": 1.0}, "ema_decay"),
     (CheckpointConfig, {"save_steps": 0}, "save_steps"),
     (EvaluationConfig, {"eval_batches": 0}, "eval_batches"),
     (TrainingConfig, {"precision": "float16"}, "precision"),

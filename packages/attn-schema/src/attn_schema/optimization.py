@@ -110,6 +110,18 @@ class OptimizerConfig(Checked, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+    ema_decay: (
+        Annotated[
+            float,
+            _optimizer(
+                "Export and evaluate an exponential moving average of the weights, of this decay; the last weights if "
+                "not given.",
+                gt=0,
+                lt=1,
+            ),
+        ]
+        | None
+    ) = None
     label_smoothing: Annotated[
         float,
         _optimizer("Probability that targets spread over the vocabulary or classes, in the training loss.", ge=0, lt=1),

@@ -632,6 +632,7 @@ class OptimizerConfig(_message.Message):
     RHO_FIELD_NUMBER: _builtins.int
     GRADIENT_ACCUMULATION_STEPS_FIELD_NUMBER: _builtins.int
     MAX_GRAD_NORM_RATIO_FIELD_NUMBER: _builtins.int
+    EMA_DECAY_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     """Number of optimizer steps."""
     batch_size: _builtins.int
@@ -672,6 +673,8 @@ class OptimizerConfig(_message.Message):
     """Skip the update of a step whose gradient norm is more than this many times the median of the last 100, or not
     finite; none is skipped if not given.
     """
+    ema_decay: _builtins.float
+    """Export and evaluate an exponential moving average of the weights, of this decay; the last weights if not given."""
     def __init__(
         self,
         *,
@@ -694,10 +697,11 @@ class OptimizerConfig(_message.Message):
         rho: _builtins.float | None = ...,
         gradient_accumulation_steps: _builtins.int | None = ...,
         max_grad_norm_ratio: _builtins.float | None = ...,
+        ema_decay: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_beta1", b"_beta1", "_beta2", b"_beta2", "_decay_steps", b"_decay_steps", "_epsilon", b"_epsilon", "_gradient_accumulation_steps", b"_gradient_accumulation_steps", "_learning_rate", b"_learning_rate", "_lr_scheduler_type", b"_lr_scheduler_type", "_max_grad_norm", b"_max_grad_norm", "_max_grad_norm_ratio", b"_max_grad_norm_ratio", "_min_learning_rate", b"_min_learning_rate", "_momentum", b"_momentum", "_optim", b"_optim", "_rho", b"_rho", "_start_decay_steps", b"_start_decay_steps", "_steps", b"_steps", "_weight_decay", b"_weight_decay", "batch_size", b"batch_size", "beta1", b"beta1", "beta2", b"beta2", "decay_steps", b"decay_steps", "epsilon", b"epsilon", "gradient_accumulation_steps", b"gradient_accumulation_steps", "learning_rate", b"learning_rate", "lr_scheduler_type", b"lr_scheduler_type", "max_grad_norm", b"max_grad_norm", "max_grad_norm_ratio", b"max_grad_norm_ratio", "min_learning_rate", b"min_learning_rate", "momentum", b"momentum", "optim", b"optim", "rho", b"rho", "start_decay_steps", b"start_decay_steps", "steps", b"steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_beta1", b"_beta1", "_beta2", b"_beta2", "_decay_steps", b"_decay_steps", "_ema_decay", b"_ema_decay", "_epsilon", b"_epsilon", "_gradient_accumulation_steps", b"_gradient_accumulation_steps", "_learning_rate", b"_learning_rate", "_lr_scheduler_type", b"_lr_scheduler_type", "_max_grad_norm", b"_max_grad_norm", "_max_grad_norm_ratio", b"_max_grad_norm_ratio", "_min_learning_rate", b"_min_learning_rate", "_momentum", b"_momentum", "_optim", b"_optim", "_rho", b"_rho", "_start_decay_steps", b"_start_decay_steps", "_steps", b"_steps", "_weight_decay", b"_weight_decay", "batch_size", b"batch_size", "beta1", b"beta1", "beta2", b"beta2", "decay_steps", b"decay_steps", "ema_decay", b"ema_decay", "epsilon", b"epsilon", "gradient_accumulation_steps", b"gradient_accumulation_steps", "learning_rate", b"learning_rate", "lr_scheduler_type", b"lr_scheduler_type", "max_grad_norm", b"max_grad_norm", "max_grad_norm_ratio", b"max_grad_norm_ratio", "min_learning_rate", b"min_learning_rate", "momentum", b"momentum", "optim", b"optim", "rho", b"rho", "start_decay_steps", b"start_decay_steps", "steps", b"steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_beta1", b"_beta1", "_beta2", b"_beta2", "_decay_steps", b"_decay_steps", "_epsilon", b"_epsilon", "_gradient_accumulation_steps", b"_gradient_accumulation_steps", "_learning_rate", b"_learning_rate", "_lr_scheduler_type", b"_lr_scheduler_type", "_max_grad_norm", b"_max_grad_norm", "_max_grad_norm_ratio", b"_max_grad_norm_ratio", "_min_learning_rate", b"_min_learning_rate", "_momentum", b"_momentum", "_optim", b"_optim", "_rho", b"_rho", "_start_decay_steps", b"_start_decay_steps", "_steps", b"_steps", "_weight_decay", b"_weight_decay", "batch_size", b"batch_size", "beta1", b"beta1", "beta2", b"beta2", "decay_steps", b"decay_steps", "epsilon", b"epsilon", "gradient_accumulation_steps", b"gradient_accumulation_steps", "label_smoothing", b"label_smoothing", "learning_rate", b"learning_rate", "lr_scheduler_type", b"lr_scheduler_type", "max_grad_norm", b"max_grad_norm", "max_grad_norm_ratio", b"max_grad_norm_ratio", "min_learning_rate", b"min_learning_rate", "momentum", b"momentum", "optim", b"optim", "rho", b"rho", "start_decay_steps", b"start_decay_steps", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_beta1", b"_beta1", "_beta2", b"_beta2", "_decay_steps", b"_decay_steps", "_ema_decay", b"_ema_decay", "_epsilon", b"_epsilon", "_gradient_accumulation_steps", b"_gradient_accumulation_steps", "_learning_rate", b"_learning_rate", "_lr_scheduler_type", b"_lr_scheduler_type", "_max_grad_norm", b"_max_grad_norm", "_max_grad_norm_ratio", b"_max_grad_norm_ratio", "_min_learning_rate", b"_min_learning_rate", "_momentum", b"_momentum", "_optim", b"_optim", "_rho", b"_rho", "_start_decay_steps", b"_start_decay_steps", "_steps", b"_steps", "_weight_decay", b"_weight_decay", "batch_size", b"batch_size", "beta1", b"beta1", "beta2", b"beta2", "decay_steps", b"decay_steps", "ema_decay", b"ema_decay", "epsilon", b"epsilon", "gradient_accumulation_steps", b"gradient_accumulation_steps", "label_smoothing", b"label_smoothing", "learning_rate", b"learning_rate", "lr_scheduler_type", b"lr_scheduler_type", "max_grad_norm", b"max_grad_norm", "max_grad_norm_ratio", b"max_grad_norm_ratio", "min_learning_rate", b"min_learning_rate", "momentum", b"momentum", "optim", b"optim", "rho", b"rho", "start_decay_steps", b"start_decay_steps", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__batch_size: _TypeAlias = _typing.Literal["batch_size"]  # noqa: Y015
     _WhichOneofArgType__batch_size: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size"]  # noqa: Y015
@@ -707,6 +711,8 @@ class OptimizerConfig(_message.Message):
     _WhichOneofArgType__beta2: _TypeAlias = _typing.Literal["_beta2", b"_beta2"]  # noqa: Y015
     _WhichOneofReturnType__decay_steps: _TypeAlias = _typing.Literal["decay_steps"]  # noqa: Y015
     _WhichOneofArgType__decay_steps: _TypeAlias = _typing.Literal["_decay_steps", b"_decay_steps"]  # noqa: Y015
+    _WhichOneofReturnType__ema_decay: _TypeAlias = _typing.Literal["ema_decay"]  # noqa: Y015
+    _WhichOneofArgType__ema_decay: _TypeAlias = _typing.Literal["_ema_decay", b"_ema_decay"]  # noqa: Y015
     _WhichOneofReturnType__epsilon: _TypeAlias = _typing.Literal["epsilon"]  # noqa: Y015
     _WhichOneofArgType__epsilon: _TypeAlias = _typing.Literal["_epsilon", b"_epsilon"]  # noqa: Y015
     _WhichOneofReturnType__gradient_accumulation_steps: _TypeAlias = _typing.Literal["gradient_accumulation_steps"]  # noqa: Y015
@@ -741,6 +747,8 @@ class OptimizerConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__beta2) -> _WhichOneofReturnType__beta2 | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__decay_steps) -> _WhichOneofReturnType__decay_steps | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ema_decay) -> _WhichOneofReturnType__ema_decay | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__epsilon) -> _WhichOneofReturnType__epsilon | None: ...
     @_typing.overload

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,7 @@ from attn_train.optimizer import (
 from attn_train.precision import forward_precision, validation_precision
 from attn_train.records import Stop, StopFlag
 from attn_train.tasks.base import Dataset, batch_weight, derived, position_of, restore_position
+from attn_train.weight_average import WeightAverage
 
 
 class Reporter(Protocol):
@@ -126,6 +128,8 @@ class Trainer:
         self._width: int | None = getattr(getattr(model, "config", None), "hidden_size", None)
         ratio = config.optimizer.max_grad_norm_ratio
         self._norms = None if ratio is None else GradientNorms(ratio)
+        decay = config.optimizer.ema_decay
+        self._average = None if decay is None else WeightAverage(self._kept, decay)
         self._throughput = Throughput()
         self._saved_step: int | None = None
 
@@ -148,6 +152,8 @@ class Trainer:
             kept = dict(self._kept.named_parameters())
             for name, tensor in _saved_tensors(self.model).items():
                 kept.get(name, tensor).copy_(weights[name])
+        if self._average is not None:
+            self._average.restore(self._group.part(parts.get("average", {})))
         if self._norms is not None:
             self._norms.restore(parts.get("gradient_norms", {}))
         # Where every step was skipped, the optimizer has no state yet.
@@ -194,6 +200,8 @@ class Trainer:
             parts["loss"] = dict(loss)
         if position := position_of(self._task):
             parts["position"] = position
+        if self._average is not None and (average := self._group.whole(self._average.state())):
+            parts["average"] = average
         if self._norms is not None:
             parts["gradient_norms"] = dict(self._norms.state())
         if not self._group.leads:
@@ -208,11 +216,24 @@ class Trainer:
 
         `on_batch` is called after each batch.
         """
-        with validation_precision(self.config.precision, self._device):
+        with self._exported(), validation_precision(self.config.precision, self._device):
             return self._task.validation_loss(self.model, batches, on_batch)
 
     def whole_model(self) -> nn.Module | None:
-        """The model with all its weights, on the leading worker; None on the others. Every worker is to call it."""
+        """The model with all its weights, on the leading worker; None on the others. Every worker is to call it.
+
+        With `ema_decay` the weights are their averages from then on: only for the end of a run.
+        """
+        if self._average is not None:
+            self._average.exchange()
+            self._average = None
+        return self._gathered()
+
+    def _exported(self) -> AbstractContextManager[None]:
+        """Within it, the weights are those that are exported."""
+        return nullcontext() if self._average is None else self._average.in_place()
+
+    def _gathered(self) -> nn.Module | None:
         return self._group.whole_model(self.model, _saved_tensors(self.model), self._rebuild)
 
     def _one_step(self, report: Reporter) -> None:
@@ -247,7 +268,7 @@ class Trainer:
         if own is None:
             validation = self.validation_loss(batches, report.heartbeat)
             return {} if validation is None else {"validation_loss": validation}
-        with validation_precision(self.config.precision, self._device):
+        with self._exported(), validation_precision(self.config.precision, self._device):
             found: dict[str, float] = own(self.model, batches, report.heartbeat)
         named = {f"validation_loss_{name}": loss for name, loss in found.items()} if len(found) > 1 else {}
         return ({"validation_loss": sum(found.values()) / len(found)} if found else {}) | named
@@ -255,8 +276,8 @@ class Trainer:
     def _final_metrics(self, report: Reporter) -> Mapping[str, float]:
         """What the task measures at the end; nothing, with a line of the log, where that fails: the model stays."""
         try:
-            with validation_precision(self.config.precision, self._device):
-                whole = self.whole_model()
+            with self._exported(), validation_precision(self.config.precision, self._device):
+                whole = self._gathered()
                 return {} if whole is None else self._task.final_metrics(whole, report.heartbeat)
         except Exception as error:  # noqa: BLE001 -- whatever a measurement raises, the model is trained
             report.log(f"the last measurement failed: {type(error).__name__}: {error}; the model is kept")
@@ -271,6 +292,8 @@ class Trainer:
             for group in self._optimizer.param_groups:
                 group["lr"] = rate
             self._optimizer.step()
+            if self._average is not None:
+                self._average.update()
         self._optimizer.zero_grad(set_to_none=True)
         if adapter_of(self.model) is None:
             update_router_biases(self.model)

@@ -72,6 +72,7 @@ def set_field(config: pb.TrainingConfig, path: str, value: object) -> None:
         ("optimizer.beta2", -0.1),
         ("optimizer.max_grad_norm", NAN),
         ("optimizer.max_grad_norm_ratio", 0.5),
+        ("optimizer.ema_decay", 0.0),
         ("device", "gpu"),
         ("device", "cuda:99"),
         ("checkpoint.save_steps", -1),
