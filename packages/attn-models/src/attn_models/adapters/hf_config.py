@@ -267,7 +267,7 @@ def common_hf_config(config: DecoderConfig, model_type: str, architecture: str) 
         "intermediate_size": config.inner_width,
         "rms_norm_eps": config.norm_eps,
         "tie_word_embeddings": config.tie_word_embeddings,
-        "attention_dropout": config.attention_dropout,
+        "attention_dropout": float(config.attention_dropout),
     }
 
 

@@ -212,6 +212,11 @@ def test_every_field_of_a_decoder_that_is_computed_is_changed():
     assert {field.name for field in dataclasses.fields(DecoderConfig)} - set(TRAINED) == swept
 
 
+def test_transformers_reads_a_deepseek_v2_whose_numbers_were_whole(tmp_path):
+    plain = described("deepseek_v2", "").plain()
+    assert outcome(tmp_path, plain | {"attention_dropout": 0}, "deepseek_v2", theirs) == "equal"
+
+
 def test_every_layout_of_decoders_is_swept():
     general = {name for name, adapter in ADAPTERS.items() if adapter.Config is DecoderConfig}
     assert general - {"attn_decoder", "qwen3_next"} == set(FAMILIES)
