@@ -33,6 +33,8 @@ CASES = {
     "gptneox, in turn": ("gpt_neox", {"use_parallel_residual": False}),
     "falcon, one key": ("falcon", {}),
     "falcon, two norms": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "gpt2": ("gpt2", {}),
+    "gpt2, with a head": ("gpt2", {"tie_word_embeddings": False, "n_inner": 40}),
     "bloom": ("bloom", {}),
     "mpt": ("mpt", {}),
     "command-r": ("cohere", {"attention_bias": False}),
@@ -42,7 +44,7 @@ CASES = {
 }
 
 
-QUICK = ("qwen2", "granite", "gptneox", "falcon, two norms", "qwen3moe", "gemma2")
+QUICK = ("qwen2", "granite", "gptneox", "falcon, two norms", "qwen3moe", "gemma2", "gpt2")
 """Each way to keep tensors once; the others are compared in the session of oracles."""
 
 
@@ -83,6 +85,8 @@ def converted(tensors, config):
             yield name, tensor.reshape(own, 2, -1, *rest).swapaxes(1, 2).reshape(tensor.shape)
         elif config.model_type == "gemma2" and name.endswith("norm.weight"):
             yield name, tensor + 1
+        elif re.search(r"(c_attn|c_proj|c_fc)\.weight", name) and config.model_type == "gpt2":
+            yield name, tensor.T
         elif "query_key_value" in name:
             shared = falcon_keys(config) if config.model_type == "falcon" else heads
             rows = tensor.reshape(shared, heads // shared + 2, -1, *rest)
@@ -99,7 +103,7 @@ def describe(writer, config, tiny):
     writer.add_block_count(get(config, "num_hidden_layers", "n_layer", "n_layers"))
     writer.add_context_length(get(config, "max_position_embeddings", "max_seq_len") or 2048)
     writer.add_embedding_length(width)
-    writer.add_feed_forward_length(get(config, "ffn_hidden_size", "intermediate_size") or 4 * width)
+    writer.add_feed_forward_length(get(config, "ffn_hidden_size", "intermediate_size", "n_inner") or 4 * width)
     writer.add_head_count(heads)
     shared = falcon_keys(config) if config.model_type == "falcon" else get(config, "num_key_value_heads")
     if shared:

@@ -21,7 +21,7 @@ class Placement:
     rows of a rotary pair side by side, Hugging Face half a head apart. `above` is by how much GGUF's
     numbers lie above Hugging Face's. `fused` are the rows of the parts that GGUF keeps one after the other, and Hugging
     Face in each of `groups` equal blocks. `expert` is the place in a tensor of GGUF that holds
-    several, None for the whole.
+    several, None for the whole. A `transposed` matrix is [out, in] in GGUF, and [in, out] in `shape`.
     """
 
     source: str
@@ -32,6 +32,12 @@ class Placement:
     fused: tuple[int, ...] = ()
     groups: int = 1
     expert: int | None = None
+    transposed: bool = False
+
+    @property
+    def source_shape(self) -> tuple[int, ...]:
+        """The shape in GGUF, of one expert where there are several."""
+        return self.shape[::-1] if self.transposed else self.shape
 
 
 def matched(header: GgufHeader, placements: Iterable[Placement], family: str) -> list[Placement]:
@@ -49,8 +55,8 @@ def matched(header: GgufHeader, placements: Iterable[Placement], family: str) ->
         if name not in header.tensors:
             raise CheckpointInvalid.of(header.path, f"tensor {name!r} is missing")
         stacked = () if parts[0].expert is None else (len(parts),)
-        if header.tensors[name].shape != (*stacked, *parts[0].shape):
-            given, needed = list(header.tensors[name].shape), [*stacked, *parts[0].shape]
+        if header.tensors[name].shape != (*stacked, *parts[0].source_shape):
+            given, needed = list(header.tensors[name].shape), [*stacked, *parts[0].source_shape]
             raise CheckpointInvalid.of(header.path, f"tensor {name!r} has shape {given}; its model needs {needed}")
     return [placement for name in header.tensors for placement in expected[name]]
 

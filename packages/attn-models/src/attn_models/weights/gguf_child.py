@@ -157,6 +157,8 @@ def _values(header: GgufHeader, placement: Placement, dtype: WeightDtype) -> NDA
         values = half_split_rows(values, placement.rotary_heads)
     if placement.fused:
         values = grouped_rows(values, placement.fused, placement.groups)
+    if placement.transposed:
+        values = values.T
     if placement.above:
         values = values - np.float32(placement.above)
     return stored(values, dtype)

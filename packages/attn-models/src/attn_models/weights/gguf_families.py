@@ -1,14 +1,15 @@
 """Described decoder families in GGUF: config.json from a header's keys, tensors by the gguf library's table of names.
 
 What llama.cpp's converters do to tensors besides renaming them is undone: rotary pairs of Llama's kin lie side by side,
-fused projections hold all queries, then all keys, then all values, and experts are stacked in one tensor.
+fused projections hold all queries, then all keys, then all values, experts are stacked in one tensor, and the matrices
+of GPT-2, [in, out] in Hugging Face's folders, are [out, in].
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from attn_core.errors import CheckpointInvalid, Incompatible
@@ -36,6 +37,18 @@ FIELDS = {
 NORMS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 BIASED = {"bias": ("attn_q", "attn_qkv"), "attention_bias": ("attn_q", "attn_qkv"), "feed_forward_bias": ("ffn_up",)}
 EXPERT = re.compile(r"\.experts\.(\d+)\.(gate|up|down)_proj\.weight$")
+UNTURNED = ("bloom", "gpt2", "mpt")
+"""Families whose queries and keys are not turned."""
+GPT2 = {
+    "vocab_size": "vocab_size",
+    "max_seq_len": "n_positions",
+    "hidden_size": "n_embd",
+    "num_layers": "n_layer",
+    "num_heads": "n_head",
+    "intermediate_size": "n_inner",
+    "norm_eps": "layer_norm_epsilon",
+    "tie_word_embeddings": "tie_word_embeddings",
+}
 Keys = dict[str, Any]
 
 
@@ -48,8 +61,9 @@ def no_keys(header: GgufHeader) -> Keys:  # noqa: ARG001  (most say nothing more
 class GgufFamily:
     """A family of `attn_models.adapters` by its `model_type`, as the files of an architecture `name` hold it.
 
-    `own` gives keys of config.json beyond the common ones. `permuted` families turn pairs that lie side by side. `read`
-    and `passed` are as of `GgufArchitecture`.
+    `own` gives keys of config.json beyond the common ones, `named` the decoder's fields by the names of config.json
+    where the adapter has no table of them. `permuted` families turn pairs that lie side by side. `read` and `passed`
+    are as of `GgufArchitecture`.
     """
 
     name: str
@@ -58,6 +72,7 @@ class GgufFamily:
     permuted: bool = False
     read: frozenset[str] = frozenset()
     passed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    named: Mapping[str, str] = field(default_factory=dict)
 
     def config(self, header: GgufHeader) -> Keys:
         """The config.json of a header; raises as those of other architectures."""
@@ -93,8 +108,9 @@ class GgufFamily:
         shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         architecture = next(kind for kind in MODEL_ARCH if MODEL_ARCH_NAMES[kind] == self.name)
         names = get_tensor_name_map(architecture, decoder.num_layers)
-        found = []
-        for theirs, (shape, groups) in stored_shapes(adapter.layout(decoder), shapes).items():
+        layout, found = adapter.layout(decoder), []
+        transposed = {item.name for item in layout.tensor_mappings(list(shapes)) if item.transposed}
+        for theirs, (shape, groups) in stored_shapes(layout, shapes).items():
             source, expert = _source(theirs, names.get_name)
             if source is None:
                 raise Incompatible(f"{header.path}: {theirs!r} has no name in files of {self.name}", path=header.path)
@@ -102,13 +118,15 @@ class GgufFamily:
             heads = turned.get(source.split(".")[-2], 0) if self.permuted else 0
             fused = _fused(source, decoder) if groups > 1 else ()
             placement = Placement(source, theirs, shape, rotary_heads=heads, fused=fused, groups=groups, expert=expert)
-            found.append(placement)
+            found.append(replace(placement, transposed=theirs in transposed))
         return found
 
     def _fields(self) -> Mapping[str, str]:
         from attn_models.adapters.family import GROUPED, FamilyAdapter
         from attn_models.adapters.registry import decoder_adapter
 
+        if self.named:
+            return self.named
         adapter = decoder_adapter(self.model_type)
         if isinstance(adapter, FamilyAdapter):
             return adapter.fields
@@ -128,7 +146,7 @@ class GgufFamily:
         return GgufArchitecture(self.name, self.config, self.placements, self.read, self.passed)
 
     def _rope(self, header: GgufHeader) -> Keys:
-        if f"{self.name}.rope.freq_base" not in header.metadata and self.model_type in ("bloom", "mpt"):
+        if f"{self.name}.rope.freq_base" not in header.metadata and self.model_type in UNTURNED:
             return {}
         rope: Keys = {"rope_type": "default"}
         rope["rope_theta"] = shortest_float32(number_or(header, f"{self.name}.rope.freq_base", 10000.0))
@@ -234,6 +252,7 @@ GGUF_FAMILIES = (
         read=LAYER_NORM | {"use_parallel_residual"},
     ),
     GgufFamily("falcon", "falcon", _falcon, read=LAYER_NORM),
+    GgufFamily("gpt2", "gpt2", read=frozenset({"attention.layer_norm_epsilon"}), named=GPT2),
     GgufFamily("bloom", "bloom", read=LAYER_NORM),
     GgufFamily("mpt", "mpt", read=LAYER_NORM, passed={"attention.max_alibi_bias": (8.0,)}),
     GgufFamily(
@@ -250,4 +269,4 @@ GGUF_FAMILIES = (
     ),
     GgufFamily("glm4", "glm4", read=TURNED),
 )
-"""Those of which llama.cpp has the architecture and the adapter is a description, or Qwen 3's."""
+"""Those of which llama.cpp has the architecture and the adapter is a description, Qwen 3's or GPT-2's."""
