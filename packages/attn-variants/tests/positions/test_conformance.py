@@ -74,11 +74,12 @@ class TestQkL2Norm(MechanismLaws):
 
 class TestGemma(MechanismLaws):
     mechanism = "gemma"
+    options = {"temperature_floor": 3}
 
 
 class TestGemmaWithEverything(MechanismLaws):
     mechanism = "gemma"
-    options = {"cap": 2.0, "window": 5, "scale": 0.4}
+    options = {"cap": 2.0, "window": 5, "scale": 0.4, "temperature_floor": 3}
 
 
 class TestGemmaAsLlama4(MechanismLaws):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from attn_core.checks import require_whole
 from attn_core.errors import InvalidValue
-from attn_core.masks.base import Both, Mask, Positions, pick, told, within
+from attn_core.masks.base import Both, Mask, Positions, pick, tighter, told, within
 from attn_core.masks.ranges import Runs, merged, of_keys, run
 from attn_core.masks.reach import Reach
 
@@ -301,8 +301,4 @@ def varlen_band_of(mask: Mask) -> PackedBand | None:
 
 
 def _both(one: Band, other: Band) -> Band:
-    return Band(_tighter(one.left, other.left), _tighter(one.right, other.right))
-
-
-def _tighter(one: int | None, other: int | None) -> int | None:
-    return min((bound for bound in (one, other) if bound is not None), default=None)
+    return Band(tighter(one.left, other.left), tighter(one.right, other.right))

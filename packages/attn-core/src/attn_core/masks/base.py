@@ -180,11 +180,11 @@ class Both(Pair):
 
     @property
     def lookback(self) -> int | None:
-        return _tighter(self.one.lookback, self.other.lookback)
+        return tighter(self.one.lookback, self.other.lookback)
 
     @property
     def lookahead(self) -> int | None:
-        return _tighter(self.one.lookahead, self.other.lookahead)
+        return tighter(self.one.lookahead, self.other.lookahead)
 
     def reach(self, keys: int | None) -> Reach:
         return self.one.reach(keys) & self.other.reach(keys)
@@ -263,8 +263,11 @@ class Not(Mask):
         return queries * keys * (self.heads or 1) - self.mask.count(queries, keys)
 
 
-def _tighter(one: int | None, other: int | None) -> int | None:
-    return min((bound for bound in (one, other) if bound is not None), default=None)
+def tighter(one: int | None, other: int | None) -> int | None:
+    """The smaller of two bounds; None is none."""
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)
 
 
 def _looser(one: int | None, other: int | None) -> int | None:
