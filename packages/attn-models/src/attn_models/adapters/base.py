@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from attn_core.errors import Incompatible, InvalidValue
+from attn_core.scores import ScaledDot
 
 from attn_models.attention import LayerAttention, layer_attentions
 from attn_models.decoder.config import OWN_BIASES, DecoderConfig
@@ -163,7 +164,7 @@ class StateDictAdapter(Layout):
         skipped = {*TRAINED, *self.by_tensors}
         if not isinstance(one, DecoderConfig) or not isinstance(other, DecoderConfig):
             names = (item.name for item in dataclasses.fields(one) if item.name not in skipped)
-            return next((name for name in names if getattr(one, name) != getattr(other, name, None)), None)
+            return next((name for name in names if _given(one, name) != _given(other, name)), None)
         for name in one.plain():
             if name not in (*SKIPPED, *skipped) and getattr(one, name) != getattr(other, name):
                 return name
@@ -177,11 +178,27 @@ class StateDictAdapter(Layout):
         return None if all(self.computed(a) == self.computed(b) for a, b in layers) else "mechanism"
 
     def computed(self, attention: LayerAttention) -> object:
-        """What tells a layer's attention from another's: its spec, or its mechanism with all options."""
+        """What tells a layer's attention from another's: its spec, or its mechanism with all options, what is left out
+        filled in. Of a mechanism without a spec `chunk` is how many tokens of a scan are computed together."""
         spec = attention.mechanism.spec(attention.config)
         if spec is not None:
-            return spec
-        return attention.full_name, dataclasses.replace(attention.config, dropout=0.0)
+            usual = ScaledDot(scale=spec.heads.key_size**-0.5)
+            return dataclasses.replace(spec, score=usual) if spec.score == ScaledDot() else spec
+        config, heads = attention.config, attention.config.head_layout
+        filled: dict[str, Any] = {"dropout": 0.0, "head_dim": heads.key_size}
+        if getattr(config, "value_size", 0) is None:
+            filled["value_size"] = heads.value_size
+        return attention.full_name, {**_values(config), **filled, "chunk": None}
+
+
+def _values(config: Any) -> dict[str, Any]:
+    """The fields of a config by name."""
+    return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+
+
+def _given(config: Any, name: str) -> Any:
+    """The value of a field, or the one that stands for a field left out."""
+    return config.decoder_layers if name == "num_decoder_layers" else getattr(config, name, None)
 
 
 def needed(values: Mapping[str, Any], key: str) -> Any:

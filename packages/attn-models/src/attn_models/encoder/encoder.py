@@ -234,9 +234,16 @@ class Tagger(nn.Module):
         self.classifier = nn.Linear(config.encoder.hidden_size, config.classes)
         initialise(self.classifier)
 
-    def forward(self, tokens: Tensor, key_padding_mask: Tensor | None = None, **others: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        key_padding_mask: Tensor | None = None,
+        depths: Tensor | None = None,
+        global_tokens: Tensor | None = None,
+    ) -> Tensor:
         """Logits [batch, tokens, classes]; arguments as of `Encoder.forward`."""
-        scores: Tensor = self.classifier(self.encoder(tokens, key_padding_mask, **others))
+        rows = self.encoder(tokens, key_padding_mask, depths=depths, global_tokens=global_tokens)
+        scores: Tensor = self.classifier(rows)
         return scores
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from attn_core import (
     Capability,
@@ -22,9 +22,7 @@ from attn_core.checks import require_choice, require_number, require_whole
 from attn_core.errors import InvalidValue
 
 from attn_variants.mechanisms.common import BASIC
-
-if TYPE_CHECKING:
-    from attn_variants.mechanisms.compressive_layer import MemorySizes
+from attn_variants.mechanisms.memory_sizes import MemorySizes
 
 POOLINGS = ("convolution", "mean", "max")
 
@@ -159,8 +157,6 @@ def least_pairs(config: SegmentedConfig, shape: Shape | Step) -> int:
 
 def memory_sizes(config: MechanismConfig) -> MemorySizes:
     """What a query sees before its own segment."""
-    from attn_variants.mechanisms.compressive_layer import MemorySizes
-
     own = SegmentedConfig.of(config)
     dilation = own.dilation if isinstance(own, CompressiveConfig) else 1
     sizes = {name: getattr(own, name) for name in ("segment", "memory", "compressed", "rate")}
