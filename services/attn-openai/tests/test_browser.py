@@ -4,7 +4,7 @@ Needs Chromium (Debian's package `chromium`, or ATTN_CHROMIUM); without it these
 and attn-ui's tests still read every file and every answer.
 """
 
-from __future__ import annotations
+from __future__ import asyncio
 
 import os
 import shutil
@@ -50,8 +50,12 @@ async def page(url: str) -> AsyncIterator[Any]:
 
 
 async def fits(page: Any) -> bool:
-    """Whether nothing is wider than the window."""
-    return bool(await page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
+    """Whether nothing is wider than the window, at the latest when the page has drawn itself anew after a change."""
+    for _ in range(200):
+        if await page.evaluate("document.documentElement.scrollWidth <= innerWidth"):
+            return True
+        await asyncio.sleep(0.05)
+    return False
 
 
 async def test_the_explorer_shows_heads_lines_cells_and_shares(page: Any, url: str) -> None:
