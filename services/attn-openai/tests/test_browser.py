@@ -4,8 +4,9 @@ Needs Chromium (Debian's package `chromium`, or ATTN_CHROMIUM); without it these
 and attn-ui's tests still read every file and every answer.
 """
 
-from __future__ import asyncio
+from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import AsyncIterator
