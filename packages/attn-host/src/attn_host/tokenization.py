@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from attn_core.errors import InvalidValue
@@ -62,10 +63,15 @@ class PromptTokenizer:
             text = self._tokenizer.render_chat(self._messages(prompt))
         elif text is None:
             text = self._tokenizer.decode(ids, skip_special=False)
-        source = prompt.encoder_prompt.text if prompt.encoder_prompt is not None else None
-        unknown = (piece for said in (prompt.text, source) for piece in self._tokenizer.unknown(said or ""))
+        unknown = self._unknown(prompt.text, ids)
+        if prompt.encoder_prompt is not None and prompt.encoder_prompt.text:
+            unknown += self._unknown(prompt.encoder_prompt.text, self.encoder_ids(prompt) or ())
         tokens = tuple(Token(id=i, text=self._text(i)) for i in ids)
         return Tokenization(tokens=tokens, text=text, unknown=tuple(dict.fromkeys(unknown)))
+
+    def _unknown(self, text: str | None, ids: Sequence[int]) -> tuple[str, ...]:
+        """The pieces of a text, whose token ids are known, that the vocabulary cannot spell; looked up if there are."""
+        return self._tokenizer.unknown(text) if text and self._tokenizer.unk_id in ids else ()
 
     def text(self, token: int) -> str:
         """The text of a token decoded by itself; U+FFFD for part of a character."""

@@ -50,13 +50,13 @@ def translate_command(
     with ExitStack() as stack:
         writer = writer_for(stack, local=model is not None, connection=connection, engine=engine)
         found: list[str] = []
-        unknown = unknown_words(writer, name, lines)
         for source, translation in zip(lines, translations(writer, name, lines, sampling), strict=True):
             found.append(translation)
             if json:
                 print_json({"source": source, "translation": translation})
             else:
                 typer.echo(translation)
+        unknown = unknown_words(writer, name, lines)
     if unknown:
         said = ", ".join(map(repr, unknown[:NAMED])) + (" and others" if len(unknown) > NAMED else "")
         typer.echo(f"attn: words that {name} does not know, and reads as one and the same: {said}", err=True)

@@ -182,19 +182,21 @@ class Encoder(nn.Module):
                 "segments", f"the shape {list(segments.shape)}", "None: the encoder has no token types"
             )
         hidden: Tensor = self.norm(embedded)
-        others = {} if global_tokens is None else {"global_tokens": self._per_sequence(global_tokens)}
+        others = {}
+        if global_tokens is not None:
+            self._require_global_tokens()
+            others["global_tokens"] = global_tokens
         for block in self.blocks:
             hidden = block(hidden, key_padding_mask, **others)
         return hidden
 
-    def _per_sequence(self, global_tokens: Tensor) -> Tensor:
+    def _require_global_tokens(self) -> None:
         """Raises `InvalidValue` where the attention of a layer has no global tokens."""
         for layer in range(self.config.num_layers):
             attention: Any = self.blocks[layer].attention
             if "global_tokens" not in signature(attention.forward).parameters:
                 name = attention_of(self.config, layer).mechanism.name
                 raise InvalidValue(f"global_tokens: the attention {name!r} of layer {layer} has none; longformer has")
-        return global_tokens
 
 
 class MaskedLanguageModel(nn.Module):

@@ -81,6 +81,11 @@ class Tokenizer:
         return self._id_of(self.settings.pad_token)
 
     @property
+    def unk_id(self) -> int | None:
+        """The id that stands for what the vocabulary cannot spell, None when the model has none."""
+        return self._id_of(self.settings.unk_token)
+
+    @property
     def mask_id(self) -> int | None:
         """The id that stands for a token to be guessed, None when the model has none."""
         return self._id_of(self.settings.mask_token)
@@ -117,7 +122,7 @@ class Tokenizer:
 
     def unknown(self, text: str) -> tuple[str, ...]:
         """The pieces of `text` that the vocabulary has no token for, each once; most vocabularies can spell all."""
-        unknown = self._id_of(self.settings.unk_token)
+        unknown = self.unk_id
         if unknown is None or self._characters is not None:
             return ()
         with SPELLING:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize, one_hot, pad
 
-from attn_variants.mechanisms.clusters_layers import LOWEST, Buckets, HashBuckets, Order, SortedBlocks, of_tokens
+from attn_variants.mechanisms.clusters_layers import Buckets, HashBuckets, Order, SortedBlocks, of_tokens
 
 
 class CausalOrder(Order):
@@ -94,23 +94,23 @@ class CausalSortedBlocks(SortedBlocks):
         """As `SortedBlocks.seen`: earlier tokens of the own block, and rows that some earlier block has."""
         places = torch.arange(self.block, device=real.device)
         own = real[:, :, None, :] & (places[:, None] >= places)
-        some = real.any(-1)
-        asks = pad(some[:, :-1], (1, 0)) & some
-        before = pad(real.cumsum(1)[:, :-1] > 0, (0, 0, 1, 0)) & asks[..., None]
+        before = pad(real.cumsum(1)[:, :-1] > 0, (0, 0, 1, 0)) & self._asks(real.any(-1))[..., None]
         return torch.cat([own, before[:, :, None, :].expand_as(own)], dim=-1)[:, None]
 
-    def mixture(self, queries: Tensor, keys: Tensor, real: Tensor) -> Tensor:
-        """As `SortedBlocks.mixture`, of the blocks before each."""
-        count = real.sum(-1).clamp(min=1)[:, None, :, None]
-        asking, asked = (rows.sum(3) / count for rows in (queries, keys))
-        asking = pad(asking[:, :, :-1], (0, 0, 1, 0))
-        some = real.any(-1)
-        asks = pad(some[:, :-1], (1, 0)) & some
-        blocks = torch.arange(real.shape[1], device=real.device)
-        pairs = (asks[:, :, None] & some[:, None, :] & (blocks[:, None] > blocks))[:, None]
-        scale = queries.shape[-1] ** -0.5 / self.temperature
-        shares = (torch.matmul(asking, asked.mT) * scale).masked_fill(~pairs, LOWEST)
-        for _ in range(self.iterations):
-            shares = (shares - shares.logsumexp(-1, keepdim=True)).masked_fill(~pairs, LOWEST)
-            shares = (shares - shares.logcumsumexp(-2)).masked_fill(~pairs, LOWEST)
-        return torch.exp(shares).masked_fill(~pairs, 0.0)
+    def pairs(self, some: Tensor) -> Tensor:
+        """As `SortedBlocks.pairs`, of the blocks before each."""
+        blocks = torch.arange(some.shape[1], device=some.device)
+        return self._asks(some)[:, :, None] & some[:, None, :] & (blocks[:, None] > blocks)
+
+    def asking(self, means: Tensor) -> Tensor:
+        """The mean query of the block before each; zeros for the first."""
+        return pad(means[:, :, :-1], (0, 0, 1, 0))
+
+    def column_sums(self, shares: Tensor) -> Tensor:
+        """As `SortedBlocks.column_sums`, over the rows so far."""
+        return shares.logcumsumexp(-2)
+
+    @staticmethod
+    def _asks(some: Tensor) -> Tensor:
+        """Which blocks have a mixture [batch, blocks]: those with a real token, in the block before too."""
+        return pad(some[:, :-1], (1, 0)) & some

@@ -396,15 +396,26 @@ class SortedBlocks(nn.Module):
         Padding must be zero; blocks of nothing else, by `real` [batch, blocks, block], have no share.
         """
         count = real.sum(-1).clamp(min=1)[:, None, :, None]
-        means = [rows.sum(3) / count for rows in (queries, keys)]
+        asking, asked = (rows.sum(3) / count for rows in (queries, keys))
         scale = queries.shape[-1] ** -0.5 / self.temperature
-        some = real.any(-1)
-        pairs = (some[:, :, None] & some[:, None, :])[:, None]
-        shares = (torch.matmul(means[0], means[1].mT) * scale).masked_fill(~pairs, LOWEST)
+        pairs = self.pairs(real.any(-1))[:, None]
+        shares = (torch.matmul(self.asking(asking), asked.mT) * scale).masked_fill(~pairs, LOWEST)
         for _ in range(self.iterations):
-            for axis in (-1, -2):
-                shares = (shares - shares.logsumexp(axis, keepdim=True)).masked_fill(~pairs, LOWEST)
+            shares = (shares - shares.logsumexp(-1, keepdim=True)).masked_fill(~pairs, LOWEST)
+            shares = (shares - self.column_sums(shares)).masked_fill(~pairs, LOWEST)
         return torch.exp(shares)
+
+    def pairs(self, some: Tensor) -> Tensor:
+        """Which blocks have shares in which, [batch, blocks, blocks]; `some` [batch, blocks] have a real token."""
+        return some[:, :, None] & some[:, None, :]
+
+    def asking(self, means: Tensor) -> Tensor:
+        """The query of each row of the mixture, of mean queries [batch, heads, blocks, size]."""
+        return means
+
+    def column_sums(self, shares: Tensor) -> Tensor:
+        """Logarithms of what columns are divided by, which broadcast to shares [batch, heads, blocks, blocks]."""
+        return shares.logsumexp(-2, keepdim=True)
 
     def _blocks(self, rows: Tensor, real: Tensor, spare: int) -> Tensor:
         """Rows as [batch, heads, blocks, block, size], zeros for padding."""

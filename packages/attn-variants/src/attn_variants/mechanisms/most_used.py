@@ -69,17 +69,14 @@ class MostUsedMemory(ComputedMechanism):
         own, inner = MostUsedConfig.of(config), config.num_heads * config.head_layout.key_size
         linear, past = 4 * config.hidden_size * inner, memory_sizes(config)
         biases = 3 * inner + config.hidden_size if config.bias else 0
-        remembered = shape.remembered if isinstance(shape, Step) else 0
-        pairs, place, end = 0, remembered, remembered + shape.query
+        pairs, place, end = 0, shape.remembered, shape.remembered + shape.query
         while place < end:
             start = place // past.segment * past.segment
             stop = min(start + past.segment, end)
             first = max(0, start - past.memory)
             near = stop - first
             if isinstance(shape, Step):
-                near = min(remembered, past.window - 1) + shape.query
-            elif shape.query <= past.segment:
-                near = shape.query
+                near = min(shape.remembered, past.window - 1) + shape.query
             pairs += (stop - place) * (min(past.compressed, first // past.rate) + near)
             place = stop
         tokens, pair = 2 * shape.batch * shape.query * linear, 4 * inner

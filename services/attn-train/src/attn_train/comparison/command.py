@@ -23,6 +23,11 @@ from attn_schema.home import home_folder
 from attn_schema.output import print_json, print_table
 from attn_schema.training import TrainingConfig
 
+Threads = Annotated[int | None, typer.Option(help="CPU threads of runs in this process.", min=1)]
+Server = Annotated[bool, typer.Option("--server", help="Train as jobs of a server, not in this process.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would run and what it costs; start nothing.")]
+Recipe = Annotated[str, typer.Option(help=f"Start from a recipe: {', '.join(recipe_names())}, or a TOML file.")]
+
 
 @with_flags(top="training", defaults=recipe_under)
 def compare_training_command(  # noqa: PLR0913 - options, given by name
@@ -39,15 +44,11 @@ def compare_training_command(  # noqa: PLR0913 - options, given by name
     sizes: Annotated[
         str, typer.Option(help="At least three of HIDDEN_SIZExNUM_LAYERS: scaling curves with fitted exponents.")
     ] = "",
-    name: Annotated[str, typer.Option(help="Of the comparison; by default one that follows from the options.")] = "",
-    threads: Annotated[int | None, typer.Option(help="CPU threads of runs in this process.", min=1)] = None,
-    server: Annotated[bool, typer.Option("--server", help="Train as jobs of a server, not in this process.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would run and what it costs; start nothing.")
-    ] = False,
-    recipe: Annotated[  # noqa: ARG001 - `recipe_under` reads it
-        str, typer.Option(help=f"Start from a recipe: {', '.join(recipe_names())}, or a TOML file.")
-    ] = "",
+    name: Annotated[str, typer.Option(help="Name of the comparison; by default one made from the options.")] = "",
+    threads: Threads = None,
+    server: Server = False,
+    dry_run: DryRun = False,
+    recipe: Recipe = "",  # noqa: ARG001 - `recipe_under` reads it
     json: Json = False,
     training: TrainingConfig,
     connection: ConnectionOptions,
@@ -92,15 +93,11 @@ def sweep_command(  # noqa: PLR0913 - options, given by name
         str, typer.Option(help="What each run may spend: flops=1e12, minutes=2 or tokens=1e6; else --steps.")
     ] = "",
     seeds: Annotated[int, typer.Option(help="Runs of each combination, with seeds from --seed.", min=1)] = 1,
-    name: Annotated[str, typer.Option(help="Of the sweep; by default one that follows from the options.")] = "",
-    threads: Annotated[int | None, typer.Option(help="CPU threads of runs in this process.", min=1)] = None,
-    server: Annotated[bool, typer.Option("--server", help="Train as jobs of a server, not in this process.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would run and what it costs; start nothing.")
-    ] = False,
-    recipe: Annotated[  # noqa: ARG001 - `recipe_under` reads it
-        str, typer.Option(help=f"Start from a recipe: {', '.join(recipe_names())}, or a TOML file.")
-    ] = "",
+    name: Annotated[str, typer.Option(help="Name of the sweep; by default one made from the options.")] = "",
+    threads: Threads = None,
+    server: Server = False,
+    dry_run: DryRun = False,
+    recipe: Recipe = "",  # noqa: ARG001 - `recipe_under` reads it
     json: Json = False,
     training: TrainingConfig,
     connection: ConnectionOptions,
