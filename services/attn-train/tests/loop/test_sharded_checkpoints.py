@@ -41,6 +41,9 @@ def weights(scale):
 def worker(rank, count, folder, rendezvous, job):
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=count)
     mesh = init_device_mesh("cpu", (count,))
+    def tell(result):
+        # One file a worker: lines that several processes print to one pipe may mix.
+        Path(f"{rendezvous}-told-{rank}.json").write_text(json.dumps(result))
     def sharded(tensors, places):
         return {name: distribute_tensor(tensor, mesh, [places[name]]) for name, tensor in tensors.items()}
     if job == "write":
@@ -51,14 +54,14 @@ def worker(rank, count, folder, rendezvous, job):
             told = "written"
         except CheckpointWriteFailed as error:
             told = error.reason
-        print(json.dumps([rank, told]), flush=True)
+        tell(told)
     else:
         # Another number of workers, and other dimensions.
         places = {"rows": Shard(1), "columns": Shard(0), "scalar": Replicate()}
         into = {"weights": sharded(weights(0.0), places), "random": {"cpu": torch.zeros(9, dtype=torch.uint8)}}
         read_sharded(Path(folder) / "step-000000007", into)
         same = all(torch.equal(into["weights"][n].full_tensor(), t) for n, t in weights(1.0).items())
-        print(json.dumps([rank, same and into["random"]["cpu"].tolist() == list(range(9))]), flush=True)
+        tell(same and into["random"]["cpu"].tolist() == list(range(9)))
     dist.destroy_process_group()
 
 if __name__ == "__main__":
@@ -74,17 +77,20 @@ def workers(tmp_path):
     script.write_text(textwrap.dedent(WORKERS))
 
     def run(count, folder, job):
-        command = [sys.executable, str(script), str(count), str(folder), str(tmp_path / f"meet-{job}-{count}"), job]
+        rendezvous = tmp_path / f"meet-{job}-{count}"
+        command = [sys.executable, str(script), str(count), str(folder), str(rendezvous), job]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        return sorted(json.loads(line) for line in done.stdout.splitlines() if line.startswith("["))
+        return [
+            json.loads(tmp_path.joinpath(f"{rendezvous.name}-told-{rank}.json").read_text()) for rank in range(count)
+        ]
 
     return run
 
 
 def test_two_workers_write_and_one_and_three_read_the_same(tmp_path, workers):
     folder = CheckpointFolder(tmp_path / "checkpoints")
-    assert workers(2, folder.path, "write") == [[0, "written"], [1, "written"]]
+    assert workers(2, folder.path, "write") == ["written", "written"]
     found = folder.newest()
     names = sorted(path.name for path in found.path.iterdir())
     assert {"manifest.json", "progress.json"} < set(names)
@@ -94,13 +100,13 @@ def test_two_workers_write_and_one_and_three_read_the_same(tmp_path, workers):
     assert progress == Progress(step=7, elapsed_seconds=1.5)
     assert all(torch.equal(parts["weights"][name], tensor) for name, tensor in WEIGHTS.items())
     assert torch.equal(parts["random"]["cpu"], RANDOM["cpu"])
-    assert workers(3, folder.path, "read") == [[0, True], [1, True], [2, True]]
+    assert workers(3, folder.path, "read") == [True, True, True]
 
 
 def test_a_write_that_fails_fails_in_every_worker_and_leaves_nothing(tmp_path, workers):
     blocked = tmp_path / "checkpoints"
     blocked.write_text("a file where the folder should be")
-    assert workers(2, blocked, "write") == [[0, "CHECKPOINT_WRITE_FAILED"], [1, "CHECKPOINT_WRITE_FAILED"]]
+    assert workers(2, blocked, "write") == ["CHECKPOINT_WRITE_FAILED", "CHECKPOINT_WRITE_FAILED"]
     assert blocked.is_file()
 
 
