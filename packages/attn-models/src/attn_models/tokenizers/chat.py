@@ -37,6 +37,17 @@ def check_messages(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]
     return checked
 
 
+IMAGE_PLACE = "\N{OBJECT REPLACEMENT CHARACTER}"
+"""Stands in a content where an image is shown."""
+
+
+def content_parts(content: str) -> list[dict[str, str]]:
+    """A content as templates of models that see images take it: parts of text, and images where `IMAGE_PLACE` is."""
+    texts = content.split(IMAGE_PLACE)
+    parts = [[{"type": "image"}, {"type": "text", "text": text}] for text in texts]
+    return [part for part in [{"type": "text", "text": texts[0]}, *sum(parts[1:], [])] if part.get("text") != ""]
+
+
 PRIVATE_USE = range(0xF0000, 0xFFFFE)
 """Unicode's private plane: no meaning of their own, left alone by what templates do to text."""
 
