@@ -6,7 +6,7 @@ from attn_engine.build import build_engine
 from attn_engine.draft_model import DraftModel
 from attn_engine.engine import Engine
 from attn_engine.loop import EngineLoop
-from attn_engine.request import Request, RequestOutput
+from attn_engine.request import PromptEmbeddings, Request, RequestOutput
 
 __all__ = [
     "DraftModel",
@@ -15,6 +15,7 @@ __all__ = [
     "EngineLoop",
     "EngineStats",
     "FinishReason",
+    "PromptEmbeddings",
     "Request",
     "RequestOutput",
     "SamplingParams",

@@ -113,6 +113,8 @@ class Scheduler:
             self._store.release(sequence.number)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
+        # It names the sequence itself: whatever its request holds would live until garbage is collected.
+        sequence.co_scheduled = []
 
     def fork(self, sequence: Sequence) -> list[Sequence]:
         """Fork the KV cache for the followers of a sequence; returns them. Those without room compute the prompt."""

@@ -15,6 +15,7 @@ from attn_host.adapters import LoadedAdapters
 from attn_host.attention_maps import compute_maps
 from attn_host.cores import usable_cores
 from attn_host.host import Deliver, ModelHost, TextTask, with_process
+from attn_host.image_rows import ImageRows
 from attn_host.loading import load_draft_model, quantization_of, use_kernel
 from attn_host.memory import explain_too_small, with_kv_cache_memory
 from attn_host.tokenization import PromptTokenizer
@@ -34,7 +35,12 @@ class EngineHost(ModelHost):
         if tokenizer is None:
             raise InvalidValue.of("source", folder, "a model folder with a tokenizer.json")
         use_kernel(model, config.kernel)
-        self._tokenizer = PromptTokenizer(tokenizer, encoder=self._loaded.max_encoder_len is not None)
+        self._images = ImageRows.of(self._loaded)
+        self._tokenizer = PromptTokenizer(
+            tokenizer,
+            encoder=self._loaded.max_encoder_len is not None,
+            images=None if self._images is None else self._images.prompts,
+        )
         draft, device = load_draft_model(self._loaded, config), self._loaded.device
         config = with_kv_cache_memory(config, model, device, drafts=draft is not None)
         try:
@@ -68,10 +74,12 @@ class EngineHost(ModelHost):
 
     def submit(self, task: TextTask) -> None:
         """Start before the next engine step; outputs are delivered. Raises the `UserError` that refuses it."""
+        prompt = self._tokenizer.with_images(task.prompt)
         self._loop.submit(
             Request(
                 id=task.id,
-                token_ids=self._tokenizer.ids(task.prompt),
+                token_ids=prompt.token_ids,
+                prompt_embeddings=None if self._images is None else self._images.embeddings(prompt),
                 encoder_token_ids=self._tokenizer.encoder_ids(task.prompt),
                 params=task.params,
                 deadline=None if task.timeout is None else time.monotonic() + task.timeout,

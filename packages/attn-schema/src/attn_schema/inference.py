@@ -25,6 +25,10 @@ class ChatMessage(Checked, frozen=True, kw_only=True):
         str, Meta(description='Role known to the model\'s chat template, usually "system", "user" or "assistant".')
     ]
     content: Annotated[str, Meta(description="Text of the message.")]
+    images: Annotated[
+        tuple[bytes, ...],
+        Meta(description="Image files, shown where U+FFFC stands in the content, or before it; for models that see."),
+    ] = ()  # fmt: skip
 
 
 class EncoderPrompt(Checked, frozen=True, kw_only=True):

@@ -43,9 +43,8 @@ IMAGE_PLACE = "\N{OBJECT REPLACEMENT CHARACTER}"
 
 def content_parts(content: str) -> list[dict[str, str]]:
     """A content as templates of models that see images take it: parts of text, and images where `IMAGE_PLACE` is."""
-    texts = content.split(IMAGE_PLACE)
-    parts = [[{"type": "image"}, {"type": "text", "text": text}] for text in texts]
-    return [part for part in [{"type": "text", "text": texts[0]}, *sum(parts[1:], [])] if part.get("text") != ""]
+    pieces = [piece for piece in re.split(f"({IMAGE_PLACE})", content) if piece]
+    return [{"type": "image"} if piece == IMAGE_PLACE else {"type": "text", "text": piece} for piece in pieces]
 
 
 PRIVATE_USE = range(0xF0000, 0xFFFFE)

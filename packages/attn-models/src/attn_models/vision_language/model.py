@@ -63,6 +63,7 @@ class VisionDecoder(Decoder):
         self.vision = SiglipTower(config.vision)
         joined = config.vision.hidden_size * config.scale_factor**2
         self.connector = nn.Linear(joined, config.hidden_size, bias=False)
+        self.embedding_size = config.hidden_size
         self._placed: tuple[Tensor, Tensor] | None = None
         initialise(self.connector)
 

@@ -67,6 +67,13 @@ class ImagePrompts:
         tiles = [self._reader.read(one, f"images[{place}]") for place, one in enumerate(data)]
         return self._expanded(ids, tiles, hashlib.sha256(b"".join(hashlib.sha256(one).digest() for one in data)))
 
+    def require_none(self, token_ids: Sequence[int]) -> None:
+        """Raise `InvalidValue` for a token that stands for an image, in a prompt that has none."""
+        if self._config.image_token_id in token_ids:
+            place = list(token_ids).index(self._config.image_token_id)
+            allowed = "other tokens: images come with the messages of a conversation"
+            raise InvalidValue.of(f"prompt.token_ids[{place}]", self._image, allowed)
+
     def _expanded(self, ids: Sequence[int], tiles: Sequence[Tiles], key: hashlib._Hash) -> ImagePrompt:
         image, found, left = self._config.image_token_id, list[int](), iter(tiles)
         for token in ids:
