@@ -18,6 +18,10 @@ MAX_EMBED_TEXTS = 1024
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
+IMAGE_PLACE = "\N{OBJECT REPLACEMENT CHARACTER}"
+"""Stands in a message where an image is shown."""
+
+
 class ChatMessage(Checked, frozen=True, kw_only=True):
     """One message of a conversation."""
 

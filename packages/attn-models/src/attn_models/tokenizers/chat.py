@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Any
 
 from attn_core.errors import InvalidValue, UserError
+from attn_schema import IMAGE_PLACE
 
 from attn_models.tokenizers import template_child
 
@@ -35,10 +36,6 @@ def check_messages(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]
             raise InvalidValue.of(f"messages[{place}].role", "", "a role such as system, user or assistant")
         checked.append({"role": message["role"], "content": message["content"]})
     return checked
-
-
-IMAGE_PLACE = "\N{OBJECT REPLACEMENT CHARACTER}"
-"""Stands in a content where an image is shown."""
 
 
 def content_parts(content: str) -> list[dict[str, str]]:

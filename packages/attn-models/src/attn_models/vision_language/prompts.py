@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 from attn_core.errors import Incompatible, InvalidValue
+from attn_schema import IMAGE_PLACE
 from torch import Tensor
 
 from attn_models.tokenizers import Tokenizer
-from attn_models.tokenizers.chat import IMAGE_PLACE
 from attn_models.vision_language.config import VisionDecoderConfig
 from attn_models.vision_language.images import TileReader, Tiles
 
