@@ -52,7 +52,9 @@ def open_image(source: str | Path | bytes, name: str) -> Any:
             if image.width * image.height > LARGEST_PIXELS:
                 raise InvalidValue.of(name, given, f"at most {LARGEST_PIXELS} pixels")
             return ImageOps.exif_transpose(image).convert("RGB")
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+    except UnidentifiedImageError as error:
+        raise InvalidValue.of(name, given, f"an image file ({', '.join(FORMATS)})") from error
+    except (OSError, Image.DecompressionBombError) as error:
         raise InvalidValue.of(name, given, f"an image file ({error})") from error
 
 
