@@ -11,8 +11,8 @@ from attn_core.errors import InvalidValue, OutOfCapacity
 from attn_host import image_rows
 from attn_host.engine import EngineHost
 from attn_host.host import TextTask
+from attn_models.vision_language.example import SIDE, picture, vision_tokenizer, write_vision_model
 from attn_schema import ChatMessage, EngineConfig, Prompt, SamplingParams
-from attn_testing.vision import SIDE, picture, vision_tokenizer, write_vision_model
 
 transformers = pytest.importorskip("transformers")
 Image = pytest.importorskip("PIL.Image")

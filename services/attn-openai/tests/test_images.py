@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx2
 import pytest
+from attn_models.vision_language.example import picture, write_vision_model
 from attn_schema import EngineConfig
-from attn_testing.vision import picture, write_vision_model
 
 pytest.importorskip("PIL")
 

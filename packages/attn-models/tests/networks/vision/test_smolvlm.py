@@ -9,10 +9,10 @@ import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
 from attn_models.loading import load_model, save_model
+from attn_models.vision_language.example import SIDE, picture, vision_tokenizer, write_vision_model
 from attn_models.vision_language.images import TileReader, read_tile_reader
 from attn_models.vision_language.prompts import MOST_IMAGES, ImagePrompts
 from attn_schema import IMAGE_PLACE
-from attn_testing.vision import SIDE, picture, vision_tokenizer, write_vision_model
 
 transformers = pytest.importorskip("transformers")
 Image = pytest.importorskip("PIL.Image")

@@ -1,4 +1,5 @@
-"""A tiny model of random weights that sees images, with its tokenizer, chat template and image settings."""
+"""A tiny model of random weights that sees images, with tokenizer, chat template and image settings: to try what is done
+with images where there is no hub."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from io import BytesIO
 from pathlib import Path
 
 import torch
+
 from attn_models.decoder.config import DecoderConfig
 from attn_models.loading import save_model
 from attn_models.tokenizers import Tokenizer
