@@ -9,9 +9,11 @@ few tokens, every weight far from its initial value; the logits are some 1 to 10
 
 from __future__ import annotations
 
+import inspect
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,7 +35,7 @@ GGUF = {family.model_type: family.name for family in (*GGUF_FAMILIES, *JOINED_FA
     "gemma3_text": "gemma3",
     "llama": "llama",
 }
-HEADER = "| `model_type` | kind | GGUF | largest difference to transformers |\n|---|---|---|---|"
+HEADER = "| `model_type` | kind | GGUF | largest difference to transformers | file, lines |\n|---|---|---|---|---|"
 
 
 def adapters() -> list[Layout]:
@@ -79,7 +81,13 @@ def row(adapter: Layout) -> str:
     decoder = isinstance(adapter, StateDictAdapter)
     kind = "decoder" if decoder else "encoder" if isinstance(adapter, EncoderAdapter) else "images"
     apart = f"{difference(family):.1e}" if family in FAMILIES else "in its own tests"
-    return f"| `{family}` | {kind} | {GGUF.get(family, '')} | {apart} |"
+    return f"| `{family}` | {kind} | {GGUF.get(family, '')} | {apart} | {source(adapter)} |"
+
+
+def source(adapter: Layout) -> str:
+    """The file in which a family is described, and its lines; several may share one."""
+    path = Path(inspect.getfile(type(adapter)))
+    return f"{path.name}, {len(path.read_text('utf-8').splitlines())}"
 
 
 def table() -> str:
