@@ -15,7 +15,7 @@ from attn.v1.model_pb2_grpc import ModelServiceStub, add_ModelServiceServicer_to
 from attn_gateway import Gateway, serving
 from attn_models.adapters.bert import BertAdapter
 from attn_models.adapters.state_dict import stored_tensors
-from attn_models.decoder.config import DecoderConfig
+from attn_models.decoder.config import AttentionChoice, DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.encoder.config import EncoderConfig
 from attn_models.encoder.encoder import Encoder
@@ -36,8 +36,8 @@ ALPHABET = "abcdefghijklmnopqrstuvwxyz ?.ABCDEFGHIJKLMNOPQRSTUVWXYZ\n"
 CONTEXT = 256
 
 
-def save_tiny(folder: Path, mechanism: str, seed: int) -> None:
-    """A random model, so small that a test takes milliseconds."""
+def save_tiny(folder: Path, mechanism: str, seed: int, *others: str) -> None:
+    """A random model, so small that a test takes milliseconds; with `others` its layers take turns."""
     torch.manual_seed(seed)
     tokenizer = character_tokenizer(ALPHABET)
     config = DecoderConfig(
@@ -47,6 +47,7 @@ def save_tiny(folder: Path, mechanism: str, seed: int) -> None:
         num_layers=2,
         num_heads=4,
         mechanism=mechanism,
+        pattern=tuple(AttentionChoice(mechanism=name) for name in (mechanism, *others)) if others else (),
     )
     model = Decoder(config)
     with torch.no_grad():
