@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,17 @@ def save_tiny(folder: Path, mechanism: str, seed: int, *others: str) -> None:
         for parameter in model.parameters():
             parameter.mul_(8.0)  # as drawn, every token is about as likely as every other
     save_model(folder, model, tokenizer)
+
+
+@pytest.fixture
+def saved_tiny(tmp_path: Path) -> Callable[..., Path]:
+    """Saves a model whose layers have these mechanisms in turn, and returns its folder."""
+
+    def save(*mechanisms: str) -> Path:
+        save_tiny(tmp_path / "tiny", mechanisms[0], 4, *mechanisms[1:])
+        return tmp_path / "tiny"
+
+    return save
 
 
 def save_encoder(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +25,6 @@ from attn_serve.replica import ReplicaServer
 from local_replicas import LocalReplicas, signed
 from low_rank import make_adapter
 from mixed_requests import mixed_tasks, outcome
-
-from conftest import save_tiny
 
 ONE_THREAD = EngineConfig(num_threads=1)
 LONG = "to be or not to be that is the question "
@@ -78,14 +77,13 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_every_kind_of_request_gets_the_tokens_of_one_engine(kind: str, tmp_path: Path) -> None:
-    mechanism, config = KINDS[kind]
-    first, *others = mechanism.split()
-    save_tiny(tmp_path / "model", first, 4, *others)
+async def test_every_kind_of_request_gets_the_tokens_of_one_engine(kind: str, saved_tiny: Callable[..., Path]) -> None:
+    mechanisms, config = KINDS[kind]
+    folder = saved_tiny(*mechanisms.split())
     engine = ONE_THREAD.replace(**config)
     tasks = shorter(mixed_tasks(LONG))
-    wanted = await said_alone(tmp_path / "model", tasks, engine)
-    async with LocalReplicas(tmp_path / "model", engine) as replicas:
+    wanted = await said_alone(folder, tasks, engine)
+    async with LocalReplicas(folder, engine) as replicas:
         found = dict(
             zip(tasks, await asyncio.gather(*(outcome(replicas.engine, one) for one in tasks.values())), strict=True)
         )
@@ -168,17 +166,37 @@ async def test_a_prefill_replica_that_dies_before_or_at_the_hand_over_costs_no_t
         await until(replicas.nothing_left)
 
 
-async def test_a_decode_replica_that_dies_loses_no_stream_and_the_prompt_moves_again(home: Path) -> None:
+def hold_after(server: ReplicaServer, monkeypatch: pytest.MonkeyPatch, tokens: int) -> threading.Event:
+    """Lets the engine of a server take no step after so many tokens before the event is set."""
+    engine, go_on = server.host._loop._engine, threading.Event()
+    step = engine.step
+
+    def held() -> list:
+        if engine.stats().generated_tokens >= tokens:
+            go_on.wait(60)
+        return step()
+
+    monkeypatch.setattr(engine, "step", held)
+    return go_on
+
+
+async def test_a_decode_replica_that_dies_loses_no_stream_and_the_prompt_moves_again(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = home / "models" / "tiny"
     tasks = {name: one for name, one in mixed_tasks(LONG).items() if name not in ("scores", "beams")}
     wanted = await said_alone(folder, tasks)
     async with LocalReplicas(folder, ONE_THREAD, decode=2) as replicas:
+        held = [hold_after(server, monkeypatch, 10) for server in replicas.decode.servers]
         begun = asyncio.Semaphore(0)
         running = [asyncio.create_task(outcome(replicas.engine, one, begun)) for one in tasks.values()]
-        for _ in running:
-            await begun.acquire()
+        await begun.acquire()
         killed = max(replicas.decode.servers, key=lambda server: server.host.stats().running)
-        await replicas.decode.kill(killed)
+        killing = asyncio.create_task(replicas.decode.kill(killed))
+        await until(lambda: killed.address.id not in replicas.decode.stats_by_replica())
+        for each in held:
+            each.set()
+        await killing
         found = dict(zip(tasks, await asyncio.gather(*running), strict=True))
         assert [name for name in tasks if found[name].said != wanted[name]] == []
         resumed = sum(one.resumptions > 0 for one in found.values())

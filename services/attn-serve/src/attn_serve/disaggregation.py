@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_core import installed
-from attn_core.errors import AttnError, DeadlineExceeded, Incompatible, InvalidValue
+from attn_core.errors import AttnError, DeadlineExceeded, Incompatible, InvalidValue, Unavailable
 from attn_gateway import ReplicaTls
 from attn_host import TextTask
 from attn_models.adapters.native import SOURCE
@@ -50,10 +50,18 @@ class DisaggregatedBackend:
     computed where they are decoded.
     """
 
-    def __init__(self, prefill: DeploymentBackend, decode: DeploymentBackend, deployment: DeploymentConfig) -> None:
+    def __init__(
+        self,
+        prefill: DeploymentBackend,
+        decode: DeploymentBackend,
+        deployment: DeploymentConfig,
+        *,
+        drafts: bool = False,
+    ) -> None:
         self.prefill = prefill
         self.decode = decode
         self._deployment = deployment
+        self._drafts = drafts
         self.outcomes: Counter[str] = Counter()
         """What became of prompts that were long enough: `moved`, or why they were computed where they are decoded."""
 
@@ -69,7 +77,8 @@ class DisaggregatedBackend:
         """Two deployments of the model in a folder. Raises `Incompatible` for one whose states cannot be moved."""
         require_movable(folder, config)
         prefill = DeploymentBackend(name + PREFILL_SUFFIX, folder, config, deployment.prefill, tls)
-        return cls(prefill, DeploymentBackend(name, folder, config, deployment.decode, tls), deployment)
+        decode = DeploymentBackend(name, folder, config, deployment.decode, tls)
+        return cls(prefill, decode, deployment, drafts=config.draft_model is not None)
 
     @property
     def replicas(self) -> int:
@@ -79,8 +88,13 @@ class DisaggregatedBackend:
     async def start(self, streams: Streams) -> ModelInfo:
         """Deploy or join both; raises as `DeploymentBackend.start`, also where only both together find no room."""
         await asyncio.to_thread(self.decode.require_places, self._deployment.together)
-        infos = await asyncio.gather(self.decode.start(streams), self.prefill.start(Streams()))
-        return infos[0]
+        info, _ = await asyncio.gather(self.decode.start(streams), self.prefill.start(Streams()))
+        if self._drafts:
+            said = (
+                "the draft model computes every prompt where tokens are generated, also one that a prefill replica did"
+            )
+            info = info.replace(note="; ".join(filter(None, (info.note, said))))
+        return info
 
     async def scale(self, deployment: DeploymentConfig) -> None:
         """Change the numbers of replicas; without `prefill_replicas` that of prefill replicas stays."""
@@ -188,8 +202,8 @@ class DisaggregatedBackend:
         try:
             ticket: StateTicket = await replica.call("prefill", task)
             answered = True
-        except EngineLost as error:
-            raise StateLost(f"prefill replica {replica.id} is gone") from error
+        except Unavailable as error:
+            raise StateLost(f"prefill replica {replica.id} is gone, or hands its tasks over") from error
         except AttnError as error:
             answered = True
             raise NoPrefillError(f"refused: {error.reason}") from error
