@@ -21,6 +21,7 @@ from attn_schema import (
     SequenceScore,
     Tokenization,
 )
+from attn_schema.estimate import JobEstimate
 from attn_schema.training import JobEvent, TrainingConfig, TrainingJob
 
 from attn_client.connection import Connection
@@ -207,6 +208,10 @@ class Jobs:
     ) -> TrainingJob:
         """Start a job; with the same `job_id` and configuration again, that job is returned."""
         return self._connection.unary(jobs.submit(config, job_id, validate_only=validate_only), timeout)
+
+    def estimate(self, config: TrainingConfig, *, job_id: str = "", timeout: float | None = None) -> JobEstimate:
+        """What a job would run, hold and take: checked as `submit` does, with a few steps on the server's machine."""
+        return self._connection.unary(jobs.estimate(config, job_id), timeout)
 
     def get(self, job_id: str, *, timeout: float | None = None) -> TrainingJob:
         """One job."""

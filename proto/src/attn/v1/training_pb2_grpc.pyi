@@ -35,6 +35,10 @@ class TrainingServiceStub:
     def __new__(cls, channel: _aio.Channel) -> TrainingServiceAsyncStub: ...
     SubmitTrainingJob: _grpc.UnaryUnaryMultiCallable[_training_pb2.SubmitTrainingJobRequest, _training_pb2.SubmitTrainingJobResponse]
     """Checks a configuration, records the job and starts it; returns at once."""
+    EstimateTrainingJob: _grpc.UnaryUnaryMultiCallable[_training_pb2.EstimateTrainingJobRequest, _training_pb2.EstimateTrainingJobResponse]
+    """Checks a configuration as SubmitTrainingJob does, and says what the job would run, hold and take; records nothing.
+    Runs a few steps of few rows on the server's machine, for some seconds.
+    """
     GetTrainingJob: _grpc.UnaryUnaryMultiCallable[_training_pb2.GetTrainingJobRequest, _training_pb2.GetTrainingJobResponse]
     """Returns one job; NOT_FOUND if there is none of that id."""
     ListTrainingJobs: _grpc.UnaryUnaryMultiCallable[_training_pb2.ListTrainingJobsRequest, _training_pb2.ListTrainingJobsResponse]
@@ -55,6 +59,10 @@ class TrainingServiceAsyncStub(TrainingServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     SubmitTrainingJob: _aio.UnaryUnaryMultiCallable[_training_pb2.SubmitTrainingJobRequest, _training_pb2.SubmitTrainingJobResponse]  # type: ignore[assignment]
     """Checks a configuration, records the job and starts it; returns at once."""
+    EstimateTrainingJob: _aio.UnaryUnaryMultiCallable[_training_pb2.EstimateTrainingJobRequest, _training_pb2.EstimateTrainingJobResponse]  # type: ignore[assignment]
+    """Checks a configuration as SubmitTrainingJob does, and says what the job would run, hold and take; records nothing.
+    Runs a few steps of few rows on the server's machine, for some seconds.
+    """
     GetTrainingJob: _aio.UnaryUnaryMultiCallable[_training_pb2.GetTrainingJobRequest, _training_pb2.GetTrainingJobResponse]  # type: ignore[assignment]
     """Returns one job; NOT_FOUND if there is none of that id."""
     ListTrainingJobs: _aio.UnaryUnaryMultiCallable[_training_pb2.ListTrainingJobsRequest, _training_pb2.ListTrainingJobsResponse]  # type: ignore[assignment]
@@ -78,6 +86,16 @@ class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_training_pb2.SubmitTrainingJobResponse, _abc.Awaitable[_training_pb2.SubmitTrainingJobResponse]]:
         """Checks a configuration, records the job and starts it; returns at once."""
+
+    @_abc_1.abstractmethod
+    def EstimateTrainingJob(
+        self,
+        request: _training_pb2.EstimateTrainingJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_training_pb2.EstimateTrainingJobResponse, _abc.Awaitable[_training_pb2.EstimateTrainingJobResponse]]:
+        """Checks a configuration as SubmitTrainingJob does, and says what the job would run, hold and take; records nothing.
+        Runs a few steps of few rows on the server's machine, for some seconds.
+        """
 
     @_abc_1.abstractmethod
     def GetTrainingJob(

@@ -6,6 +6,7 @@ from typing import Any
 
 from attn.v1 import training_pb2 as pb
 from attn_schema.codec import from_message, to_message
+from attn_schema.estimate import JobEstimate
 from attn_schema.training import JobEvent, TrainingConfig, TrainingJob
 
 from attn_client.operations import Operation, Page
@@ -20,6 +21,16 @@ def submit(
     request = pb.SubmitTrainingJobRequest(config=to_message(config), job_id=job_id, validate_only=validate_only)
     method, repeatable = f"{SERVICE}/SubmitTrainingJob", bool(job_id) or validate_only
     return Operation(method, request, pb.SubmitTrainingJobResponse, _job, repeatable)
+
+
+def estimate(config: TrainingConfig, job_id: str) -> Operation[pb.EstimateTrainingJobResponse, JobEstimate]:
+    """What a job would cost."""
+    request = pb.EstimateTrainingJobRequest(config=to_message(config), job_id=job_id)
+
+    def estimated(answer: pb.EstimateTrainingJobResponse) -> JobEstimate:
+        return from_message(JobEstimate, answer.estimate)
+
+    return Operation(f"{SERVICE}/EstimateTrainingJob", request, pb.EstimateTrainingJobResponse, estimated)
 
 
 def get(job_id: str) -> Operation[pb.GetTrainingJobResponse, TrainingJob]:
