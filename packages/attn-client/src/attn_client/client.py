@@ -247,3 +247,10 @@ class Jobs:
     def resume(self, job_id: str, *, timeout: float | None = None) -> TrainingJob:
         """Start a failed or cancelled job again from its newest checkpoint."""
         return self._connection.unary(jobs.resume(job_id), timeout)
+
+    def delete(self, job_id: str, *, cancel: bool = False, timeout: float | None = None) -> str:
+        """Delete a job that has ended, or with `cancel` any, with its record and files.
+
+        Returns the folder of its model, which stays; empty if there is none.
+        """
+        return self._connection.unary(jobs.delete(job_id, cancel=cancel), timeout)

@@ -1709,3 +1709,51 @@ class ResumeTrainingJobResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ResumeTrainingJobResponse: _TypeAlias = ResumeTrainingJobResponse  # noqa: Y015
+
+@_typing.final
+class DeleteTrainingJobRequest(_message.Message):
+    """Request of DeleteTrainingJob."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    CANCEL_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """The job's id."""
+    cancel: _builtins.bool
+    """Stops a job that is not in a final state, without a last checkpoint, and waits until it has ended."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        cancel: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteTrainingJobRequest: _TypeAlias = DeleteTrainingJobRequest  # noqa: Y015
+
+@_typing.final
+class DeleteTrainingJobResponse(_message.Message):
+    """Response of DeleteTrainingJob."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEPT_MODEL_PATH_FIELD_NUMBER: _builtins.int
+    kept_model_path: _builtins.str
+    """Folder of the finished model, which stays; empty if there is none."""
+    def __init__(
+        self,
+        *,
+        kept_model_path: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept_model_path", b"kept_model_path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteTrainingJobResponse: _TypeAlias = DeleteTrainingJobResponse  # noqa: Y015

@@ -51,6 +51,10 @@ class TrainingServiceStub:
     """Asks a job to stop; it writes a last checkpoint first unless told otherwise. A job in a final state stays as it is."""
     ResumeTrainingJob: _grpc.UnaryUnaryMultiCallable[_training_pb2.ResumeTrainingJobRequest, _training_pb2.ResumeTrainingJobResponse]
     """Starts a failed or cancelled job again from its newest checkpoint; FAILED_PRECONDITION in any other state."""
+    DeleteTrainingJob: _grpc.UnaryUnaryMultiCallable[_training_pb2.DeleteTrainingJobRequest, _training_pb2.DeleteTrainingJobResponse]
+    """Deletes a job: its record, events, checkpoints and other files; its finished model stays. FAILED_PRECONDITION unless
+    it is in a final state, or `cancel` asks to stop it first.
+    """
 
 @_typing.type_check_only
 class TrainingServiceAsyncStub(TrainingServiceStub):
@@ -75,6 +79,10 @@ class TrainingServiceAsyncStub(TrainingServiceStub):
     """Asks a job to stop; it writes a last checkpoint first unless told otherwise. A job in a final state stays as it is."""
     ResumeTrainingJob: _aio.UnaryUnaryMultiCallable[_training_pb2.ResumeTrainingJobRequest, _training_pb2.ResumeTrainingJobResponse]  # type: ignore[assignment]
     """Starts a failed or cancelled job again from its newest checkpoint; FAILED_PRECONDITION in any other state."""
+    DeleteTrainingJob: _aio.UnaryUnaryMultiCallable[_training_pb2.DeleteTrainingJobRequest, _training_pb2.DeleteTrainingJobResponse]  # type: ignore[assignment]
+    """Deletes a job: its record, events, checkpoints and other files; its finished model stays. FAILED_PRECONDITION unless
+    it is in a final state, or `cancel` asks to stop it first.
+    """
 
 class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
     """Training jobs. A job outlives the call, and the server, that started it."""
@@ -138,5 +146,15 @@ class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_training_pb2.ResumeTrainingJobResponse, _abc.Awaitable[_training_pb2.ResumeTrainingJobResponse]]:
         """Starts a failed or cancelled job again from its newest checkpoint; FAILED_PRECONDITION in any other state."""
+
+    @_abc_1.abstractmethod
+    def DeleteTrainingJob(
+        self,
+        request: _training_pb2.DeleteTrainingJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_training_pb2.DeleteTrainingJobResponse, _abc.Awaitable[_training_pb2.DeleteTrainingJobResponse]]:
+        """Deletes a job: its record, events, checkpoints and other files; its finished model stays. FAILED_PRECONDITION unless
+        it is in a final state, or `cancel` asks to stop it first.
+        """
 
 def add_TrainingServiceServicer_to_server(servicer: TrainingServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -30,7 +30,7 @@ from attn_train.dispatcher import Dispatcher, Host
 from attn_train.estimate import estimated_apart
 from attn_train.model import resolved
 from attn_train.records import JobRecord, Stop
-from attn_train.settings import TrainSettings
+from attn_train.settings import Layout, TrainSettings
 from attn_train.stalls import AT_WORK
 from attn_train.store import JobStore
 from attn_train.supervisor import SupervisorSettings
@@ -210,6 +210,46 @@ class TrainingServicer(TrainingServiceServicer):
         self._dispatcher.wake()
         return pb.ResumeTrainingJobResponse(job=_message(job))
 
+    async def DeleteTrainingJob(
+        self, request: pb.DeleteTrainingJobRequest, context: Context
+    ) -> pb.DeleteTrainingJobResponse:
+        """Stop it if that is asked, then delete its record and its files; its model is a thing of its own."""
+        tenant = call_of(context).caller.sees
+        if request.cancel:
+            await asyncio.to_thread(self._store.request_stop, request.id, Stop.DISCARD, tenant)
+            await self._dispatcher.check_now(request.id)
+            await self._until_final(request.id, context)
+        model = await asyncio.to_thread(self._delete, request.id, tenant)
+        await self.changes.wake()
+        return pb.DeleteTrainingJobResponse(kept_model_path=model)
+
+    def _delete(self, job_id: str, tenant: str | None) -> str:
+        layout = Layout(self._home)
+        folder, model = layout.job(job_id), layout.model(job_id)
+
+        def away() -> None:
+            # In one step, so that a job of the same id never finds half of them.
+            if folder.exists():
+                folder.rename(layout.removed(job_id))
+
+        self._store.delete(job_id, tenant, away)
+        layout.sweep()
+        record = self._models.find(job_id)
+        if not model.exists() and record is not None and not record.artifact:
+            # The name is free again, also for others.
+            self._models.forget(job_id)
+        return str(model) if model.exists() else ""
+
+    async def _until_final(self, job_id: str, context: Context) -> None:
+        """Wait until a job that was asked to stop has ended."""
+        while True:
+            count = self.changes.count
+            if (await self._job(job_id, context)).state.final:
+                return
+            if self.changes.closed:
+                raise Unavailable("the server stops; the job was asked to stop and is not deleted")
+            await self.changes.beyond(count, HEARTBEAT_SECONDS)
+
     async def _job(self, job_id: str, context: Context) -> JobRecord:
         return await asyncio.to_thread(self._store.get, job_id, call_of(context).caller.sees)
 
@@ -287,6 +327,7 @@ class TrainingGrpc:
 
     async def start(self) -> None:
         """Follow the records; unfinished jobs go on in the background."""
+        await asyncio.to_thread(Layout(self._cluster.home).sweep)
         for work in (self._servicer.changes.follow(), self._dispatcher.run()):
             self._tasks.append(asyncio.create_task(work))
 

@@ -93,7 +93,6 @@ class Supervisor:
                     while self._attempt():
                         pass
                 finally:
-                    self._write_metrics()
                     if self._files is not None:
                         self._files.close()
         except (Unavailable, Superseded):
@@ -170,6 +169,8 @@ class Supervisor:
         if isinstance(outcome, Finished) and not published and self._suspended:
             # The next attempt begins at the last step, and publishes the model.
             outcome = Stopped(stop=Stop.SAVE)
+        # Once it has ended, a job and its folder may be deleted at any time.
+        self._write_metrics()
         return self._patiently(lambda: _retried(lambda: self._conclude(job.attempt, outcome)))
 
     def _begin(self, job: JobRecord) -> JobRecord:

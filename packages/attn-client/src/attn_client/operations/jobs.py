@@ -77,5 +77,15 @@ def resume(job_id: str) -> Operation[pb.ResumeTrainingJobResponse, TrainingJob]:
     return Operation(f"{SERVICE}/ResumeTrainingJob", request, pb.ResumeTrainingJobResponse, _job)
 
 
+def delete(job_id: str, *, cancel: bool) -> Operation[pb.DeleteTrainingJobResponse, str]:
+    """Delete a job with its files."""
+    request = pb.DeleteTrainingJobRequest(id=job_id, cancel=cancel)
+
+    def kept(answer: pb.DeleteTrainingJobResponse) -> str:
+        return answer.kept_model_path
+
+    return Operation(f"{SERVICE}/DeleteTrainingJob", request, pb.DeleteTrainingJobResponse, kept, repeatable=False)
+
+
 def _job(answer: Any) -> TrainingJob:
     return from_message(TrainingJob, answer.job)
