@@ -24,11 +24,11 @@ from attn_train.trainer import NullReporter, Trainer
 ENDLESS = 2**31 - 1
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of tensors that operations within it made and that are still referred to, and their peak."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = 0
         self.peak = 0
         self._known: dict[int, weakref.ref[Any]] = {}
