@@ -6,6 +6,7 @@ from attn_engine.build import build_engine
 from attn_engine.draft_model import DraftModel
 from attn_engine.engine import Engine
 from attn_engine.loop import EngineLoop
+from attn_engine.moved_prompts import PromptState
 from attn_engine.request import PromptEmbeddings, Request, RequestOutput
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "EngineStats",
     "FinishReason",
     "PromptEmbeddings",
+    "PromptState",
     "Request",
     "RequestOutput",
     "SamplingParams",

@@ -1,5 +1,4 @@
-"""A tiny model of random weights that sees images, with tokenizer, chat template and image settings: to try what is done
-with images where there is no hub."""
+"""A tiny model of random weights that sees images, with its tokenizer, chat template and image settings."""
 
 from __future__ import annotations
 
