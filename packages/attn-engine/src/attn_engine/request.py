@@ -187,12 +187,9 @@ class ModelLimits:
         if self.encoder_features is None:
             self._check_encoder_ids(request.encoder_token_ids)
         self._check_encoder_features(request)
-<<<<<<< HEAD
         self._check_prompt_embeddings(request)
-=======
         if request.encoder_features is not None and (request.prefill_only or request.state is not None):
             raise InvalidValue.of("encoder_features", "given", "none, as the state of a prompt is moved")
->>>>>>> main
         new_tokens = self.max_new_tokens(request)
         if len(request.token_ids) + new_tokens > self.max_seq_len:
             raise ContextLengthExceeded.of(len(request.token_ids), new_tokens, self.max_seq_len)
