@@ -47,7 +47,8 @@ class ImageRows:
         self._require_room()
         device = self._model.connector.weight.device
         with torch.inference_mode():
-            parts = [self._model.image_rows(tiles.to(device)) for tiles in prompt.pixels.split(TILES_AT_ONCE)]
+            tiles = (prompt.pixels[at : at + TILES_AT_ONCE] for at in range(0, len(prompt.pixels), TILES_AT_ONCE))
+            parts = [self._model.image_rows(some.to(device)) for some in tiles]
             rows = torch.cat(parts).flatten(0, 1)
         with self._lock:
             self._held.append(weakref.ref(rows))

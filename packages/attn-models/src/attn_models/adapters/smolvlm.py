@@ -70,7 +70,7 @@ class SmolVlmAdapter(StateDictAdapter):
         check_unread_keys(text, self.text.known_keys, Path("config.json"))
         check_unread_keys(tower, TOWER_KEYS | UNUSED, Path("config.json"))
         require_allowed(tower, {"hidden_act": tuple(ACTIVATIONS), "attention_dropout": (0, 0.0, None)})
-        sizes = {ours: required_count(tower, key, default) for ours, (key, default) in TOWER.items()}
+        sizes: dict[str, Any] = {ours: required_count(tower, key, default) for ours, (key, default) in TOWER.items()}
         vision = SiglipConfig(
             **sizes,
             feed_forward=ACTIVATIONS[tower.get("hidden_act", "gelu_pytorch_tanh")],

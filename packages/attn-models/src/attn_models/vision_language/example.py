@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -41,9 +42,12 @@ def write_vision_model(folder: Path, layout: str = "smolvlm", max_seq_len: int =
     """A model folder; images are made 54 pixels on the longer side and cut into tiles of 18."""
     tokenizer = vision_tokenizer()
     vision = SiglipConfig(hidden_size=24, num_layers=2, num_heads=3, intermediate_size=40, image=SIDE, patch=3)
-    sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "intermediate_size": 48}
     decoder = DecoderConfig(
-        **sizes,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        intermediate_size=48,
         vocab_size=tokenizer.vocab_size,
         max_seq_len=max_seq_len,
         mechanism="attn-variants/gqa",
@@ -53,7 +57,7 @@ def write_vision_model(folder: Path, layout: str = "smolvlm", max_seq_len: int =
         bias=False,
     )
     fields = {name: getattr(decoder, name) for name in DecoderConfig.__dataclass_fields__}
-    own = {"vision": vision, "image_token_id": tokenizer.id(IMAGE), "scale_factor": 3}
+    own: dict[str, Any] = {"vision": vision, "image_token_id": tokenizer.id(IMAGE), "scale_factor": 3}
     torch.manual_seed(3)
     model = VisionDecoder(VisionDecoderConfig(**fields, **own))
     with torch.no_grad():

@@ -54,7 +54,8 @@ class TileReader:
     def read(self, data: bytes, name: str = "image") -> Tiles:
         """The tiles of an image file's bytes; raises `InvalidValue` for `name` where they are no image or too large."""
         image = open_image(data, name)
-        image = _resized(image, _bounded(*_longest(*image.size, self.longest_edge)))
+        width, height = image.size
+        image = _resized(image, _bounded(*_longest(width, height, self.longest_edge)))
         if not self.split:
             return Tiles(self._pixels([_resized(image, (self.side, self.side))]), 0, 0)
         image = _resized(image, self._multiples(*image.size))
@@ -116,7 +117,7 @@ def _reader_of(values: Mapping[str, Any], side: int) -> TileReader:
     require_allowed(values, {**STEPS, **said, "max_image_size": ({"longest_edge": side}, None)})
     factor = values.get("rescale_factor")
     if factor is not None and not math.isclose(factor, 1 / 255, rel_tol=1e-6):
-        raise InvalidValue.of("rescale_factor", factor, 1 / 255)
+        raise InvalidValue.of("rescale_factor", factor, "1 / 255")
     size = values.get("size") or {"longest_edge": 4 * side}
     if not isinstance(size, Mapping) or set(size) != {"longest_edge"}:
         raise InvalidValue.of("size", size, "an object with longest_edge alone")
