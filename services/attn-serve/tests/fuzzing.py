@@ -113,7 +113,7 @@ class Manner:
 class RequestFuzzer:
     """Draws requests; equal seeds draw equal ones."""
 
-    def __init__(self, seed: int, models: tuple[str, ...] = ("tiny", "tiny-linear")) -> None:
+    def __init__(self, seed: int, models: tuple[str, ...]) -> None:
         self.rng = random.Random(seed)
         self.models = models
 
@@ -306,9 +306,15 @@ FAULTS = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DAT
 """Codes that no request may be answered with."""
 
 
-async def fuzz(channel: grpc.aio.Channel, seed: int, count: int, together: int = 16) -> tuple[Counter[str], list[str]]:
+async def fuzz(
+    channel: grpc.aio.Channel,
+    seed: int,
+    count: int,
+    together: int = 16,
+    models: tuple[str, ...] = ("tiny", "tiny-linear"),
+) -> tuple[Counter[str], list[str]]:
     """How so many requests ended, `together` at a time, and those that ended with a fault of the server."""
-    fuzzer, ended, faults, left = RequestFuzzer(seed), Counter[str](), [], count
+    fuzzer, ended, faults, left = RequestFuzzer(seed, models), Counter[str](), [], count
 
     async def work() -> None:
         nonlocal left
