@@ -16,11 +16,10 @@ from attn_core.errors import AttnError, InvalidValue, MissingPackage, OutOfCapac
 from attn_gateway import ReplicaTls
 from attn_gateway.ray_gpus import gpu_request, known_gpus
 from attn_host import PromptTokenizer, TextTask
-from attn_host.cores import usable_cores
 from attn_models.tokenizers import Tokenizer
 from attn_schema import DeploymentConfig, EngineConfig, EngineStats, ModelInfo, ReplicaStats
 
-from attn_serve.ray_backend import actor_environment
+from attn_serve.rank_actors import actor_environment, with_threads
 from attn_serve.replica import ModelReplica
 from attn_serve.replica_client import ReplicaClient
 from attn_serve.replica_messages import ReplicaAddress
@@ -58,7 +57,7 @@ class DeploymentBackend:
         self._name = name
         self._tls = tls
         self._folder = folder
-        self._config = config.replace(num_threads=config.num_threads or usable_cores())
+        self._config = with_threads(config)
         self._deployment = deployment
         self._router = PrefixRouter()
         self._streams = Streams()
