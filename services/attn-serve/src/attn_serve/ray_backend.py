@@ -15,6 +15,7 @@ from attn_engine import RequestOutput
 from attn_gateway.gc_heap import freeze_gc_heap
 from attn_gateway.ray_gpus import gpu_request, known_gpus, require_free
 from attn_host import ModelHost, PromptTokenizer, open_host
+from attn_host.ranks import require_tensor_parallel
 from attn_models.tokenizers import Tokenizer
 from attn_schema import EngineConfig, ModelInfo, OutputDelta
 
@@ -120,6 +121,7 @@ class RayBackend:
         import ray
 
         self._streams = streams
+        await asyncio.to_thread(require_tensor_parallel, self._folder, self._config)
         gpu = gpu_request(self._config.device, self._config.gpu_memory_utilization, known_gpus())
         await require_free(gpu, "a smaller --gpu-memory-utilization, or fewer models and jobs")
         kind = ray.remote(HostActor).options(
