@@ -16,7 +16,7 @@ from attn_host.ranks import Messages, join
 from attn_models.tensor_parallel import Collectives, split_model
 from attn_schema import EngineConfig, SamplingParams
 
-SIZES = {"vocab_size": 48, "max_seq_len": 96, "hidden_size": 32, "num_layers": 2, "num_heads": 4}
+SIZES = {"vocab_size": 48, "max_seq_len": 96, "hidden_size": 32, "num_layers": 1, "num_heads": 4}
 SHARED = [7, 3, 11, 2, 9, 9, 1, 30, 22, 5, 17, 8, 40, 13, 6, 28, 19]
 """Longer than a block, so that prompts that begin with it share one."""
 PROMPTS = [[*SHARED, 4, 44], [*SHARED, 31], [5, 6], [*SHARED, 4, 44, 12]]
@@ -85,7 +85,7 @@ def lead(case, rank, messages):
     lost = []
     leader = Leader(messages.send, lost.append)
     engine = build_engine(model, None, config, **sizes, **draft, ranks=leader)
-    new_tokens = case.get("new_tokens", 8)
+    new_tokens = case.get("new_tokens", 5)
     found = {
         "alone": tokens_of(alone, new_tokens),
         "ranks": tokens_of(engine, new_tokens),

@@ -24,8 +24,8 @@ GROUPED = {"num_kv_heads": 2}
 LEARNED = {"positions": "learned"}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 CASES = {
-    "mha": {"model": {"mechanism": "mha", "attention_bias": True, "feed_forward_bias": True}},
-    "gqa": {"model": {"mechanism": "gqa", **GROUPED}},
+    "mha": {"model": {"mechanism": "mha", "num_layers": 2, "attention_bias": True, "feed_forward_bias": True}},
+    "gqa": {"model": {"mechanism": "gqa", "num_layers": 2, **GROUPED}},
     "mla": {"model": {"mechanism": "mla"}},
     "sliding window": {"model": {"mechanism": "sliding_window", "options": {"window": 9}}},
     "sinks": {"model": {"mechanism": "attention_sinks"}},
@@ -53,7 +53,7 @@ CASES = {
     "draft trees": {"model": {"mechanism": "mha"}, "draft": True, "engine": {"speculative_tree_width": 2}},
     "drafts and states of fixed size": {"model": {"mechanism": "linear", **LEARNED}, "draft": True},
 }
-ON_FOUR = ("mha", "linear", "one key/value head", "experts")
+ON_FOUR = ("mha", "linear", "one key/value head")
 WHOLE_ON_EACH = {"replay", "mla", "one key/value head"}
 """Cases whose ranks hold the same states: what they remember is no head's own."""
 
@@ -100,7 +100,8 @@ def two(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory):
-    return run_group(tmp_path_factory.mktemp("four"), 4, {name: CASES[name] for name in ON_FOUR})
+    cases = {name: {"model": CASES[name]["model"] | {"num_layers": 1}, "new_tokens": 3} for name in ON_FOUR}
+    return run_group(tmp_path_factory.mktemp("four"), 4, cases)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -136,7 +137,7 @@ def test_each_of_four_ranks_holds_a_quarter_of_the_cache(four):
 
 @pytest.mark.slow
 def test_every_mechanism_that_splits_its_heads_serves_on_two_ranks(tmp_path):
-    cases = {name: {"model": values, "new_tokens": 4} for name, values in splittable().items()}
+    cases = {name: {"model": values, "new_tokens": 3} for name, values in splittable().items()}
     assert len(cases) > 50
     found = run_group(tmp_path, 2, cases)
     assert {name: case["ranks"] for name, case in found.items()} == {
