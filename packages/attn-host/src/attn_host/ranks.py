@@ -155,7 +155,12 @@ class RankGroup:
         self._store, address = listen(launcher.ip)
         self._stopping = threading.Event()
         self._launcher = launcher
-        self.leader = Leader(Messages(self._store).send, lost)
+
+        def ended(error: Exception) -> None:
+            launcher.stop(0.0)
+            lost(error)
+
+        self.leader = Leader(Messages(self._store).send, ended)
         config = config.replace(num_threads=rank_threads(config))
         others = range(1, self._size)
         launcher.start([RankTask(folder=str(folder), config=config, index=index, address=address) for index in others])
@@ -184,9 +189,10 @@ class RankGroup:
         """End the other ranks."""
         self._stopping.set()
         met = dist.is_initialized()
-        if met and self.alive:
+        wait = STOP_SECONDS if met and self.alive else 0.0
+        if wait:
             self.leader.stop()
-        self._launcher.stop(STOP_SECONDS if met else 0.0)
+        self._launcher.stop(wait)
         if met:
             dist.destroy_process_group()
 

@@ -49,8 +49,8 @@ CASES = {
     "int8 cache": {"model": {"mechanism": "gqa"}, "engine": {"kv_cache": "int8"}},
     "kivi cache": {"model": {"mechanism": "gqa"}, "engine": {"kv_cache": "kivi4"}},
     "prompt lookup": {"model": {"mechanism": "gqa"}, "engine": {"num_speculative_tokens": 3}},
-    "draft model": {"model": {"mechanism": "gqa"}, "draft": True},
-    "draft trees": {"model": {"mechanism": "mha"}, "draft": True, "engine": {"speculative_tree_width": 2}},
+    "draft model": {"model": {}, "draft": True},
+    "draft trees": {"model": {"mechanism": "gqa"}, "draft": True, "engine": {"speculative_tree_width": 2}},
     "drafts and states of fixed size": {"model": {"mechanism": "linear", **LEARNED}, "draft": True},
 }
 ON_FOUR = ("mha", "linear", "one key/value head")
@@ -135,7 +135,7 @@ def test_each_of_four_ranks_holds_a_quarter_of_the_cache(four):
         assert part * 4 == whole
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_every_mechanism_that_splits_its_heads_serves_on_two_ranks(tmp_path):
     cases = {name: {"model": values, "new_tokens": 3} for name, values in splittable().items()}
     assert len(cases) > 50
