@@ -16,6 +16,7 @@ from attn_gateway import Cluster, ClusterSettings
 from attn_host import TextTask
 from attn_schema import DeploymentConfig, EngineConfig, Prompt, SamplingParams
 from attn_serve.deployment import DeploymentBackend
+from attn_serve.disaggregation import require_movable
 from attn_serve.engine_client import EngineClient
 from attn_serve.fleet import require_adaptable
 from attn_serve.in_process import InProcessBackend
@@ -133,6 +134,13 @@ class TestRanks:
         (rank,) = ranks_beside(leader)
         await engine.stop(1.0)
         await until(lambda: gone(rank))
+
+
+def test_prefill_replicas_are_refused_beside_ranks(home: Path) -> None:
+    folder = home / "models" / "tiny"
+    require_movable(folder, WHOLE)
+    with pytest.raises(InvalidValue, match="tensor_parallel_size: 2 is not allowed; allowed: 1, with prefill_replicas"):
+        require_movable(folder, SPLIT)
 
 
 def test_adapters_are_refused_on_a_model_with_ranks() -> None:
