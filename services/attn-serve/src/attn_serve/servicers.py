@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from attn.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_pb2_grpc
@@ -28,7 +28,6 @@ from attn_schema import (
     Usage,
 )
 from attn_schema.codec import from_message, to_message
-from google.protobuf.message import Message
 
 from attn_serve.engine_client import EngineClient
 from attn_serve.fleet import Fleet
@@ -52,7 +51,7 @@ def text_task(
     return TextTask(prompt=prompt, params=params, timeout=call.remaining(), tenant=call.tenant, resume=resume)
 
 
-async def read(noun: type[Noun], request: Message) -> Noun:
+async def read(noun: type[Noun], request: Any) -> Noun:
     """The request that a message says. One of millions of token ids or messages would keep other calls waiting."""
     if request.ByteSize() <= LARGE_BYTES:
         return from_message(noun, request)
