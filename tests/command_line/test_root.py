@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import shipping
 import workspace
 from attn_cli.main import ELSEWHERE
 from attn_core import installed
+from attn_kernels_cpu import chip
 
 ATTN = str(Path(sys.executable).with_name("attn"))
 
@@ -23,11 +25,45 @@ def attn(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([ATTN, *words], capture_output=True, text=True, env=given, check=False, timeout=60)
 
 
-def test_the_version_is_one_line() -> None:
+def test_the_version_is_a_line_and_beside_kernels_for_cpus_one_with_their_instruction_set() -> None:
     answer = attn("--version")
     assert answer.returncode == 0
-    assert answer.stdout.startswith(f"attn {version('attn-cli')} ")
-    assert len(answer.stdout.splitlines()) == 1
+    first, kernels = answer.stdout.splitlines()
+    assert first.startswith(f"attn {version('attn-cli')} ")
+    able = [found.name for found in chip.supported(chip.flags())]
+    assert kernels.startswith(f"cpu kernels: {able[0] if able else 'none'}")
+    assert kernels.endswith(f"(of {', '.join(chip.INSTRUCTION_SETS)})")
+    assert attn("--version", ATTN_PLUGINS="attn-cli").stdout.splitlines() == [first]
+    wrong = attn("--version", ATTN_CPU_ISA="mmx")
+    assert wrong.returncode == 0
+    assert "'mmx' is not allowed" in wrong.stdout
+
+
+def test_a_version_imports_nothing_heavy() -> None:
+    program = (
+        "import sys; sys.argv = ['attn', '--version']\n"
+        "from attn_cli.main import application\n"
+        "try:\n    application()()\nfinally:\n    print(sorted({'torch', 'numpy', 'grpc', 'ray'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_quiet_leaves_stderr_to_errors_and_verbose_adds_to_it() -> None:
+    varlen = ("explain", "sparsemax", "--varlen", "--training")
+    plain, quiet, verbose = attn(*varlen), attn(*varlen, "-q"), attn("--verbose", *varlen)
+    assert plain.stdout == quiet.stdout == verbose.stdout
+    assert "computed alone" in plain.stderr
+    assert quiet.stderr == ""
+    assert re.fullmatch(re.escape(plain.stderr) + r"attn: \d+\.\d\d s\n", verbose.stderr)
+    wrong, where = attn("-q", "show", "gq"), attn("show", "-v", "gq")
+    assert (wrong.returncode, where.returncode) == (2, 2)
+    assert wrong.stderr.startswith("attn: unknown mechanism 'gq'")
+    assert "Traceback" in where.stderr
+    assert wrong.stderr in where.stderr
+    both = attn("-q", "list", "--verbose")
+    assert both.returncode == 2
+    assert "one of them" in both.stderr
 
 
 def test_every_command_of_ours_is_listed_with_a_package_that_brings_it() -> None:
