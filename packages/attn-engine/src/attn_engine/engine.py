@@ -296,7 +296,9 @@ class Engine:
         for request_id in late:
             self._end(request_id, DeadlineExceeded("the deadline passed before the request was completed"))
         if self._scheduler.running:
-            waiting = [s.id for s in self._scheduler.waiting if s.request.deadline is not None and not s.generated]
+            waiting = [
+                s.id for s in self._scheduler.waiting.values() if s.request.deadline is not None and not s.generated
+            ]
             hopeless = self.admission.hopeless(waiting, now) if waiting else {}
             for request_id, error in hopeless.items():
                 self._end(request_id, error)

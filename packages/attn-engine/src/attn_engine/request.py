@@ -27,6 +27,8 @@ class Request:
     between requests of one `scope`, such as a tenant's, and one `adapter`, with which the model computes; None shares
     nothing.
 
+    Of `suppress_tokens` none is generated, of `begin_suppress_tokens` none comes first.
+
     `resume` is what of the outputs has been received already, where another engine began the request: the outputs that
     are missing are returned, the same as if nothing had happened. A prompt to score has one, of the tokens whose log
     probabilities are known.
@@ -37,6 +39,8 @@ class Request:
     params: SamplingParams | ScoringParams = GREEDY
     encoder_token_ids: tuple[int, ...] | None = None
     encoder_features: Tensor | None = None
+    suppress_tokens: frozenset[int] = frozenset()
+    begin_suppress_tokens: frozenset[int] = frozenset()
     deadline: float | None = None
     priority: int = 0
     scope: str | None = ""
@@ -120,6 +124,8 @@ class ModelLimits:
         self._check_ids("token_ids", request.token_ids)
         if isinstance(request.params, SamplingParams):
             self._check_ids("logit_bias", request.params.logit_bias, required=False)
+        for name in ("suppress_tokens", "begin_suppress_tokens"):
+            self._check_ids(name, getattr(request, name), required=False)
         if self.encoder_features is None:
             self._check_encoder_ids(request.encoder_token_ids)
         self._check_encoder_features(request)

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, cast
 import msgspec
 from attn_core.errors import AttnError, Unavailable
 from attn_engine import RequestOutput
+from attn_gateway.gc_heap import freeze_gc_heap
 from attn_gateway.ray_gpus import gpu_request, known_gpus, require_free
 from attn_host import ModelHost, PromptTokenizer, open_host
 from attn_host.cores import usable_cores
@@ -76,6 +77,7 @@ class HostActor:
                 host = await asyncio.to_thread(open_host, self._folder, self._config, deliver)
                 for name, folder in adapters.items():
                     await asyncio.to_thread(host.load_adapter, name, folder)
+                freeze_gc_heap()
                 self._host = host
             return self._host.info
 

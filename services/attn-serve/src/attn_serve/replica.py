@@ -20,6 +20,7 @@ import grpc.aio
 from attn_core.errors import AttnError, InternalError
 from attn_engine import RequestOutput
 from attn_gateway import ReplicaTls
+from attn_gateway.gc_heap import freeze_gc_heap
 from attn_host import ModelHost, open_host
 from attn_schema import EngineConfig
 
@@ -203,6 +204,7 @@ class ModelReplica:
             await self._server.start(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         except AttnError as error:
             self._error = error
+        freeze_gc_heap()
 
     async def address(self) -> ReplicaAddress:
         """Where the replica listens; raises what loading its model raised."""
