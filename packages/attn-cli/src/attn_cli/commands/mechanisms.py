@@ -79,8 +79,7 @@ def show_command(
     config, shown = fitted.config(mechanism, given), given or dict(mechanism.sketch)
     sketched = fitted.config(mechanism, shown)
     if draw is not None:
-        drawn = view_of(mechanism, sketched, DRAWN, shown)
-        draw_grid(drawn.grid, f"{mechanism.name}: {drawn.caption}", draw)
+        draw_grid(view_of(mechanism, sketched, DRAWN, shown), mechanism.name, draw)
     kernels = verdicts(mechanism, config, WholeCall(dtype=dtype_name(dtype), tokens=seq))
     facts = describe(mechanism) | price(mechanism, config, seq, dtype)
     facts |= {"weights": weights_statement(mechanism), "kernels": kernels}
