@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -106,3 +107,40 @@ def test_commands_their_flags_and_mechanisms_are_completed(shell: Callable[[str]
     assert "show" in attn(**shell("attn sho")).stdout
     assert "--hidden-size" in attn(**shell("attn show --hid")).stdout
     assert "sliding_window" in attn(**shell("attn show slid")).stdout
+
+
+IN_A_SHELL = {
+    "bash": """
+source {script}
+COMP_WORDS=(attn sho); COMP_CWORD=1
+function=$(complete -p attn | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+$function attn sho attn
+echo "${{COMPREPLY[@]}}"
+""",
+    "fish": 'source {script}; complete --do-complete "attn sho"',
+    "zsh": r"""
+zmodload zsh/zpty
+zpty shell zsh -f -i
+zpty -w shell 'autoload -Uz compinit && compinit -u -D && source {script} && PS1=READY$((1+1))'
+zpty -r shell seen '*READY2*'
+zpty -w -n shell $'attn sho\t'
+zpty -r shell seen '*attn show*' && echo show
+zpty -d shell
+""",
+}
+"""What a shell does with the script of `--show-completion` when a person types `attn sho` and Tab."""
+
+
+@pytest.mark.parametrize("name", IN_A_SHELL)
+def test_a_shell_completes_with_the_script_that_attn_shows(name: str, tmp_path: Path) -> None:
+    if (shell := shutil.which(name)) is None:
+        pytest.skip(f"{name} is not installed")
+    script = tmp_path / "completion"
+    script.write_text(attn("--show-completion", name, _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1").stdout)
+    path = os.pathsep.join([str(Path(ATTN).parent), os.environ["PATH"]])
+    program = IN_A_SHELL[name].format(script=script)
+    done = subprocess.run(
+        [shell, "-c", program], capture_output=True, text=True, env=dict(os.environ, PATH=path, HOME=str(tmp_path)),
+        check=False, timeout=280,
+    )  # fmt: skip
+    assert done.stdout.split()[0] == "show", done.stderr
