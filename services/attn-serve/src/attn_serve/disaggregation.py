@@ -240,6 +240,8 @@ def require_movable(folder: Path, config: EngineConfig) -> None:
     (an encoder-decoder), and a cache that neither exports nor restores.
     """
     allowed = "left out for this model"
+    if config.tensor_parallel_size > 1:
+        raise InvalidValue.of("tensor_parallel_size", config.tensor_parallel_size, "1, with prefill_replicas")
     if is_encoder(folder):
         raise Incompatible(f"prefill_replicas: {folder.name} is an encoder, which generates nothing; {allowed}")
     config_file = read_config(folder / "config.json")
