@@ -88,7 +88,11 @@ class DisaggregatedBackend:
     async def start(self, streams: Streams) -> ModelInfo:
         """Deploy or join both; raises as `DeploymentBackend.start`, also where only both together find no room."""
         await asyncio.to_thread(self.decode.require_places, self._deployment.together)
-        info, _ = await asyncio.gather(self.decode.start(streams), self.prefill.start(Streams()))
+        starting = (self.decode.start(streams), self.prefill.start(Streams()))
+        info, other = await asyncio.gather(*starting, return_exceptions=True)  # one that fails leaves none half started
+        for outcome in (info, other):
+            if isinstance(outcome, BaseException):
+                raise outcome
         if self._drafts:
             said = (
                 "the draft model computes every prompt where tokens are generated, also one that a prefill replica did"
