@@ -1,4 +1,8 @@
-"""Jobs have a priority, and those that have not ended are found by an index."""
+"""Jobs have a priority, and those that have not ended are found by an index.
+
+A job of a higher priority starts before others and takes the room of running ones of a lower one; the queue reads the
+priority with each job that has not ended.
+"""
 
 from __future__ import annotations
 
