@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -35,6 +34,7 @@ from attn_serve.in_process import call_host
 from attn_serve.replica import ReplicaServer
 from attn_serve.replica_client import ReplicaClient
 from attn_serve.streams import EngineLost, Streams
+from local_replicas import signed
 
 
 @pytest.fixture
@@ -237,21 +237,6 @@ def test_an_error_arrives_as_it_was_raised(error: AttnError) -> None:
 def test_an_error_of_a_class_that_is_not_known_here_is_one_above_it() -> None:
     assert type(error_of_reasons(["NEWER", "INVALID_VALUE", "INVALID_ARGUMENT"], "x", {})) is InvalidValue
     assert type(error_of_reasons(["NEWER"], "x", {})) is InternalError
-
-
-def signed(folder: Path, name: str) -> ReplicaTls:
-    """A certificate for replicas and gateways, by an authority of its own."""
-    folder.mkdir()
-    key, asked, made, authority, secret = (folder / part for part in ("key", "asked", "cert", "ca", "ca-key"))
-    (folder / "names").write_text(f"subjectAltName=DNS:{name}\n")
-    new = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj"
-    for command in (
-        f"req -x509 {new} /CN=authority -days 1 -keyout {secret} -out {authority}",
-        f"req {new} /CN=replica -keyout {key} -out {asked}",
-        f"x509 -req -in {asked} -CA {authority} -CAkey {secret} -days 1 -out {made} -extfile {folder / 'names'}",
-    ):
-        subprocess.run(["openssl", *command.split()], check=True, capture_output=True)
-    return ReplicaTls(certificate=made, key=key, authority=authority)
 
 
 async def test_with_tls_both_sides_prove_who_they_are_and_the_secret_is_asked_for_as_well(

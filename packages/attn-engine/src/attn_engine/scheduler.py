@@ -316,4 +316,4 @@ class Scheduler:
 
 def _room(sequence: Sequence) -> int:
     """All known tokens and one more, so that it is not preempted before it has generated one."""
-    return len(sequence.tokens) + (sequence.scoring is None)
+    return len(sequence.tokens) + (sequence.scoring is None and not sequence.request.prefill_only)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from attn_engine.detokenizer import Detokenizer, StopStrings, TokenText
 from attn_engine.draft_tokens import PromptLookup
+from attn_engine.moved_prompts import PromptState
 from attn_engine.request import Request
 from attn_engine.structured_output import GrammarMatcher
 
@@ -261,6 +262,7 @@ class SequenceOutput(NamedTuple):
     text: str = ""
     finish_reason: FinishReason | None = None
     error: Exception | None = None
+    state: PromptState | None = None
 
     @property
     def ended(self) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from attn_core.errors import InvalidValue
-from attn_engine import EngineLoop, Request, build_engine
+from attn_engine import EngineLoop, PromptState, Request, build_engine
 from attn_models.loading import LoadedModel, load_model
 from attn_schema import AttentionMap, AttentionMapsRequest, EngineConfig, EngineStats, ModelInfo, Prompt, Tokenization
 
@@ -66,20 +67,25 @@ class EngineHost(ModelHost):
             note=self._note,
         )
 
-    def submit(self, task: TextTask) -> None:
+    def submit(self, task: TextTask, state: PromptState | None = None) -> None:
         """Start before the next engine step; outputs are delivered. Raises the `UserError` that refuses it."""
-        self._loop.submit(
-            Request(
-                id=task.id,
-                token_ids=self._tokenizer.ids(task.prompt),
-                encoder_token_ids=self._tokenizer.encoder_ids(task.prompt),
-                params=task.params,
-                deadline=None if task.timeout is None else time.monotonic() + task.timeout,
-                scope=task.tenant,
-                tenant=task.tenant,
-                adapter=self._adapters.find(task.adapter),
-                resume=task.resume,
-            )
+        self._loop.submit(replace(self._request(task), state=state))
+
+    def prefill(self, task: TextTask) -> None:
+        """As `submit`, but only compute the prompt: the only output has its state."""
+        self._loop.submit(self._request(task).prefill())
+
+    def _request(self, task: TextTask) -> Request:
+        return Request(
+            id=task.id,
+            token_ids=self._tokenizer.ids(task.prompt),
+            encoder_token_ids=self._tokenizer.encoder_ids(task.prompt),
+            params=task.params,
+            deadline=None if task.timeout is None else time.monotonic() + task.timeout,
+            scope=task.tenant,
+            tenant=task.tenant,
+            adapter=self._adapters.find(task.adapter),
+            resume=task.resume,
         )
 
     def load_adapter(self, name: str, folder: Path) -> None:

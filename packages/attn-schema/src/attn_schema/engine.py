@@ -151,7 +151,12 @@ class EngineStats(Schema, frozen=True, kw_only=True):
     reloaded_tokens: Annotated[
         int, Meta(description="Tokens of preempted requests whose KV cache was reloaded, not recomputed (counter).")
     ] = 0  # fmt: skip
-    offloaded_bytes: Annotated[int, Meta(description="KV cache of preempted requests held offloaded, in bytes.")] = 0
+    imported_tokens: Annotated[
+        int, Meta(description="Tokens of prompts whose state a prefill replica computed (counter).")
+    ] = 0  # fmt: skip
+    offloaded_bytes: Annotated[
+        int, Meta(description="State of preempted and imported requests held outside of the KV cache, in bytes.")
+    ] = 0  # fmt: skip
     resident_memory_bytes: Annotated[
         int, Meta(description="Memory that the engine's process holds, in bytes; it may be that of the server itself.")
     ] = 0  # fmt: skip

@@ -298,6 +298,8 @@ class DeploymentConfig(_message.Message):
     MAX_REPLICAS_FIELD_NUMBER: _builtins.int
     TARGET_REQUESTS_FIELD_NUMBER: _builtins.int
     IDLE_SECONDS_FIELD_NUMBER: _builtins.int
+    PREFILL_REPLICAS_FIELD_NUMBER: _builtins.int
+    PREFILL_MIN_TOKENS_FIELD_NUMBER: _builtins.int
     replicas: _builtins.int
     """A fixed number, as a Ray Serve deployment; absent, with `max_replicas` absent, means one in an actor of its own."""
     min_replicas: _builtins.int
@@ -308,6 +310,10 @@ class DeploymentConfig(_message.Message):
     """Running and waiting requests per engine that autoscaling aims at. Absent means 16."""
     idle_seconds: _builtins.float
     """How long the load must stay lower before an engine is removed, in seconds. Absent means 60."""
+    prefill_replicas: _builtins.int
+    """Further engines that compute long prompts and hand their states to those that generate; absent means none."""
+    prefill_min_tokens: _builtins.int
+    """Tokens from which on a prompt is computed by a prefill replica. Absent means 256."""
     def __init__(
         self,
         *,
@@ -316,10 +322,12 @@ class DeploymentConfig(_message.Message):
         max_replicas: _builtins.int | None = ...,
         target_requests: _builtins.float | None = ...,
         idle_seconds: _builtins.float | None = ...,
+        prefill_replicas: _builtins.int | None = ...,
+        prefill_min_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_idle_seconds", b"_idle_seconds", "_max_replicas", b"_max_replicas", "_min_replicas", b"_min_replicas", "_replicas", b"_replicas", "_target_requests", b"_target_requests", "idle_seconds", b"idle_seconds", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "replicas", b"replicas", "target_requests", b"target_requests"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_idle_seconds", b"_idle_seconds", "_max_replicas", b"_max_replicas", "_min_replicas", b"_min_replicas", "_prefill_min_tokens", b"_prefill_min_tokens", "_prefill_replicas", b"_prefill_replicas", "_replicas", b"_replicas", "_target_requests", b"_target_requests", "idle_seconds", b"idle_seconds", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "prefill_min_tokens", b"prefill_min_tokens", "prefill_replicas", b"prefill_replicas", "replicas", b"replicas", "target_requests", b"target_requests"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_idle_seconds", b"_idle_seconds", "_max_replicas", b"_max_replicas", "_min_replicas", b"_min_replicas", "_replicas", b"_replicas", "_target_requests", b"_target_requests", "idle_seconds", b"idle_seconds", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "replicas", b"replicas", "target_requests", b"target_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_idle_seconds", b"_idle_seconds", "_max_replicas", b"_max_replicas", "_min_replicas", b"_min_replicas", "_prefill_min_tokens", b"_prefill_min_tokens", "_prefill_replicas", b"_prefill_replicas", "_replicas", b"_replicas", "_target_requests", b"_target_requests", "idle_seconds", b"idle_seconds", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "prefill_min_tokens", b"prefill_min_tokens", "prefill_replicas", b"prefill_replicas", "replicas", b"replicas", "target_requests", b"target_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__idle_seconds: _TypeAlias = _typing.Literal["idle_seconds"]  # noqa: Y015
     _WhichOneofArgType__idle_seconds: _TypeAlias = _typing.Literal["_idle_seconds", b"_idle_seconds"]  # noqa: Y015
@@ -327,6 +335,10 @@ class DeploymentConfig(_message.Message):
     _WhichOneofArgType__max_replicas: _TypeAlias = _typing.Literal["_max_replicas", b"_max_replicas"]  # noqa: Y015
     _WhichOneofReturnType__min_replicas: _TypeAlias = _typing.Literal["min_replicas"]  # noqa: Y015
     _WhichOneofArgType__min_replicas: _TypeAlias = _typing.Literal["_min_replicas", b"_min_replicas"]  # noqa: Y015
+    _WhichOneofReturnType__prefill_min_tokens: _TypeAlias = _typing.Literal["prefill_min_tokens"]  # noqa: Y015
+    _WhichOneofArgType__prefill_min_tokens: _TypeAlias = _typing.Literal["_prefill_min_tokens", b"_prefill_min_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__prefill_replicas: _TypeAlias = _typing.Literal["prefill_replicas"]  # noqa: Y015
+    _WhichOneofArgType__prefill_replicas: _TypeAlias = _typing.Literal["_prefill_replicas", b"_prefill_replicas"]  # noqa: Y015
     _WhichOneofReturnType__replicas: _TypeAlias = _typing.Literal["replicas"]  # noqa: Y015
     _WhichOneofArgType__replicas: _TypeAlias = _typing.Literal["_replicas", b"_replicas"]  # noqa: Y015
     _WhichOneofReturnType__target_requests: _TypeAlias = _typing.Literal["target_requests"]  # noqa: Y015
@@ -337,6 +349,10 @@ class DeploymentConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_replicas) -> _WhichOneofReturnType__max_replicas | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_replicas) -> _WhichOneofReturnType__min_replicas | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prefill_min_tokens) -> _WhichOneofReturnType__prefill_min_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prefill_replicas) -> _WhichOneofReturnType__prefill_replicas | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__replicas) -> _WhichOneofReturnType__replicas | None: ...
     @_typing.overload

@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ from attn_schema import DeploymentConfig, EngineConfig, EngineStats, ModelInfo, 
 from attn_serve.ray_backend import actor_environment
 from attn_serve.replica import ModelReplica
 from attn_serve.replica_client import ReplicaClient
-from attn_serve.replica_messages import ReplicaAddress
+from attn_serve.replica_messages import ReplicaAddress, StateTicket
 from attn_serve.routing import PrefixRouter, block_hashes
 from attn_serve.streams import EngineLost, Streams
 
@@ -111,16 +111,24 @@ class DeploymentBackend:
         if self._handle is None:
             raise Unavailable(f"model {self._name!r} is not running")
         if method == "stats":
-            return total({name: replica.stats for name, replica in self._replicas.items()})
+            return total(self.stats_by_replica())
         if method == "tokenize" and self._tokenizer is not None:
             return await asyncio.to_thread(self._tokenizer.tokenize, *arguments)
         if method == "submit":
-            return await self._submit(*arguments)
+            return await self.submit(*arguments)
         if method == "cancel":
             return await self._cancel(*arguments)
         if method in ("load_adapter", "unload_adapter"):
             return await self._change_adapters(method, *arguments)
         return await self._ask_any(method, *arguments)
+
+    def stats_by_replica(self) -> dict[str, EngineStats]:
+        """How busy each replica is, by its name."""
+        return {name: replica.stats for name, replica in self._replicas.items()}
+
+    def require_places(self, deployment: DeploymentConfig) -> None:
+        """Raise unless the machines have room for so many replicas of this model; see the function of this name."""
+        require_places(self._folder, self._config, deployment)
 
     async def pids(self) -> list[int]:
         """The processes of the replicas that take tasks, for those who watch or kill processes."""
@@ -159,18 +167,24 @@ class DeploymentBackend:
         else:
             self._adapters.pop(name, None)
 
-    def _choose(self, blocks: Sequence[bytes]) -> ReplicaClient:
-        loads = {name: replica.load for name, replica in self._replicas.items() if not replica.draining}
+    def _choose(self, blocks: Sequence[bytes], without: Collection[str] = ()) -> ReplicaClient:
+        free = {name: one for name, one in self._replicas.items() if not one.draining and name not in without}
+        loads = {name: replica.load for name, replica in free.items()}
         if not loads:
             self._asked = True
             self._changed.set()
             raise EngineLost(f"no replica of model {self._name!r} runs now; one is being started")
         return self._replicas[self._router.choose(blocks, loads)]
 
-    async def _submit(self, task: TextTask) -> None:
-        replica = self._choose(block_hashes(task.prompt, f"{task.tenant}\0{task.adapter}"))
+    async def submit(self, task: TextTask, ticket: StateTicket | None = None) -> None:
+        """Submit a task to the replica that suits, with a ticket for the state of its prompt if there is one."""
+        replica = self.choose_for(task)
         self._where[task.id] = replica
-        await replica.submit(task)
+        await replica.submit(task, ticket)
+
+    def choose_for(self, task: TextTask, without: Collection[str] = ()) -> ReplicaClient:
+        """The replica that suits a task, none of those named; raises `EngineLost` where no other runs."""
+        return self._choose(block_hashes(task.prompt, f"{task.tenant}\0{task.adapter}"), without)
 
     async def _ask_any(self, method: str, argument: Any, *more: str) -> Any:
         """The answer of any replica; a task that has an id can be cancelled there."""
@@ -256,17 +270,18 @@ class DeploymentBackend:
         tasks = list(replica.tasks)
         if replica.gone:
             self._replicas.pop(replica.id, None)
-            self._later(replica.close())
+            self.later(replica.close())
         elif self.replicas:
             for task_id in tasks:
-                self._later(replica.cancel(task_id))
+                self.later(replica.cancel(task_id))
         else:
             return  # they may finish there
         self._router.forget(replica.id)
         self._streams.fail(EngineLost(f"replica {replica.id} of model {self._name!r} is gone"), tasks)
         self._changed.set()
 
-    def _later(self, work: Any) -> None:
+    def later(self, work: Any) -> None:
+        """Do something while nobody waits for it."""
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
@@ -304,8 +319,11 @@ class DeploymentBackend:
             **replica_counts(self._deployment),
         )
         # With a version that Ray Serve makes up, every change of the number would replace all replicas.
-        kind = kind.options(version=fingerprint(self._folder, config), _internal=True)
-        return serve.run(kind.bind(self._folder, config, SHUTDOWN_SECONDS, self._tls), name=app, route_prefix=None)
+        version = fingerprint(self._folder, config)
+        bound = kind.options(version=version, _internal=True).bind(
+            self._folder, config, SHUTDOWN_SECONDS, self._tls, version
+        )
+        return serve.run(bound, name=app, route_prefix=None)
 
     def _delete(self) -> None:
         from ray import serve

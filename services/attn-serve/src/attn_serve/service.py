@@ -89,6 +89,8 @@ class InferenceGrpc:
         config = config.replace(tenant_weights=self._cluster.settings.engine.tenant_weights)
         if deployment.deployed or self._cluster.settings.address is not None:
             from attn_serve.deployment import DeploymentBackend
+            from attn_serve.disaggregation import DisaggregatedBackend
 
-            return EngineClient(DeploymentBackend(name, folder, config, deployment, self._cluster.settings.replica_tls))
+            kind = DeploymentBackend if deployment.prefill_replicas is None else DisaggregatedBackend.of
+            return EngineClient(kind(name, folder, config, deployment, self._cluster.settings.replica_tls))
         return EngineClient(RayBackend(name, folder, config))

@@ -22,7 +22,7 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 from safetensors import TensorSpec, serialize_file
 
-from attn_models.weights.gguf_architectures import Placement
+from attn_models.weights.gguf_architectures import Part, Placement
 from attn_models.weights.gguf_reader import GgufHeader, GgufTensor, read_gguf_header
 from attn_models.weights.safetensors_files import WEIGHTS_NAME
 
@@ -129,7 +129,7 @@ def main(arguments: list[str]) -> int:
     """Run the conversion; the exit status is 0, or REFUSED after the rule was printed."""
     file, folder, dtype, limit = arguments
     resource.setrlimit(resource.RLIMIT_AS, (int(limit), int(limit)))
-    files = {name: [Placement(**item) for item in items] for name, items in json.load(sys.stdin).items()}
+    files = {name: [_placement(item) for item in items] for name, items in json.load(sys.stdin).items()}
     try:
         write_shards(read_gguf_header(file), Path(folder), "float32" if dtype == "float32" else "bfloat16", files)
     except AttnError as error:
@@ -151,8 +151,29 @@ def _specs(arrays: dict[str, NDArray[Any]], dtype: WeightDtype) -> dict[str, Ten
     }
 
 
+def _placement(item: dict[str, Any]) -> Placement:
+    return Placement(**item | {"parts": tuple(Part(**part) for part in item["parts"])})
+
+
+def joined(header: GgufHeader, placement: Placement) -> NDArray[np.float32]:
+    """The parts of a placement, one after the other."""
+    found = []
+    for part in placement.parts:
+        values = dequantised(header, header.tensors[part.source])
+        values = values.transpose(part.axes) if part.axes else values
+        found.append(values.reshape(part.view) if part.view else values)
+    return np.concatenate(found, axis=placement.axis).reshape(placement.shape)
+
+
 def _values(header: GgufHeader, placement: Placement, dtype: WeightDtype) -> NDArray[Any]:
-    values: NDArray[np.float32] = dequantised(header, header.tensors[placement.source], placement.expert)
+    if placement.parts:
+        values = joined(header, placement)
+    else:
+        values = dequantised(header, header.tensors[placement.source], placement.expert)
+    if placement.decay:
+        if not (values < 0).all():
+            raise CheckpointInvalid.of(header.path, f"tensor {placement.source!r} holds a decay that is not below 0")
+        values = np.log(-values)
     if placement.rotary_heads:
         values = half_split_rows(values, placement.rotary_heads)
     if placement.fused:
