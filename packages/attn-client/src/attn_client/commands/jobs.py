@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 from attn_schema import ConnectionOptions
 from attn_schema.flags import with_flags
-from attn_schema.output import print_json, print_table
+from attn_schema.output import Json, print_json, print_table
 from attn_schema.training import JobEvent, TrainingJob
 
 from attn_client.commands.follow import follow
-from attn_client.commands.options import Json, connect
+from attn_client.commands.options import connect
 
 app = typer.Typer(no_args_is_help=True, help="The training jobs of a server.")
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job; see `attn jobs list`.")]
@@ -25,8 +25,7 @@ def list_command(*, json: Json = False, connection: ConnectionOptions) -> None:
     with connect(connection) as client:
         jobs = client.jobs.list()
     if json:
-        for job in jobs:
-            print_json(job)
+        print_json(jobs)
     else:
         print_table([_row(job) for job in jobs], "no job yet; start one with: attn train")
 

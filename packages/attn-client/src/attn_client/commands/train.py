@@ -12,12 +12,12 @@ import typer
 from attn_schema import ConnectionOptions
 from attn_schema.estimate import JobEstimate
 from attn_schema.flags import with_flags
-from attn_schema.output import print_json, print_table
+from attn_schema.output import Json, print_json, print_table
 from attn_schema.prepared import PreparedSource
 from attn_schema.training import TrainingConfig
 
 from attn_client.commands.follow import follow
-from attn_client.commands.options import Json, connect
+from attn_client.commands.options import connect
 from attn_client.recipe import located, recipe_names, recipe_under
 
 
