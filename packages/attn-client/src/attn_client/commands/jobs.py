@@ -119,10 +119,11 @@ def _row(job: TrainingJob) -> dict[str, str]:
     loss = job.last_metrics.get("validation_loss", job.last_metrics.get("loss"))
     return {
         "job": job.id,
-        "state": job.state,
+        "state": f"{job.state}, {job.queue_position}." if job.queue_position else job.state,
+        "priority": str(job.priority),
         "steps": f"{job.step}/{job.config.optimizer.steps}",
         "loss": "" if loss is None else f"{loss:.4f}",
         "model": job.config.model.label,
-        "why": job.error.message if job.error else "",
+        "why": job.error.message if job.error else job.waiting_for,
         "created": f"{job.create_time:%Y-%m-%d %H:%M}" if job.create_time else "",
     }
