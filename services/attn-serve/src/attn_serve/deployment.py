@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import logging
 import math
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -42,6 +43,8 @@ SHUTDOWN_SECONDS = 30.0
 MAX_CONTROL_CALLS = 1000
 WEIGHTS = ("*.safetensors", "*.gguf")
 APP_PREFIX = "attn-"
+SERVE_CALLS = threading.Lock()
+"""Held while a model is deployed: Ray Serve fails where two threads start it, or deploy, at once."""
 
 
 class DeploymentBackend:
@@ -288,6 +291,10 @@ class DeploymentBackend:
         task.add_done_callback(self._background.discard)
 
     def _deploy(self) -> Any:
+        with SERVE_CALLS:
+            return self._run()
+
+    def _run(self) -> Any:
         try:
             from ray import serve
         except ImportError as error:
