@@ -174,7 +174,7 @@ def main() -> None:
         "model": SIZE,
         "load": {"streams": STREAMS, "tokens of a long prompt": LONG, "long prompts a second": RATE},
     }
-    if not asked.short:
+    if asked.out or not asked.short:
         write_report("disaggregated-prefill", facts, rows, asked.out)
 
 

@@ -107,7 +107,8 @@ class Engine:
         if config.num_speculative_tokens is None:
             config = config.replace(num_speculative_tokens=DRAFT_MODEL_TOKENS if draft_model else 0)
         self.config = config
-        self._runner = ModelRunner(model, store, f"weights {config.quantization}, {config.kv_cache}")
+        ranks = f", {config.tensor_parallel_size} ranks" if config.tensor_parallel_size > 1 else ""
+        self._runner = ModelRunner(model, store, f"weights {config.quantization}, {config.kv_cache}{ranks}")
         recorder = None if config.enforce_eager else recorder_for(self._runner.device)
         if recorder is not None:
             self._runner.graphs = DecodeGraphs(model, store, recorder, config.batch_sizes[0])

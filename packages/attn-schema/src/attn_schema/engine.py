@@ -12,6 +12,7 @@ from attn_schema.schema import Schema
 
 MAX_SPECULATIVE_TREE_WIDTH = 8
 MAX_LORAS = 1024
+MAX_RANKS = 64
 DRAFT_MODEL_TOKENS = 4
 """`num_speculative_tokens` with a draft model, if not given."""
 
@@ -36,6 +37,14 @@ class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
             "lossless), none (as dtype, not prepacked), or a type."
         ),
     ] = "auto"  # fmt: skip
+    tensor_parallel_size: Annotated[
+        int,
+        Meta(
+            ge=1, le=MAX_RANKS,
+            description="Processes over which the heads and inner sizes of the model are split, each on a device of "
+            "its own; it must divide them.",
+        ),
+    ] = 1  # fmt: skip
     kv_cache: Annotated[
         str, Meta(description="KV cache, by name, such as shared or int8; see `attn list caches`.")
     ] = "attn-cache/shared"  # fmt: skip

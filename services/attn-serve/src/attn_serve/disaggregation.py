@@ -88,7 +88,9 @@ class DisaggregatedBackend:
     async def start(self, streams: Streams) -> ModelInfo:
         """Deploy or join both; raises as `DeploymentBackend.start`, also where only both together find no room."""
         await asyncio.to_thread(self.decode.require_places, self._deployment.together)
-        info, _ = await asyncio.gather(self.decode.start(streams), self.prefill.start(Streams()))
+        starts = [asyncio.ensure_future(one) for one in (self.decode.start(streams), self.prefill.start(Streams()))]
+        await asyncio.wait(starts)  # one that fails leaves none half started
+        info, _ = [start.result() for start in starts]
         if self._drafts:
             said = (
                 "the draft model computes every prompt where tokens are generated, also one that a prefill replica did"
@@ -236,6 +238,8 @@ def require_movable(folder: Path, config: EngineConfig) -> None:
     (an encoder-decoder), and a cache that neither exports nor restores.
     """
     allowed = "left out for this model"
+    if config.tensor_parallel_size > 1:
+        raise InvalidValue.of("tensor_parallel_size", config.tensor_parallel_size, "1, with prefill_replicas")
     if is_encoder(folder):
         raise Incompatible(f"prefill_replicas: {folder.name} is an encoder, which generates nothing; {allowed}")
     config_file = read_config(folder / "config.json")

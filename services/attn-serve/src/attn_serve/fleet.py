@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from attn_core.errors import AlreadyExists, AttnError, InvalidValue, PermissionDenied, Unavailable, UnknownName
+from attn_host.ranks import require_tensor_parallel
 from attn_models.lora.files import base_of, is_adapter
 from attn_schema import DeploymentConfig, EngineConfig, ModelInfo, ModelState, Prompt
 
@@ -39,6 +40,13 @@ IDLE_SECONDS = 2.0
 def engine_name(owner: str, name: str) -> str:
     """A name for the engine that no model or adapter of another owner has."""
     return f"{owner}.{name}" if owner else name
+
+
+def require_adaptable(adapter: str, config: EngineConfig) -> None:
+    """Raise `InvalidValue` for an adapter on a model that is split over several processes."""
+    ranks = config.tensor_parallel_size
+    if ranks > 1:
+        raise InvalidValue.of("tensor_parallel_size", ranks, f"1, as the adapter {adapter!r} is loaded on the model")
 
 
 def rescaled(served: DeploymentConfig, wanted: DeploymentConfig) -> DeploymentConfig:
@@ -312,6 +320,7 @@ class Fleet:
             if not NAME.fullmatch(name):
                 raise InvalidValue.of("models", name, ALLOWED_NAMES)
             folder = await asyncio.to_thread(self._sources.folder, one.source, None)
+            await asyncio.to_thread(require_tensor_parallel, folder, one.config)
             if one.deployment.prefill_replicas is not None:
                 from attn_serve.disaggregation import require_movable
 
@@ -390,6 +399,7 @@ class Fleet:
         owner, now = tenant or "", datetime.now(UTC)
         if is_adapter(folder):
             base = self._base_of(folder, base_model, tenant)
+            require_adaptable(name, base.config)
             info = base.info.replace(
                 name=name, source=source, base_model=base.name, state=ModelState.LOADING, load_time=now
             )

@@ -28,6 +28,7 @@ from attn_schema import EngineConfig
 from attn_serve import replica_messages as messages
 from attn_serve.in_process import call_host
 from attn_serve.moved_states import MAX_HELD_BYTES, ByteBudget, StateShelf, fetch, parts_of
+from attn_serve.rank_actors import actor_ranks
 from attn_serve.replica_messages import ReplicaAddress, SentOutputs, StateTicket
 from attn_serve.streams import EngineLost
 
@@ -322,7 +323,7 @@ class ModelReplica:
     ) -> None:
         import ray.util
 
-        self._server = ReplicaServer(lambda deliver: open_host(folder, config, deliver), tls, model)
+        self._server = ReplicaServer(lambda deliver: open_host(folder, config, deliver, actor_ranks), tls, model)
         self._shutdown_timeout = shutdown_timeout
         self._error: AttnError | None = None
         self._told = False
