@@ -11,6 +11,7 @@ from attn_core.errors import InvalidValue, OutOfCapacity
 from attn_host import image_rows
 from attn_host.engine import EngineHost
 from attn_host.host import TextTask
+from attn_host.ranks import require_tensor_parallel
 from attn_models.vision_language.example import SIDE, picture, vision_tokenizer, write_vision_model
 from attn_schema import ChatMessage, EngineConfig, Prompt, SamplingParams
 
@@ -131,6 +132,11 @@ def test_images_that_cannot_be_seen_are_refused_before_anything_is_computed(answ
     with pytest.raises(OutOfCapacity, match="rows of images"):
         submit(asked("x", picture(1)))
     assert host.stats().waiting == 0
+
+
+def test_a_model_that_sees_is_not_split_over_ranks(folder):
+    with pytest.raises(InvalidValue, match="tensor_parallel_size.*VisionDecoder"):
+        require_tensor_parallel(folder, EngineConfig(tensor_parallel_size=2))
 
 
 def test_the_rows_of_images_of_requests_that_ended_are_gone(answers):

@@ -20,6 +20,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 from attn_core.errors import AttnError, InvalidValue, Unavailable, WrongState
+from attn_core.models import TakesEmbeddings
 from attn_core.splitting import Rank
 from attn_engine.tensor_parallel import LOST, Follower, Leader
 from attn_models.decoder.decoder import Decoder
@@ -119,7 +120,7 @@ def require_tensor_parallel(folder: Path, config: EngineConfig) -> None:
     if is_encoder(folder):
         raise InvalidValue.of("tensor_parallel_size", ranks, "1, as the model is an encoder")
     model = empty_model(folder)
-    if not isinstance(model, Decoder):
+    if not isinstance(model, Decoder) or isinstance(model, TakesEmbeddings):
         raise InvalidValue.of("tensor_parallel_size", ranks, f"1, as the model is a {type(model).__name__}")
     try:
         require_model_split(model, ranks)
