@@ -1,9 +1,9 @@
 """What does each instruction set of this chip give, beside transformers and llama.cpp held to the same one?
 
 Rates are tokens for each second of CPU time, on one thread: they hold on a machine that others keep busy too, where
-those of `engine_cpu.py` do not. Our kernels are held to a set by ATTN_CPU_ISA, torch by ATEN_CPU_CAPABILITY and
-ONEDNN_MAX_CPU_ISA, llama.cpp by leaving it the one library of its that is for such chips. Systems take turns; each
-rate is the median of the rounds.
+those of `engine_cpu.py` do not. On a quiet machine `--threads N` counts seconds of the clock instead. Our kernels are
+held to a set by ATTN_CPU_ISA, torch by ATEN_CPU_CAPABILITY and ONEDNN_MAX_CPU_ISA, llama.cpp by leaving it the one
+library of its that is for such chips. Systems take turns; each rate is the median of the rounds.
 
     python benchmarks/instruction_sets_cpu.py MODEL_FOLDER --gguf FILE --llamacpp FOLDER_OF_NODE_MODULES --transformers
 
@@ -35,13 +35,16 @@ SETS = {"avx512": ("avx512", "AVX512_CORE_BF16", "zen4"), "avx2": ("avx2", "AVX2
 """What torch and oneDNN call an instruction set, and llama.cpp's library for it."""
 NODE = """
 import {getLlama} from "node-llama-cpp";
-const {model: modelPath, batches, count, long} = JSON.parse(process.argv[2]);
-const llama = await getLlama({gpu: false, build: "never", maxThreads: 1, logLevel: "error"});
+const {model: modelPath, batches, count, long, threads} = JSON.parse(process.argv[2]);
+const llama = await getLlama({gpu: false, build: "never", maxThreads: threads, logLevel: "error"});
 const model = await llama.loadModel({modelPath});
-const seconds = () => { const used = process.cpuUsage(); return (used.user + used.system) / 1e6; };
+const seconds = () => {
+  const used = process.cpuUsage();
+  return threads > 1 ? performance.now() / 1e3 : (used.user + used.system) / 1e6;
+};
 async function measure(name, prompts, count, tokens) {
   const longest = Math.max(...prompts.map((p) => p.length)) + count + 8;
-  const context = await model.createContext({contextSize: longest, sequences: prompts.length, threads: 1,
+  const context = await model.createContext({contextSize: longest, sequences: prompts.length, threads,
                                              batchSize: Math.max(512, longest)});
   const sequences = prompts.map(() => context.getSequence());
   const run = async (sequence, prompt) => {
@@ -66,32 +69,33 @@ def prompts(count: int) -> list[str]:
     return [f"The history of the city begins with number {i}, and the first thing that" for i in range(count)]
 
 
-def rated(run: Any, tokens: int) -> float:
-    start = time.process_time()
+def rated(args: argparse.Namespace, run: Any, tokens: int) -> float:
+    """Tokens a second of CPU time, or of the clock where several threads run."""
+    clock = time.perf_counter if args.threads > 1 else time.process_time
+    start = clock()
     run()
-    return tokens / (time.process_time() - start)
+    return tokens / (clock() - start)
 
 
 def ours(args: argparse.Namespace, form: str) -> Iterator[dict[str, Any]]:
     from engine_measures import load_form, new_tokens, prefill
 
-    args.threads = 1
     loaded, _ = load_form(args, f"weights={form}")
     new_tokens(loaded, "shared", prompts(1), 2)
     for batch in args.batches:
         new = NEW_TOKENS[batch]
         yield {
             "batch": batch,
-            "rate": rated(lambda b=batch, n=new: new_tokens(loaded, "shared", prompts(b), n), batch * new),
+            "rate": rated(args, lambda b=batch, n=new: new_tokens(loaded, "shared", prompts(b), n), batch * new),
         }
-    yield {"prompt": LONG, "rate": rated(lambda: prefill(loaded, "shared"), LONG)}
+    yield {"prompt": LONG, "rate": rated(args, lambda: prefill(loaded, "shared"), LONG)}
 
 
 def transformers(args: argparse.Namespace, dtype: str) -> Iterator[dict[str, Any]]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(args.threads)
     tokenizer = AutoTokenizer.from_pretrained(args.model, padding_side="left")
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, dtype))
@@ -103,22 +107,23 @@ def transformers(args: argparse.Namespace, dtype: str) -> Iterator[dict[str, Any
     run(1, 2)
     for batch in args.batches:
         new = NEW_TOKENS[batch]
-        yield {"batch": batch, "rate": rated(lambda b=batch, n=new: run(b, n), batch * new)}
+        yield {"batch": batch, "rate": rated(args, lambda b=batch, n=new: run(b, n), batch * new)}
     ids = torch.arange(LONG)[None] + 100
     with torch.no_grad():
-        yield {"prompt": LONG, "rate": rated(lambda: model(ids, logits_to_keep=1), LONG)}
+        yield {"prompt": LONG, "rate": rated(args, lambda: model(ids, logits_to_keep=1), LONG)}
 
 
-def held_to(instructions: str) -> dict[str, str]:
+def held_to(instructions: str, threads: int) -> dict[str, str]:
     """The environment in which torch and our kernels take no more than these."""
     torch_name, onednn, _ = SETS[instructions]
     names = {"ATTN_CPU_ISA": instructions, "ATEN_CPU_CAPABILITY": torch_name, "ONEDNN_MAX_CPU_ISA": onednn}
-    return os.environ | names | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return os.environ | names | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
 
 
 def child(args: argparse.Namespace, instructions: str, system: str, form: str) -> Iterator[dict[str, Any]]:
-    command = [sys.executable, __file__, str(args.model), "--child", system, form, "--batches", *map(str, args.batches)]
-    yield from said(command, held_to(instructions))
+    command = [sys.executable, __file__, str(args.model), "--child", system, form, "--threads", str(args.threads)]
+    command += ["--batches", *map(str, args.batches)]
+    yield from said(command, held_to(instructions, args.threads))
 
 
 def llamacpp(args: argparse.Namespace, instructions: str) -> Iterator[dict[str, Any]]:
@@ -129,6 +134,7 @@ def llamacpp(args: argparse.Namespace, instructions: str) -> Iterator[dict[str, 
                 library.unlink()
         (Path(work) / "peer.mjs").write_text(NODE)
         asked = {"model": str(args.gguf.resolve()), "batches": args.batches, "count": NEW_TOKENS, "long": LONG}
+        asked["threads"] = args.threads
         yield from said(["node", f"{work}/peer.mjs", json.dumps(asked)], dict(os.environ))
 
 
@@ -156,7 +162,8 @@ def rounds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     print(facts, round(rate, 1), file=sys.stderr, flush=True)
     for facts, found in rates.items():
         spread = {"min": round(min(found), 1), "max": round(max(found), 1)}
-        yield dict(facts) | {"tokens_per_cpu_second": round(statistics.median(found), 1)} | spread
+        rate = "tokens_per_second" if args.threads > 1 else "tokens_per_cpu_second"
+        yield dict(facts) | {rate: round(statistics.median(found), 1)} | spread
 
 
 def main() -> None:
@@ -169,6 +176,7 @@ def main() -> None:
     p.add_argument("--forms", nargs="+", default=["auto", "int8", "int4"])
     p.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS)
     p.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
+    p.add_argument("--threads", type=int, default=1, help="more than one: seconds of the clock, for a quiet machine")
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--out", type=Path, help="where the result goes; by default a new file in benchmarks/results")
     p.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
@@ -180,7 +188,7 @@ def main() -> None:
         return
     flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
     shown = sorted(flag for flag in flags.split() if flag.startswith(("avx", "amx", "fma", "f16c")))
-    facts = {"question": "tokens a second of CPU time, one thread", "flags": shown, "rounds": args.rounds}
+    facts = {"question": "tokens a second", "threads": args.threads, "flags": shown, "rounds": args.rounds}
     write_report("instruction_sets_cpu", facts, rounds(args), args.out)
 
 

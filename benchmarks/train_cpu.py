@@ -163,7 +163,7 @@ def peer_turns(
     return turn
 
 
-def transformers_peer(text: TextDataset, steps: int) -> Turn:
+def gpt2(text: TextDataset) -> Any:
     """GPT-2 of transformers in the recipe's sizes, multi-head."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -179,8 +179,62 @@ def transformers_peer(text: TextDataset, steps: int) -> Turn:
         attn_pdrop=0.0,
         use_cache=False,
     )
-    model = GPT2LMHeadModel(config).train()
+    return GPT2LMHeadModel(config).train()
+
+
+def transformers_peer(text: TextDataset, steps: int) -> Turn:
+    """The same under a plain loop of torch."""
+    model = gpt2(text)
     return peer_turns(lambda tokens: model(tokens).logits, model, text.training, steps)
+
+
+class Windows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Each window of a text with itself as labels, as transformers' Trainer takes them; models shift labels."""
+
+    def __init__(self, tokens: torch.Tensor) -> None:
+        self._tokens = tokens
+
+    def __len__(self) -> int:
+        """So many begin in the text."""
+        return len(self._tokens) - CONTEXT
+
+    def __getitem__(self, place: int) -> dict[str, torch.Tensor]:
+        window = self._tokens[place : place + CONTEXT].long()
+        return {"input_ids": window, "labels": window}
+
+
+def transformers_trainer(text: TextDataset, steps: int) -> Turn:
+    """The same GPT-2 under transformers' own Trainer, with what it does by default switched off that we do not do."""
+    import tempfile
+
+    from transformers import Trainer as TheirTrainer
+    from transformers import TrainingArguments
+
+    given = TrainingArguments(
+        output_dir=tempfile.mkdtemp(prefix="trainer-"),
+        max_steps=steps,
+        per_device_train_batch_size=BATCH,
+        learning_rate=1e-3,
+        weight_decay=0.1,
+        adam_beta2=0.99,
+        max_grad_norm=1.0,
+        optim="adamw_torch_fused",
+        lr_scheduler_type="constant",
+        logging_strategy="no",
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    # A random order of all windows would take longer to draw than the steps.
+    trainer = TheirTrainer(model=gpt2(text), args=given, train_dataset=Windows(text.training[: 2000 * BATCH]))
+
+    def turn() -> float:
+        began = time.perf_counter()
+        trainer.train()
+        return time.perf_counter() - began
+
+    return turn
 
 
 def nanogpt_peer(folder: Path, text: TextDataset, steps: int) -> Turn:
@@ -202,7 +256,11 @@ def nanogpt_peer(folder: Path, text: TextDataset, steps: int) -> Turn:
 
 def measure_speed(args: argparse.Namespace, config: TrainingConfig, text: TextDataset) -> dict[str, Any]:
     steps = args.turn_steps
-    turns = {"attn": our_turns(config, text, steps), "transformers": transformers_peer(text, steps)}
+    turns = {
+        "attn": our_turns(config, text, steps),
+        "transformers": transformers_peer(text, steps),
+        "transformers_trainer": transformers_trainer(text, steps),
+    }
     if args.nanogpt:
         turns["nanogpt"] = nanogpt_peer(args.nanogpt, text, steps)
     for turn in turns.values():

@@ -9,9 +9,11 @@ few tokens, every weight far from its initial value; the logits are some 1 to 10
 
 from __future__ import annotations
 
+import inspect
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,17 +23,19 @@ from attn_models.adapters.native import LAYOUTS, NativeAdapter
 from attn_models.adapters.registry import our_adapters
 from attn_models.loading import load_model
 from attn_models.weights.gguf_families import GGUF_FAMILIES
+from attn_models.weights.gguf_joined import JOINED_FAMILIES
 from attn_testing.families import FAMILIES
 from attn_testing.memory import stepped_logits
 
 README = workspace.ROOT / "packages" / "attn-models" / "README.md"
 BEGIN, END = "<!-- families: python tools/model_families.py --write -->", "<!-- end of families -->"
-GGUF = {family.model_type: family.name for family in GGUF_FAMILIES} | {
+GGUF = {family.model_type: family.name for family in (*GGUF_FAMILIES, *JOINED_FAMILIES)} | {
+    "deepseek_v3": "deepseek2",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
     "llama": "llama",
 }
-HEADER = "| `model_type` | kind | GGUF | largest difference to transformers |\n|---|---|---|---|"
+HEADER = "| `model_type` | kind | GGUF | largest difference to transformers | file, lines |\n|---|---|---|---|---|"
 
 
 def adapters() -> list[Layout]:
@@ -77,7 +81,13 @@ def row(adapter: Layout) -> str:
     decoder = isinstance(adapter, StateDictAdapter)
     kind = "decoder" if decoder else "encoder" if isinstance(adapter, EncoderAdapter) else "images"
     apart = f"{difference(family):.1e}" if family in FAMILIES else "in its own tests"
-    return f"| `{family}` | {kind} | {GGUF.get(family, '')} | {apart} |"
+    return f"| `{family}` | {kind} | {GGUF.get(family, '')} | {apart} | {source(adapter)} |"
+
+
+def source(adapter: Layout) -> str:
+    """The file in which a family is described, and its lines; several may share one."""
+    path = Path(inspect.getfile(type(adapter)))
+    return f"{path.name}, {len(path.read_text('utf-8').splitlines())}"
 
 
 def table() -> str:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from attn_cache import PagedCache
 from attn_cache.portable import StateLayout, pack
-from attn_core import Field, Paged, Slot, Source
+from attn_core import Field, Paged, Slot, Source, installed
 from attn_core.errors import AlreadyExists, Incompatible, InvalidValue, OutOfCapacity, StateInvalid, WrongState
 from attn_core.stores import PortableStore, StoreSize
 from leaving import PLAIN, SIZE, SMALL, grow, oracle_of, running, small_bytes
@@ -163,3 +163,9 @@ def test_what_is_not_there_cannot_be_exported(family):
     store.admit(6)
     with pytest.raises(WrongState, match="source"):
         store.export(6, 0)
+
+
+@pytest.mark.parametrize("name", installed().caches.names())
+def test_a_family_says_whether_its_requests_can_leave(name):
+    family = installed().caches.get(name)
+    assert family.portable == isinstance(family.create(SMALL, SIZE), PortableStore)

@@ -245,7 +245,7 @@ class Running:
         self.address = self.open(settings)
 
     def run(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout=30)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout=60)
 
     def open(self, settings: GatewaySettings | None = None) -> str:
         self.context = serving([self.words, self.shelf, self.book, CatalogGrpc()], settings, shutdown_timeout=0.2)
@@ -280,5 +280,5 @@ def server(start: Callable[..., Running]) -> Running:
 
 @pytest.fixture
 def client(server: Running) -> Iterator[Client]:
-    with Client(ClientSettings(address=server.address, timeout=20)) as opened:
+    with Client(ClientSettings(address=server.address, timeout=60)) as opened:
         yield opened

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
+
 import pytest
 from attn_core import installed
 from attn_core.errors import InvalidValue
@@ -96,6 +99,30 @@ def test_priority_goes_before_fairness():
         engine.submit(asked(f"urgent{number}", "loud", priority=1))
         engine.submit(asked(f"calm{number}", "calm"))
     assert [name[:-1] for name in ends(engine)] == ["urgent"] * 4 + ["calm"] * 4
+
+
+def calls_of_a_step(waiting: int) -> Counter[str]:
+    """The functions of ours that scheduling a step calls, where so many requests of two tenants wait."""
+    engine = engine_of(8)
+    for number in range(waiting):
+        engine.submit(asked(f"{number}", ("ann", "bob")[number % 2], new=1))
+    found: Counter[str] = Counter()
+
+    def count(frame, event, _):
+        if event == "call" and frame.f_globals["__name__"].startswith("attn_"):
+            found[frame.f_code.co_qualname] += 1
+
+    sys.setprofile(count)
+    try:
+        assert len(engine._scheduler.schedule()) == 8
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def test_a_step_costs_no_more_calls_where_a_thousand_wait_than_where_twenty_do():
+    calls_of_a_step(20)  # what is imported or computed once is so by now
+    assert calls_of_a_step(1000) == calls_of_a_step(20)
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])

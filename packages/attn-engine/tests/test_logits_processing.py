@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
+from attn_core.errors import InvalidValue
 from attn_engine import SamplingParams
 from attn_engine.sampler import SamplingRow, process_logits
 from hypothesis import given, settings
@@ -63,6 +66,22 @@ def test_a_bias_of_a_hundred_forces_a_token_and_of_minus_a_hundred_bans_it():
     first = run(make_engine(model), [free])[free.id].ids[0]
     (banned,) = some_requests(model, 1, logit_bias={first: -100.0})
     assert first not in run(make_engine(model), [banned])[banned.id].ids
+
+
+def test_a_suppressed_token_never_comes_however_likely_and_one_suppressed_at_the_beginning_only_later():
+    model = small_model("paged")
+    (request,) = some_requests(model, 1, logit_bias={5: 100.0, 6: 50.0})
+    barred = dataclasses.replace(request, id="barred", suppress_tokens=frozenset({5}))
+    later = dataclasses.replace(request, id="later", begin_suppress_tokens=frozenset({5}))
+    found = run(make_engine(model), [request, barred, later])
+    assert (set(found[request.id].ids), set(found["barred"].ids)) == ({5}, {6})
+    assert (found["later"].ids[0], set(found["later"].ids[1:])) == (6, {5})
+    (free,) = some_requests(model, 1)  # greedy otherwise, and with the logits of the model
+    plain = run(make_engine(model), [free])[free.id].ids
+    changed = dataclasses.replace(free, suppress_tokens=frozenset(plain))
+    assert not set(run(make_engine(model), [changed])[free.id].ids) & set(plain)
+    with pytest.raises(InvalidValue, match="suppress_tokens"):
+        make_engine(model).submit(dataclasses.replace(free, suppress_tokens=frozenset({10_000})))
 
 
 def test_no_end_token_comes_before_the_least_number_of_tokens():

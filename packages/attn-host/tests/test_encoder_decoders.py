@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 import wave
 
 import pytest
 import tokenizers
 import torch
-from attn_core.errors import Incompatible, InvalidValue
+from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
 from attn_engine import Request, build_engine
 from attn_host.tokenization import PromptTokenizer
-from attn_host.transcription import Transcriber
+from attn_host.transcription import OFF, Transcriber
 from attn_models.loading import load_model
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.settings import TokenizerSettings
@@ -64,7 +65,7 @@ def written(engine):
 HEARD = {
     "lang_to_id": {"<|en|>": 3, "<|de|>": 4, "<|fr|>": 5},
     "task_to_id": {"transcribe": 6, "translate": 7},
-    "no_timestamps_token_id": 8,
+    "no_timestamps_token_id": 18,
     "is_multilingual": True,
     "suppress_tokens": [9, 11],
     "begin_suppress_tokens": [12, 1],
@@ -97,57 +98,149 @@ def whisper(tmp_path_factory):
     return model, folder
 
 
-def their_tokens(model, heard, begin):
-    """The likeliest token of transformers after each, from those that a text begins with; none that is suppressed."""
-    ids = list(begin)
-    while len(ids) < 20:
-        logits = model(heard, decoder_input_ids=torch.tensor([ids])).logits[0, -1]
-        logits[HEARD["suppress_tokens"]] = -torch.inf
-        if len(ids) == len(begin):
-            logits[HEARD["begin_suppress_tokens"]] = -torch.inf
-        ids.append(int(logits.argmax()))
-        if ids[-1] == END["eos_token_id"]:
-            return ids[len(begin) : -1]
-    return ids[len(begin) :]
+def copied(folder, target, said, config=()):
+    """The folder with another generation_config.json, and other keys in its config.json."""
+    shutil.copytree(folder, target)
+    (target / "generation_config.json").write_text(json.dumps(said))
+    values = json.loads((target / "config.json").read_text()) | dict(config)
+    (target / "config.json").write_text(json.dumps(values))
+    return target
 
 
-@pytest.mark.parametrize(("language", "task"), [("en", "transcribe"), ("de", "translate"), (None, "transcribe")])
+def some_audio(seed):
+    """Three quarters of a second, 16000 samples each."""
+    torch.manual_seed(seed)
+    return (torch.randn(12000) * 3000 * (seed + 1)).clamp(-32000, 32000).to(torch.int16)
+
+
+def write_wav(path, samples):
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(16000)
+        file.writeframes(samples.numpy().tobytes())
+    return path
+
+
+WITHOUT_LANGUAGES = {"lang_to_id": None, "task_to_id": None, "is_multilingual": False}
+ASKED = [
+    ({}, {}, {}),
+    ({}, {}, {"task": "transcribe"}),
+    ({}, {}, {"task": "translate"}),
+    ({}, {}, {"language": "de"}),
+    ({}, {}, {"language": "fr", "task": "translate"}),
+    ({"language": "de"}, {}, {}),
+    ({"language": "<|de|>", "task": "translate"}, {}, {}),
+    ({"language": "de", "task": "translate"}, {}, {"language": "en", "task": "transcribe"}),
+    ({"task": "translate"}, {}, {}),
+    ({"forced_decoder_ids": [[1, None], [2, 7]]}, {}, {}),
+    ({"forced_decoder_ids": [[1, 5], [2, 7], [3, 18]]}, {}, {}),
+    ({"forced_decoder_ids": [[2, 5]]}, {}, {}),
+    ({"forced_decoder_ids": [[1, 5], [2, 7]]}, {}, {"task": "transcribe"}),
+    ({"forced_decoder_ids": [[1, 5], [2, 7]]}, {}, {"language": "de"}),
+    ({}, {"forced_decoder_ids": [[1, 5], [2, 7]]}, {}),
+    ({"forced_decoder_ids": [[1, 4]]}, {"forced_decoder_ids": [[1, 5], [2, 7]]}, {}),
+    ({"task_to_id": None}, {}, {"language": "en"}),
+    (WITHOUT_LANGUAGES, {}, {}),
+    ({"no_timestamps_token_id": None}, {}, {}),
+    ({"suppress_tokens": None, "begin_suppress_tokens": None}, {}, {}),
+    ({"suppress_tokens": None}, {"suppress_tokens": [8, 17], "begin_suppress_tokens": [8]}, {}),
+    ({"suppress_tokens": [8, 17, 4, 2]}, {}, {}),
+    ({"begin_suppress_tokens": [8, 4, 17, 1]}, {}, {}),
+    ({"max_length": 5}, {}, {}),
+    ({"max_length": 448}, {}, {"task": "transcribe"}),
+    ({"max_new_tokens": 4}, {}, {}),
+    ({"max_new_tokens": 16}, {}, {"language": "de"}),
+]
+
+
+@pytest.mark.parametrize(("said", "config", "asked"), ASKED)
 @torch.no_grad()
-def test_transcriptions_are_those_of_transformers(whisper, language, task, tmp_path):
-    model, folder = whisper
+def test_transcriptions_are_those_of_transformers(whisper, said, config, asked, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    given = {key: value for key, value in (HEARD | said).items() if value is not None}
+    folder = copied(whisper[1], tmp_path / "folder", given, config)
+    model = transformers.WhisperForConditionalGeneration.from_pretrained(folder).eval()
+    reader = transformers.WhisperFeatureExtractor.from_pretrained(folder)
     transcriber = Transcriber(folder)
-    reader = pytest.importorskip("transformers").WhisperFeatureExtractor.from_pretrained(folder)
-    texts = set()
     for seed in range(3):
-        torch.manual_seed(seed)
-        loud = (torch.randn(12000) * 3000 * (seed + 1)).clamp(-32000, 32000).to(torch.int16)
-        with wave.open(str(tmp_path / "talk.wav"), "wb") as file:
-            file.setnchannels(1)
-            file.setsampwidth(2)
-            file.setframerate(16000)
-            file.writeframes(loud.numpy().tobytes())
+        loud = some_audio(seed)
         heard = reader((loud / 32768).numpy(), sampling_rate=16000, return_tensors="pt")["input_features"]
         frames = transcriber.reader(loud / 32768)
         torch.testing.assert_close(frames, heard[0].T, rtol=0, atol=1e-5)
-        guessed = f"<|{language or transcriber.language(frames)}|>"
-        if language is None:
-            assert HEARD["lang_to_id"][guessed] == int(model.detect_language(heard)[0])
-        begin = (0, HEARD["lang_to_id"][guessed], HEARD["task_to_id"][task], HEARD["no_timestamps_token_id"])
-        theirs = their_tokens(model, heard, begin)
-        assert transcriber.tokens(frames, begin) == theirs
-        ours = transcriber.transcribe(tmp_path / "talk.wav", language=language, task=task)
-        assert ours == transcriber.tokenizer.decode(theirs).strip()
-        texts.add(ours)
-    assert len(texts) > 1
+        once = {"force_unique_generate_call": True, "return_dict_in_generate": True}  # with the tokens it begins with
+        theirs = model.generate(heard, **asked, **once).sequences[0].tolist()
+        begin = transcriber.prompt.tokens(
+            asked.get("language"), asked.get("task"), lambda frames=frames: transcriber.language(frames)
+        )
+        found = transcriber.tokens(frames, begin)
+        assert [*begin, *found] == [token for token in theirs if token != END["eos_token_id"]]
+        ours = transcriber.transcribe(write_wav(tmp_path / "talk.wav", loud), **asked)
+        assert ours == transcriber.text(found).strip()
 
 
-def test_what_a_whisper_does_not_know_is_refused(whisper, peer):
+@torch.no_grad()
+def test_a_suppressed_token_is_not_written_however_likely_it_is(whisper, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    model = transformers.WhisperForConditionalGeneration.from_pretrained(whisper[1]).eval()
+    model.model.decoder.layer_norm.weight *= 40.0  # logits of hundreds
+    model.model.decoder.layer_norm.bias *= 40.0
+    frames, begin = Transcriber(whisper[1]).reader(some_audio(0) / 32768), (0, 3, 6, 18)
+    logits = model(frames.T[None], decoder_input_ids=torch.tensor([begin])).logits[0, -1]
+    likely = logits.topk(4).indices.tolist()
+    said = HEARD | {"suppress_tokens": likely[:3], "begin_suppress_tokens": likely[3:]}
+    folder = copied(whisper[1], tmp_path / "folder", said)
+    model.generation_config = transformers.GenerationConfig(**said)
+    model.save_pretrained(folder)
+    theirs = model.generate(frames.T[None], language="en")[0].tolist()
+    assert Transcriber(folder).tokens(frames, begin) == theirs
+    assert not set(theirs) & set(likely[:3])
+    assert logits.amax() - logits[theirs[0]] > 100
+
+
+def test_every_key_of_a_generation_config_is_read_refused_or_changes_no_greedy_token(whisper, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    sampling = {"temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"}
+    beams = {"early_stopping", "length_penalty", "diversity_penalty", "low_memory"}
+    caches = {"use_cache", "cache_implementation", "cache_config", "max_cache_len", "prefill_chunk_size"}
+    caches |= {"compile_config", "disable_compile", "continuous_batching_config"}
+    assistants = {"is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule", "target_lookbehind"}
+    assistants |= {
+        f"assistant_{word}" for word in ("confidence_threshold", "early_exit", "lookbehind", "ensemble_weight")
+    }
+    assistants |= {"max_matching_ngram_size", "speculation_type"}
+    returned = {f"output_{word}" for word in ("attentions", "hidden_states", "scores", "logits")}
+    same = {"renormalize_logits", "remove_invalid_values", "return_dict_in_generate", "transformers_version"}
+    read = {f"{word}_token_id" for word in ("decoder_start", "eos", "bos", "pad")}
+    read |= {"max_length", "max_new_tokens", "suppress_tokens", "begin_suppress_tokens"}
+    keys = {key for key in transformers.GenerationConfig().__dict__ if not key.startswith("_")}
+    assert keys - sampling - beams - caches - assistants - returned - same - read <= set(OFF)
+    for key, allowed in OFF.items():
+        folder = copied(whisper[1], tmp_path / key, HEARD | {key: 2.5})
+        with pytest.raises(CheckpointInvalid, match=rf"generation_config\.json: {key}: "):
+            Transcriber(folder)
+        assert None in allowed
+
+
+def test_what_a_whisper_does_not_know_is_refused(whisper, peer, tmp_path):
     _, folder = whisper
     transcriber = Transcriber(folder)
     with pytest.raises(InvalidValue, match=r"language.*de, en, fr"):
-        transcriber.prompt.tokens("xx", "transcribe")
+        transcriber.prompt.tokens("xx", "transcribe", str)
     with pytest.raises(InvalidValue, match="task"):
-        transcriber.prompt.tokens("en", "sing")
+        transcriber.prompt.tokens("en", "sing", str)
+    for said, match in [
+        ({"decoder_start_token_id": None}, "decoder_start_token_id"),
+        ({"forced_decoder_ids": [[1, 4], [3, 7]]}, "forced_decoder_ids.*without a gap"),
+        ({"suppress_tokens": "all"}, "suppress_tokens"),
+        ({"eos_token_id": 2}, r"eos_token_id.*\[1, 2\]"),
+        ({"return_timestamps": True}, "return_timestamps"),
+    ]:
+        with pytest.raises(CheckpointInvalid, match=match):
+            Transcriber(copied(folder, tmp_path / next(iter(said)), HEARD | said))
+    greedy = Transcriber(copied(folder, tmp_path / "long", HEARD | {"max_new_tokens": 40}))
+    with pytest.raises(InvalidValue, match=r"max_new_tokens.*at most 16"):
+        greedy.tokens(greedy.reader(some_audio(0) / 32768), (0, 3, 6, 18))
     with pytest.raises(Incompatible, match="hears no audio"):
         Transcriber(peer[1])
     engine = build_engine(transcriber.model, transcriber.tokenizer)

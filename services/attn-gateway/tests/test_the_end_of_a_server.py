@@ -107,7 +107,7 @@ def test_the_command_says_where_it_is_and_cleans_up(command: Server) -> None:
     assert facts["tls"] is False
     assert "attn.v1.CatalogService" in facts["services"]
     host, _, port = facts["address"].rpartition(":")
-    socket.create_connection((host, int(port)), timeout=5).close()
+    socket.create_connection((host, int(port)), timeout=60).close()
     command.process.send_signal(signal.SIGTERM)
     assert command.process.wait(timeout=60) == 0
     assert not command.ready_file.exists()
@@ -155,21 +155,19 @@ def test_at_sighup_the_config_file_is_read_again_and_one_that_is_wrong_changes_n
     code = "from attn_cli.main import main; main()"
     words = ["serve", "--port", "0", "--config", str(config), "--ready-file"]
     server = Server([sys.executable, "-c", code, *words], tmp_path)
-    log = tmp_path / "log"
+    lines = []
     try:
         server.wait_ready()
         for text in ("modells: {}\n", "models: {a: {deployment: {replicas: 0}}}\n", "models: {}\n"):
             config.write_text(text)
             server.process.send_signal(signal.SIGHUP)
-            time.sleep(0.3)
+            lines.append(next(line for line in server.process.stderr if b"config" in line).decode())
         assert server.process.poll() is None
         server.process.send_signal(signal.SIGTERM)
         _, said = server.process.communicate(timeout=60)
-        log.write_bytes(said)
+        assert b"config" not in said
     finally:
         server.kill()
-    lines = [line for line in log.read_text().splitlines() if "config" in line]
-    assert len(lines) == 3
     assert "not applied" in lines[0]
     assert "modells" in lines[0]
     assert "not applied" in lines[1]

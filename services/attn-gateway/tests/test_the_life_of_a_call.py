@@ -24,7 +24,7 @@ async def test_a_dropped_call_frees_the_handlers_work(stub: InferenceServiceStub
     for _ in range(read):
         await call.read()
     call.cancel()
-    await asyncio.wait_for(words.freed.wait(), timeout=5)
+    await asyncio.wait_for(words.freed.wait(), timeout=60)
 
 
 async def test_every_one_of_many_dropped_calls_frees_its_work(stub: InferenceServiceStub, words: Any) -> None:
@@ -33,7 +33,7 @@ async def test_every_one_of_many_dropped_calls_frees_its_work(stub: InferenceSer
         call = stub.Generate(words.generate(LONG))
         await call.read()
         call.cancel()
-        await asyncio.wait_for(words.freed.wait(), timeout=5)
+        await asyncio.wait_for(words.freed.wait(), timeout=60)
 
 
 async def test_a_client_that_does_not_read_does_not_keep_the_work_alive_after_it_goes(
@@ -43,14 +43,14 @@ async def test_a_client_that_does_not_read_does_not_keep_the_work_alive_after_it
     await call.read()
     await asyncio.sleep(0.3)  # the flow-control window is full now and the handler is parked at its yield
     call.cancel()
-    await asyncio.wait_for(words.freed.wait(), timeout=5)
+    await asyncio.wait_for(words.freed.wait(), timeout=60)
 
 
 async def test_the_deadline_ends_the_work(stub: InferenceServiceStub, words: Any, receive: Any) -> None:
-    received = await receive(stub.Generate(words.generate(LONG), timeout=0.3))
+    received = await receive(stub.Generate(words.generate(LONG), timeout=3))
     assert received.failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert received.texts
-    await asyncio.wait_for(words.freed.wait(), timeout=5)
+    await asyncio.wait_for(words.freed.wait(), timeout=60)
 
 
 async def test_the_handler_knows_the_deadline(stub: InferenceServiceStub, words: Any) -> None:

@@ -125,7 +125,7 @@ async def test_with_tls_a_trusted_caller_gets_in_and_plain_text_does_not(words: 
         async with grpc.aio.secure_channel(gateway.address, trusted) as channel:
             assert len((await InferenceServiceStub(channel).Tokenize(words.tokenize())).tokens) == 3
         async with grpc.aio.insecure_channel(gateway.address) as channel:
-            failure = await refusal(InferenceServiceStub(channel).Tokenize(words.tokenize(), timeout=5))
+            failure = await refusal(InferenceServiceStub(channel).Tokenize(words.tokenize(), timeout=60))
             assert failure.code() is grpc.StatusCode.UNAVAILABLE
 
 

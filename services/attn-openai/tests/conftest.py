@@ -130,7 +130,7 @@ def url(gateway: Gateway) -> str:
 
 @pytest.fixture
 async def http(url: str) -> AsyncIterator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient(base_url=url, timeout=30) as client:
+    async with httpx2.AsyncClient(base_url=url, timeout=60) as client:
         yield client
 
 

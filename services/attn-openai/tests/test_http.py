@@ -184,7 +184,7 @@ async def test_more_requests_than_allowed_are_refused_with_429(inference: Any) -
     server = UvicornServer()
     async with (
         serving([inference], GatewaySettings(port=0, http_port=0, max_calls=1), http=server),
-        httpx2.AsyncClient(base_url=f"http://{server.address}", timeout=30) as http,
+        httpx2.AsyncClient(base_url=f"http://{server.address}", timeout=60) as http,
     ):
         first = asyncio.ensure_future(post(http, LONG))
         await asyncio.sleep(0.1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from attn.v1.model_pb2_grpc import ModelServiceStub, add_ModelServiceServicer_to
 from attn_gateway import Gateway, serving
 from attn_models.adapters.bert import BertAdapter
 from attn_models.adapters.state_dict import stored_tensors
-from attn_models.decoder.config import DecoderConfig
+from attn_models.decoder.config import AttentionChoice, DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.encoder.config import EncoderConfig
 from attn_models.encoder.encoder import Encoder
@@ -36,8 +36,8 @@ ALPHABET = "abcdefghijklmnopqrstuvwxyz ?.ABCDEFGHIJKLMNOPQRSTUVWXYZ\n"
 CONTEXT = 256
 
 
-def save_tiny(folder: Path, mechanism: str, seed: int) -> None:
-    """A random model, so small that a test takes milliseconds."""
+def save_tiny(folder: Path, mechanism: str, seed: int, *others: str) -> None:
+    """A random model, so small that a test takes milliseconds; with `others` its layers take turns."""
     torch.manual_seed(seed)
     tokenizer = character_tokenizer(ALPHABET)
     config = DecoderConfig(
@@ -47,12 +47,24 @@ def save_tiny(folder: Path, mechanism: str, seed: int) -> None:
         num_layers=2,
         num_heads=4,
         mechanism=mechanism,
+        pattern=tuple(AttentionChoice(mechanism=name) for name in (mechanism, *others)) if others else (),
     )
     model = Decoder(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(8.0)  # as drawn, every token is about as likely as every other
     save_model(folder, model, tokenizer)
+
+
+@pytest.fixture
+def saved_tiny(tmp_path: Path) -> Callable[..., Path]:
+    """Saves a model whose layers have these mechanisms in turn, and returns its folder."""
+
+    def save(*mechanisms: str) -> Path:
+        save_tiny(tmp_path / "tiny", mechanisms[0], 4, *mechanisms[1:])
+        return tmp_path / "tiny"
+
+    return save
 
 
 def save_encoder(folder: Path) -> None:

@@ -190,7 +190,7 @@ class RequestFuzzer:
 
 async def answer_to(stub: InferenceServiceStub, method: str, request: Any, cancelled: bool = False) -> grpc.StatusCode:
     """The code with which a call ends; `cancelled` leaves after the first message."""
-    call = getattr(stub, method)(request, timeout=30)
+    call = getattr(stub, method)(request, timeout=60)
     try:
         if method == "Generate":
             async for _ in call:

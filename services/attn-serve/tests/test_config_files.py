@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from attn_core.errors import InvalidValue, UnknownName
+from attn_core.errors import Incompatible, InvalidValue, UnknownName
 from attn_gateway import ModelToLoad
 from attn_gateway.command import models_of
 from attn_schema import ClusterConfig, DeploymentConfig, EngineConfig
 from attn_serve.engine_client import EngineClient
-from attn_serve.fleet import Fleet, WantedModel
+from attn_serve.fleet import Fleet, WantedModel, rescaled
 from attn_serve.in_process import InProcessBackend
 from attn_serve.sources import ModelSources
 
@@ -62,6 +62,7 @@ async def test_what_is_new_is_loaded_and_what_is_gone_is_unloaded(fleet: Fleet) 
         ({"a b": wanted("tiny")}, InvalidValue),
         ({"tiny": wanted("tiny-linear")}, InvalidValue),
         ({"tiny": wanted("tiny", EngineConfig(num_threads=1, max_num_seqs=2))}, InvalidValue),
+        ({"bert": wanted("tiny-bert", replicas=1, prefill_replicas=1)}, Incompatible),
     ],
 )
 async def test_one_that_cannot_be_changes_nothing(
@@ -73,6 +74,26 @@ async def test_one_that_cannot_be_changes_nothing(
         await fleet.apply({"third": wanted("tiny")} | bad, {"tiny", "other"})
     assert names(fleet) == ["other", "tiny"]
     assert fleet.engine("tiny") is kept
+
+
+async def test_prefill_replicas_stay_where_a_new_scale_names_none_and_are_not_switched_under_requests(
+    fleet: Fleet,
+) -> None:
+    served, mixed = DeploymentConfig(replicas=2, prefill_replicas=1), DeploymentConfig(replicas=2)
+    assert rescaled(served, DeploymentConfig(replicas=3)) == DeploymentConfig(replicas=3, prefill_replicas=1)
+    assert rescaled(served, served.replace(prefill_replicas=2)).prefill_replicas == 2
+    assert rescaled(DeploymentConfig(), served) == served
+    assert rescaled(mixed, DeploymentConfig(replicas=1)) == DeploymentConfig(replicas=1)
+    with pytest.raises(InvalidValue, match="prefill_replicas"):
+        rescaled(mixed, served)
+    for before, after in (
+        ({"replicas": 2, "prefill_replicas": 1}, {"replicas": 2}),
+        ({"replicas": 2}, {"replicas": 2, "prefill_replicas": 1}),
+    ):
+        await fleet.apply({"tiny": wanted("tiny", **before)}, ())
+        with pytest.raises(InvalidValue, match="prefill_replicas"):
+            await fleet.apply({"tiny": wanted("tiny", **after)}, {"tiny"})
+        await fleet.unload("tiny", 0)
 
 
 def test_a_file_says_models_with_engines_of_their_own(tmp_path: Path) -> None:
@@ -93,6 +114,7 @@ def test_a_file_says_models_with_engines_of_their_own(tmp_path: Path) -> None:
         ("models: {tiny: {replicas: 2}}", "replicas"),
         ("models: {tiny: {deployment: {replica: 2}}}", "did you mean"),
         ("models: {tiny: {deployment: {replicas: 0}}}", "replicas"),
+        ("models: {tiny: {deployment: {prefill_replicas: 1}}}", "prefill_replicas"),
         ("models: [tiny]", "a mapping"),
         ("engine: {kv_cash: int8}", "kv_cache"),
         ("models: {tiny: {engine: {max_num_seqs: x}}}", "max_num_seqs"),

@@ -23,6 +23,7 @@ from attn_core.errors import AttnError, InvalidValue, OutOfCapacity, UserError
 from attn_gateway import Cluster, ClusterSettings, ModelToLoad, serving
 from attn_schema import DeploymentConfig, EngineConfig
 from attn_serve.deployment import DeploymentBackend, fingerprint
+from attn_serve.disaggregation import DisaggregatedBackend
 from attn_serve.engine_client import EngineClient
 from attn_serve.in_process import InProcessBackend
 from attn_serve.service import InferenceGrpc
@@ -122,6 +123,28 @@ class TestReplicas:
         assert engine.replicas == 2
         assert (await outcome(engine, task)).said[1]
 
+    async def test_prompts_are_computed_by_one_kind_of_replica_and_completed_by_another(
+        self, engine: EngineClient, home: Path
+    ) -> None:
+        """And whole by the one that decodes, once the other was killed."""
+        tasks = {name: task for name, task in mixed_tasks().items() if name in {"greedy", "sampled", "beams"}}
+        wanted = {name: (await outcome(engine, task)).said for name, task in tasks.items()}
+        deployment = DeploymentConfig(replicas=1, prefill_replicas=1, prefill_min_tokens=4)
+        backend = DisaggregatedBackend.of("split", home / "models" / "tiny", ONE_THREAD, deployment)
+        made = EngineClient(backend)
+        await made.start()
+        try:
+            for kill in (False, True):
+                if kill:
+                    os.kill((await backend.prefill.pids())[0], signal.SIGKILL)
+                answers = await asyncio.gather(*(outcome(made, task) for task in tasks.values()))
+                found = dict(zip(tasks, answers, strict=True))
+                assert [name for name in tasks if found[name].said != wanted[name]] == []
+                if not kill:
+                    assert backend.outcomes == {"moved": len(tasks)}
+        finally:
+            await made.stop(5)
+
     async def test_what_cannot_be_placed_or_loaded_is_said_before_anything_starts(
         self, engine: EngineClient, home: Path, tmp_path: Path
     ) -> None:
@@ -132,6 +155,9 @@ class TestReplicas:
             await EngineClient(DeploymentBackend("a", folder, huge, DeploymentConfig(replicas=1))).start()
         with pytest.raises(OutOfCapacity, match="1000 replicas cannot be placed"):
             await EngineClient(DeploymentBackend("a", folder, large, DeploymentConfig(replicas=1000))).start()
+        both = DeploymentConfig(replicas=500, prefill_replicas=500)
+        with pytest.raises(OutOfCapacity, match="1000 replicas cannot be placed"):
+            await EngineClient(DisaggregatedBackend.of("a", folder, large, both)).start()
         with pytest.raises(OutOfCapacity, match="max_replicas"):
             await EngineClient(DeploymentBackend("a", folder, large, DeploymentConfig(max_replicas=1000))).start()
         empty = EngineClient(DeploymentBackend("a", tmp_path, ONE_THREAD, DeploymentConfig(replicas=1)))

@@ -15,6 +15,7 @@ class ContiguousCache(CacheFamily):
 
     name = "contiguous"
     summary = "One contiguous row of memory per request, sized for the longest sequence; read without copying."
+    portable = True
 
     def create(self, specs: ModelSpecs, size: StoreSize) -> StateStore:
         """A store in which each request can hold `size.tokens // size.requests` tokens."""
@@ -29,6 +30,7 @@ class PagedCache(CacheFamily):
 
     name = "paged"
     summary = "Blocks of 16 tokens allocated as a request grows; a batch is gathered to be read."
+    portable = True
 
     def create(self, specs: ModelSpecs, size: StoreSize) -> StateStore:
         """A store in which any request can use any of the `size.tokens` tokens, rounded up to whole blocks."""
@@ -43,6 +45,7 @@ class SharedCache(CacheFamily):
 
     name = "shared"
     summary = "As paged, with prefix caching: requests share the blocks of a common prefix, also of ended requests."
+    portable = True
 
     def create(self, specs: ModelSpecs, size: StoreSize) -> StateStore:
         """As `PagedCache.create`; blocks that no request uses cache prefixes."""
@@ -105,6 +108,7 @@ class KiviCache(CacheFamily):
 
     name = "kivi"
     summary = "Shared blocks of 128 tokens in 2-bit codes: keys per channel, values per token; newest block as is."
+    portable = True
     loss = 0.335
 
     def __init__(self, layout: KiviLayout = KiviLayout()) -> None:  # noqa: B008  (frozen)

@@ -21,6 +21,7 @@ from attn_schema import (
     SequenceScore,
     Tokenization,
 )
+from attn_schema.estimate import JobEstimate
 from attn_schema.training import JobEvent, TrainingConfig, TrainingJob
 
 from attn_client.connection import Connection
@@ -208,6 +209,10 @@ class Jobs:
         """Start a job; with the same `job_id` and configuration again, that job is returned."""
         return self._connection.unary(jobs.submit(config, job_id, validate_only=validate_only), timeout)
 
+    def estimate(self, config: TrainingConfig, *, job_id: str = "", timeout: float | None = None) -> JobEstimate:
+        """What a job would run, hold and take: checked as `submit` does, with a few steps on the server's machine."""
+        return self._connection.unary(jobs.estimate(config, job_id), timeout)
+
     def get(self, job_id: str, *, timeout: float | None = None) -> TrainingJob:
         """One job."""
         return self._connection.unary(jobs.get(job_id), timeout)
@@ -242,3 +247,10 @@ class Jobs:
     def resume(self, job_id: str, *, timeout: float | None = None) -> TrainingJob:
         """Start a failed or cancelled job again from its newest checkpoint."""
         return self._connection.unary(jobs.resume(job_id), timeout)
+
+    def delete(self, job_id: str, *, cancel: bool = False, timeout: float | None = None) -> str:
+        """Delete a job that has ended, or with `cancel` any, with its record and files.
+
+        Returns the folder of its model, which stays; empty if there is none.
+        """
+        return self._connection.unary(jobs.delete(job_id, cancel=cancel), timeout)

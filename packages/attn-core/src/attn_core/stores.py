@@ -223,12 +223,14 @@ class CacheFamily(ABC):
     """A kind of store that a plugin offers by name.
 
     `loss` is the largest error of a number that is read back, as a share of the largest magnitude that was written to
-    its field; 0 where rows are read as they were written.
+    its field; 0 where rows are read as they were written. `portable` says whether its stores are `PortableStore`s, so
+    that a request can go on in a store of another process.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     loss: ClassVar[float] = 0.0
+    portable: ClassVar[bool] = False
 
     @abstractmethod
     def create(self, specs: ModelSpecs, size: StoreSize) -> StateStore:

@@ -6,6 +6,7 @@ from attn_engine.build import build_engine
 from attn_engine.draft_model import DraftModel
 from attn_engine.engine import Engine
 from attn_engine.loop import EngineLoop
+from attn_engine.moved_prompts import PromptState
 from attn_engine.request import Request, RequestOutput
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "EngineLoop",
     "EngineStats",
     "FinishReason",
+    "PromptState",
     "Request",
     "RequestOutput",
     "SamplingParams",

@@ -132,7 +132,7 @@ class AdmissionControl:
         width = max(request.n, beams)
         known = sum(len(partial.token_ids) for partial in request.resume.received) if request.resume else 0
         new = max(max_new_tokens * width - known, 0)
-        prompt = len(request.token_ids) + known
+        prompt = len(request.token_ids) + known - (request.state.tokens if request.state else 0)
         entry = _Entry(request.tenant, request.priority, deadline, prompt, new, width, new, now, deadline)
         with self._lock:
             if request.id in self._entries:

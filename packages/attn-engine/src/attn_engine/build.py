@@ -13,6 +13,7 @@ from attn_schema.engine import KV_CACHE_BYTES
 
 from attn_engine.draft_model import DraftModel
 from attn_engine.engine import Engine
+from attn_engine.tensor_parallel import Leader
 
 
 def build_engine(
@@ -22,18 +23,20 @@ def build_engine(
     *,
     kv_cache_tokens: int | None = None,
     draft_model: LanguageModel | None = None,
+    ranks: Leader | None = None,
 ) -> Engine:
     """An engine with a new cache of the installed family `config.kv_cache`.
 
     The cache holds `kv_cache_tokens` tokens of all sequences together; if not given, as many as fit in
     `config.kv_cache_memory_bytes`, by default `KV_CACHE_BYTES`, but no more than `max_num_seqs` sequences of the
     model's context. A `draft_model`, a smaller decoder of the same vocabulary, gets a cache of its own of at most the
-    same memory. Element type and device of the caches are those of the models' parameters; sizes of a step that are not
-    given are those that suit the device. Raises `UnknownName` for the cache, `InvalidValue` if the memory does not hold
-    one token of each sequence.
+    same memory. With `ranks`, `model` is the first rank's part of a model, whose other ranks get caches of as many
+    tokens; the draft model is whole. Element type and device of the caches are those of the models' parameters; sizes
+    of a step that are not given are those that suit the device. Raises `UnknownName` for the cache, `InvalidValue` if
+    the memory does not hold one token of each sequence.
     """
     config = config.with_defaults(next(model.parameters()).device.type)  # type: ignore[attr-defined]
-    store = _store(model, config, kv_cache_tokens)
+    store = _store(model, config, kv_cache_tokens, ranks)
     if draft_model is None:
         return Engine(model, store, tokenizer, config)
     draft = DraftModel(draft_model, _store(draft_model, config, None), config.batch_sizes[1])
@@ -66,13 +69,15 @@ def kv_cache_size(model: LanguageModel, family: CacheFamily, config: EngineConfi
     return sized(tokens)
 
 
-def _store(model: LanguageModel, config: EngineConfig, tokens: int | None) -> StateStore:
+def _store(model: LanguageModel, config: EngineConfig, tokens: int | None, ranks: Leader | None = None) -> StateStore:
     family = installed().caches.get(config.kv_cache)
     if tokens is None:
-        return family.create(model.state_specs(), kv_cache_size(model, family, config))
-    dtype, device = _dtype_and_device(model)
-    size = StoreSize(tokens=tokens, requests=config.batch_sizes[0], dtype=dtype, device=device)
-    return family.create(model.state_specs(), size)
+        size = kv_cache_size(model, family, config)
+    else:
+        dtype, device = _dtype_and_device(model)
+        size = StoreSize(tokens=tokens, requests=config.batch_sizes[0], dtype=dtype, device=device)
+    store = family.create(model.state_specs(), size)
+    return store if ranks is None else ranks.open_store(family, size, store)
 
 
 def _dtype_and_device(model: LanguageModel) -> tuple[str, str]:

@@ -22,6 +22,7 @@ from attn_engine.detokenizer import Detokenizer, token_text
 from attn_engine.draft_model import DraftModel
 from attn_engine.fault_isolation import FaultDiagnosis, FaultIsolator
 from attn_engine.model_runner import ModelRunner
+from attn_engine.moved_prompts import require_portable
 from attn_engine.out_of_memory import as_attn_error, is_out_of_memory, out_of_memory, release_memory
 from attn_engine.output_processor import beam_output, process_step
 from attn_engine.request import ModelLimits, Request, RequestOutput
@@ -106,7 +107,8 @@ class Engine:
         if config.num_speculative_tokens is None:
             config = config.replace(num_speculative_tokens=DRAFT_MODEL_TOKENS if draft_model else 0)
         self.config = config
-        self._runner = ModelRunner(model, store, f"weights {config.quantization}, {config.kv_cache}")
+        ranks = f", {config.tensor_parallel_size} ranks" if config.tensor_parallel_size > 1 else ""
+        self._runner = ModelRunner(model, store, f"weights {config.quantization}, {config.kv_cache}{ranks}")
         recorder = None if config.enforce_eager else recorder_for(self._runner.device)
         if recorder is not None:
             self._runner.graphs = DecodeGraphs(model, store, recorder, config.batch_sizes[0])
@@ -181,6 +183,8 @@ class Engine:
     def check(self, request: Request) -> None:
         """Raise the `UserError` that `submit` would raise for a request that can never run. Thread-safe."""
         self._limits.check(request)
+        if request.prefill_only or request.state is not None:
+            require_portable(self._store)
         params = request.params if isinstance(request.params, SamplingParams) else None
         if self._tokenizer is None and params is not None and params.stop:
             raise InvalidValue.of("stop", params.stop, "none, as the engine has no tokenizer")
@@ -227,6 +231,8 @@ class Engine:
 
         Raises `InvalidValue` for one that is resumed behind tokens that it cannot have generated.
         """
+        # The bytes of a state are kept no longer than until it is restored.
+        state, request = request.state, request.without_state()
         members = [self._sequence(request, index) for index in request.open_indices]
         beams = self._beam_search(request)
         if beams is not None:
@@ -240,6 +246,8 @@ class Engine:
             leaders = [leader]
         self._groups[request.id] = SequenceGroup(list(members), beams)
         for leader in leaders:
+            if state is not None:
+                self._scheduler.offload.hold(leader, state)
             self._scheduler.add(leader)
         return request.id
 
@@ -278,6 +286,7 @@ class Engine:
             accepted_tokens=self._accepted_tokens,
             computed_tokens=self._computed_tokens,
             reloaded_tokens=scheduler.offload.reloaded_tokens,
+            imported_tokens=scheduler.offload.imported_tokens,
             offloaded_bytes=scheduler.offload.bytes,
         )
 
@@ -296,7 +305,9 @@ class Engine:
         for request_id in late:
             self._end(request_id, DeadlineExceeded("the deadline passed before the request was completed"))
         if self._scheduler.running:
-            waiting = [s.id for s in self._scheduler.waiting if s.request.deadline is not None and not s.generated]
+            waiting = [
+                s.id for s in self._scheduler.waiting.values() if s.request.deadline is not None and not s.generated
+            ]
             hopeless = self.admission.hopeless(waiting, now) if waiting else {}
             for request_id, error in hopeless.items():
                 self._end(request_id, error)
@@ -384,7 +395,8 @@ class Engine:
     def _chosen(self, ordered: list[ScheduledChunk], hidden: Tensor) -> list[SequenceOutput]:
         """The outputs of a step; where memory is too small for its logits, all its requests end and others go on."""
         try:
-            return process_step(self._runner, ordered, hidden, self._end_ids, self._scheduler.fork)
+            scheduler = self._scheduler
+            return process_step(self._runner, ordered, hidden, self._end_ids, scheduler.fork, scheduler.offload.export)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -431,8 +443,9 @@ class Engine:
 
     def _inexact(self, request: Request) -> str | None:
         """Why a resumed request may differ from one that never broke; None where it does not."""
-        before = request.resume.computed_on if request.resume else ""
-        if not before or before == self._runner.numerics:
+        known = (part.computed_on for part in (request.resume, request.state) if part is not None)
+        before = next((text for text in known if text and text != self._runner.numerics), None)
+        if before is None:
             return None
         return f"the completion began on {before} and ended on {self._runner.numerics}, which round numbers differently"
 
@@ -470,7 +483,7 @@ class Engine:
                 warning=None if group.members else self._inexact(sequence.request),
             )
         known = None if error is None else as_attn_error(error, self._runner.device, "a request")
-        self._outputs.append(RequestOutput(sequence.id, delta, known))
+        self._outputs.append(RequestOutput(sequence.id, delta, known, output.state))
 
 
 def _tokens_of(chunks: list[ScheduledChunk]) -> dict[str, tuple[int, int]]:

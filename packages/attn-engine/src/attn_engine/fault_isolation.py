@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attn_core.errors import InternalError, LayerFailed, WrongState
+from attn_core.errors import InternalError, LayerFailed, Unavailable, WrongState
 from attn_core.stores import BranchingStore
 from torch import Tensor
 
@@ -97,6 +97,8 @@ class FaultIsolator:
     def _error(self, error: Exception, chunk: ScheduledChunk, tracer: NanTracer) -> Exception:
         if is_out_of_memory(error):
             return out_of_memory(error, self._runner.device, f"a step of {chunk.rows} tokens of one request")
+        if isinstance(error, Unavailable):
+            return error  # the engine has lost a part of itself, which is no fault of a request
         return tracer.blame(error) or InternalError(f"a step failed: {type(error).__name__}")
 
     def _rolled_back(self, chunks: Sequence[ScheduledChunk]) -> list[ScheduledChunk]:

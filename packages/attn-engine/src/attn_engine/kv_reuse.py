@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
-from attn_core.errors import Incompatible
+from attn_core.errors import Incompatible, StateInvalid
 from attn_core.stores import PortableStore, PrefixStore, StateStore
 
+from attn_engine.moved_prompts import PromptState, require_portable
 from attn_engine.sequence import Sequence
+
+log = logging.getLogger(__name__)
 
 
 class PrefixCaching:
@@ -39,17 +43,19 @@ class PrefixCaching:
 
 @dataclass(frozen=True)
 class OffloadedSequence:
-    """The exported KV cache of these tokens."""
+    """The exported KV cache of these tokens; `imported` where another engine computed it."""
 
     tokens: tuple[int, ...]
     exported: bytes
+    imported: PromptState | None = None
 
 
 class KVOffload:
     """Holds the KV cache of preempted sequences in at most `max_bytes` bytes; what does not fit is recomputed.
 
     Whole sequences are swapped, as in Kwon et al. 2023 (arXiv 2309.06180, section 4.5). Stores that cannot export
-    recompute.
+    recompute. What another engine computed of a prompt is held here too, whatever its size, until its sequence is
+    admitted.
     """
 
     def __init__(self, store: StateStore, max_bytes: int) -> None:
@@ -58,6 +64,7 @@ class KVOffload:
         self._max_bytes = max_bytes
         self._offloaded: dict[int, OffloadedSequence] = {}
         self.reloaded_tokens = 0
+        self.imported_tokens = 0
 
     @property
     def bytes(self) -> int:
@@ -76,6 +83,24 @@ class KVOffload:
         if self.bytes + len(exported) <= self._max_bytes:
             offloaded = OffloadedSequence(tuple(sequence.tokens[: sequence.computed]), exported)
             self._offloaded[sequence.number] = offloaded
+
+    def export(self, sequence: Sequence, computed_on: str) -> PromptState:
+        """The state of a sequence of which all tokens are computed. Raises what `PortableStore.export` raises."""
+        return PromptState(
+            exported=require_portable(self._store).export(sequence.number, sequence.computed),
+            tokens=sequence.computed,
+            digest=sequence.request.state_digest(sequence.computed),
+            cached_tokens=sequence.cached_tokens,
+            computed_on=computed_on,
+        )
+
+    def hold(self, sequence: Sequence, state: PromptState) -> None:
+        """Hold a state that another engine computed, until the sequence is admitted; not one of other tokens."""
+        if sequence.request.state_digest(state.tokens) != state.digest or not 0 < state.tokens < len(sequence.tokens):
+            log.warning("request %s: the state that was given is of other tokens; they are computed", sequence.id)
+            return
+        offloaded = OffloadedSequence(tuple(sequence.tokens[: state.tokens]), state.exported, state)
+        self._offloaded[sequence.number] = offloaded
 
     def drop(self, sequence: Sequence) -> None:
         """Hold nothing of the sequence any more."""
@@ -96,12 +121,24 @@ class KVOffload:
         if self._exporter is None or not self.holds(sequence):
             return
         offloaded = self._offloaded.pop(sequence.number)
-        # What is reserved again is no more than what is released here, so both calls find room.
+        # What is reserved again is no more than what is released here, so all calls find room.
         self._store.release(sequence.number)
-        sequence.computed = self._exporter.restore(sequence.number, offloaded.exported)
+        try:
+            sequence.computed = self._exporter.restore(sequence.number, offloaded.exported)
+        except (StateInvalid, Incompatible) as error:
+            if offloaded.imported is None:
+                raise
+            log.warning("request %s: the state that was given is refused: %s", sequence.id, error.message)
+            self._store.admit(sequence.number)
+            self._store.reserve(sequence.number, room)
+            return
         self._store.reserve(sequence.number, room)
         sequence.encoder_written = sequence.request.encoder_input is not None
-        self.reloaded_tokens += sequence.computed
+        if offloaded.imported is None:
+            self.reloaded_tokens += sequence.computed
+        else:
+            self.imported_tokens += sequence.computed
+            sequence.cached_tokens += offloaded.imported.cached_tokens
 
 
 def _can_resume(sequence: Sequence) -> bool:

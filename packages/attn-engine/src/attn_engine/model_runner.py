@@ -17,6 +17,7 @@ from attn_engine import sequence as sequences
 from attn_engine.decode_graphs import DecodeGraphs
 from attn_engine.nan_tracer import NanTracer
 from attn_engine.scheduler import ScheduledChunk
+from attn_engine.tensor_parallel import LeadingStore
 
 
 class BatchEntry(NamedTuple):
@@ -43,6 +44,7 @@ class ModelRunner:
         self.graphs: DecodeGraphs | None = None
         self.adapters: MixesAdapters | None = None
         """What lets steps use the adapters of requests; requests without it have none."""
+        self._ranks = store.ranks if isinstance(store, LeadingStore) else None
         parameter = next(iter(model.parameters()), None)  # type: ignore[attr-defined]
         self._greedy_head = model if isinstance(model, GreedyHead) else None
         self.device = torch.device("cpu") if parameter is None else parameter.device
@@ -96,7 +98,8 @@ class ModelRunner:
             for token in (*chunk.sequence.tokens[chunk.start : chunk.start + chunk.length], *chunk.draft.tokens)
         ]
         state = self.store.view(batch, names)
-        with self._stepping(ordered) if adapted else nullcontext():
+        together = nullcontext() if self._ranks is None else self._ranks.step(tokens)
+        with self._stepping(ordered) if adapted else nullcontext(), together:
             hidden = self.model.step(self._tensor(tokens), batch, tracer.observed(state) if tracer else state)
         if hidden.dim() != 2 or len(hidden) != len(tokens):
             raise InternalError(f"the model gave hidden rows {tuple(hidden.shape)} for {len(tokens)} tokens")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import cast
 
-from attn_core.errors import UserError
+from attn_core.errors import AttnError, UserError
 from attn_core.stores import BranchingStore
 from attn_schema import FinishReason, Token
 from torch import Tensor
@@ -14,6 +14,7 @@ from attn_engine import sequence as sequences
 from attn_engine.batch_sampler import choose_together
 from attn_engine.beam_search import BeamHypothesis
 from attn_engine.model_runner import LazyLogits, ModelRunner
+from attn_engine.moved_prompts import PromptState
 from attn_engine.sampler import SamplingRow, choose_tokens, greedy_tokens, log_probabilities
 from attn_engine.scheduler import ScheduledChunk
 from attn_engine.sequence import NOT_FINITE, NoTokenError, SequenceOutput
@@ -25,32 +26,43 @@ SCORED_ROWS = 256
 
 Fork = Callable[[sequences.Sequence], list[sequences.Sequence]]
 """Lets the followers of a sequence go on from its KV cache; returns them."""
+Export = Callable[[sequences.Sequence, str], PromptState]
+"""The state of a sequence, computed on what the text names; raises where it cannot leave."""
 Choice = tuple[int, float | None, Sequence[tuple[int, float]]]
 """A token, -1 if there is none; its log probability and the most likely (id, logprob), if asked for."""
 
 
 def process_step(
-    runner: ModelRunner, chunks: Sequence[ScheduledChunk], hidden: Tensor, end_ids: Collection[int], fork: Fork
+    runner: ModelRunner,
+    chunks: Sequence[ScheduledChunk],
+    hidden: Tensor,
+    end_ids: Collection[int],
+    fork: Fork,
+    export: Export,
 ) -> list[SequenceOutput]:
     """Note the chunks as computed, choose a token for each sequence that is complete, and score those that ask.
 
     `hidden` [tokens, hidden_size] are the rows of the chunks, in their order. The sequences that `fork` returns for a
-    complete sequence go on from the same row.
+    complete sequence go on from the same row. Of those that only compute a prompt the state is exported.
     """
     found: list[SequenceOutput] = []
     ends: list[tuple[sequences.Sequence, int]] = []
     drafts: list[tuple[ScheduledChunk, int]] = []
+    leaving: list[sequences.Sequence] = []
     start = 0
     for chunk in chunks:
         sequence, end = chunk.sequence, start + chunk.length
         if sequence.scoring is not None:
             found.append(_score(runner, chunk, hidden[start:end]))
+        elif chunk.completes and sequence.request.prefill_only:
+            leaving.append(sequence)
         elif chunk.completes:
             ends.append((sequence, end - 1))
         if chunk.draft.tokens:
             drafts.append((chunk, end))
         sequence.computed += chunk.length
         start += chunk.rows
+    found += [_exported(sequence, export, runner.numerics) for sequence in leaving]
     ends += [(follower, row) for sequence, row in ends if sequence.followers for follower in fork(sequence)]
     if ends:
         lazy = LazyLogits(runner, hidden, ends)
@@ -81,6 +93,15 @@ def beam_output(sequence: sequences.Sequence, hypothesis: BeamHypothesis, end_id
     elif ends or (sequence.matcher is not None and sequence.matcher.complete):
         reason = FinishReason.END_OF_SEQUENCE
     return SequenceOutput(sequence, hypothesis.tokens, "".join(texts), reason)
+
+
+def _exported(sequence: sequences.Sequence, export: Export, computed_on: str) -> SequenceOutput:
+    """The only output of a sequence whose prompt alone was asked for."""
+    try:
+        state = export(sequence, computed_on)
+    except AttnError as error:
+        return SequenceOutput(sequence, (), error=error)
+    return SequenceOutput(sequence, (), finish_reason=FinishReason.LENGTH, state=state)
 
 
 def _verify_drafts(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from attn_core.errors import AttnError, ContextLengthExceeded, InvalidValue
@@ -12,6 +12,8 @@ from attn_core.models import RequestAdapter
 from attn_schema import OutputDelta, Resumption, SamplingParams, ScoringParams
 from attn_schema.sampling import DEFAULT_MAX_NEW_TOKENS
 from torch import Tensor
+
+from attn_engine.moved_prompts import PromptState, prompt_digest
 
 GREEDY = SamplingParams()
 
@@ -27,9 +29,15 @@ class Request:
     between requests of one `scope`, such as a tenant's, and one `adapter`, with which the model computes; None shares
     nothing.
 
+    Of `suppress_tokens` none is generated, of `begin_suppress_tokens` none comes first.
+
     `resume` is what of the outputs has been received already, where another engine began the request: the outputs that
     are missing are returned, the same as if nothing had happened. A prompt to score has one, of the tokens whose log
     probabilities are known.
+
+    With `prefill_only` nothing is generated: the only output has the state after all of `token_ids`. `state` is such a
+    state, which another engine computed for `prefill()` of this request: its tokens are not computed again, unless it
+    is of other tokens or of another model.
     """
 
     id: str
@@ -37,12 +45,16 @@ class Request:
     params: SamplingParams | ScoringParams = GREEDY
     encoder_token_ids: tuple[int, ...] | None = None
     encoder_features: Tensor | None = None
+    suppress_tokens: frozenset[int] = frozenset()
+    begin_suppress_tokens: frozenset[int] = frozenset()
     deadline: float | None = None
     priority: int = 0
     scope: str | None = ""
     tenant: str = ""
     adapter: RequestAdapter | None = None
     resume: Resumption | None = None
+    prefill_only: bool = False
+    state: PromptState | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", tuple(self.token_ids))
@@ -58,6 +70,32 @@ class Request:
     def n(self) -> int:
         """Number of completions; 1 for scoring."""
         return self.params.n if isinstance(self.params, SamplingParams) else 1
+
+    @property
+    def known_tokens(self) -> tuple[int, ...]:
+        """The tokens that all its completions begin with: the prompt, and what one completion alone has received."""
+        left = self.open_indices
+        return self.token_ids + self.received(left[0]) if len(left) == 1 else self.token_ids
+
+    def prefill(self) -> Request:
+        """The request for the `state` of this one: all tokens that are known, but the last, whose logits are needed.
+
+        Raises `InvalidValue` where there is nothing to compute before, or all logits are needed.
+        """
+        if isinstance(self.params, ScoringParams):
+            raise InvalidValue.of("params", "scoring", "sampling: of a prompt that is scored every token is needed")
+        if len(self.known_tokens) < 2:
+            raise InvalidValue.of("token_ids", "one token", "at least two, as the last is computed with the state")
+        return replace(self, token_ids=self.known_tokens[:-1], params=GREEDY, resume=None, prefill_only=True)
+
+    def without_state(self) -> Request:
+        """The same, without the bytes of its `state`."""
+        return self if self.state is None else replace(self, state=replace(self.state, exported=b""))
+
+    def state_digest(self, tokens: int) -> bytes:
+        """What `PromptState.digest` is of the first `tokens` tokens of this request."""
+        adapter = self.adapter.key if self.adapter is not None else ""
+        return prompt_digest(self.known_tokens[:tokens], self.encoder_token_ids, adapter)
 
     def received(self, index: int) -> tuple[int, ...]:
         """The tokens of completion number `index` that have been received already."""
@@ -77,12 +115,13 @@ class RequestOutput(NamedTuple):
 
     The deltas of one `delta.index` belong to one completion: their texts joined are its text. A completion ends with a
     `finish_reason` or an `error`; scoring ends with `FinishReason.LENGTH`. Log probabilities are those of the model's
-    distribution before any sampling option.
+    distribution before any sampling option. `state` is that of a request with `prefill_only`.
     """
 
     request_id: str
     delta: OutputDelta
     error: AttnError | None = None
+    state: PromptState | None = None
 
     @property
     def ended(self) -> bool:
@@ -106,8 +145,8 @@ class ModelLimits:
     encoder_features: tuple[int, int] | None = None
 
     def max_new_tokens(self, request: Request) -> int:
-        """The most tokens to generate for a request; 0 for scoring."""
-        if isinstance(request.params, ScoringParams):
+        """The most tokens to generate for a request; 0 for scoring and where only the prompt is computed."""
+        if isinstance(request.params, ScoringParams) or request.prefill_only:
             return 0
         if request.params.max_new_tokens is not None:
             return request.params.max_new_tokens
@@ -120,9 +159,13 @@ class ModelLimits:
         self._check_ids("token_ids", request.token_ids)
         if isinstance(request.params, SamplingParams):
             self._check_ids("logit_bias", request.params.logit_bias, required=False)
+        for name in ("suppress_tokens", "begin_suppress_tokens"):
+            self._check_ids(name, getattr(request, name), required=False)
         if self.encoder_features is None:
             self._check_encoder_ids(request.encoder_token_ids)
         self._check_encoder_features(request)
+        if request.encoder_features is not None and (request.prefill_only or request.state is not None):
+            raise InvalidValue.of("encoder_features", "given", "none, as the state of a prompt is moved")
         new_tokens = self.max_new_tokens(request)
         if len(request.token_ids) + new_tokens > self.max_seq_len:
             raise ContextLengthExceeded.of(len(request.token_ids), new_tokens, self.max_seq_len)

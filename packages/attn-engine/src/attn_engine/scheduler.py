@@ -6,12 +6,13 @@ Models", arXiv 2401.00588).
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from math import inf
 from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from attn_core.stores import BranchingStore, StateStore, TreeStore
 from attn_schema import EngineConfig
@@ -22,6 +23,8 @@ from attn_engine.sequence import Sequence
 from attn_engine.speculative import DraftRequest, Proposer
 
 _rank = attrgetter("rank")
+_Place: TypeAlias = tuple[int, float, int, int, Sequence]
+"""Priority, deadline, order and number of a sequence that waits, and the sequence; numbers are never equal."""
 
 
 class VirtualTokenCounter:
@@ -95,14 +98,14 @@ class Scheduler:
         self.prefixes = PrefixCaching(store)
         self.offload = KVOffload(store, config.kv_offload_bytes)
         self.fairness = VirtualTokenCounter(config.tenant_weights)
-        self.waiting: list[Sequence] = []
+        self.waiting: dict[int, Sequence] = {}
         self.running: dict[int, Sequence] = {}
         self.preemptions = 0
         self.cached_tokens = 0
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
-        self.waiting.append(sequence)
+        self.waiting[sequence.number] = sequence
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence, waiting or running, and free all that it holds."""
@@ -111,8 +114,8 @@ class Scheduler:
         if sequence.number in self.running:
             del self.running[sequence.number]
             self._store.release(sequence.number)
-        elif sequence in self.waiting:
-            self.waiting.remove(sequence)
+        else:
+            self.waiting.pop(sequence.number, None)
 
     def fork(self, sequence: Sequence) -> list[Sequence]:
         """Fork the KV cache for the followers of a sequence; returns them. Those without room compute the prompt."""
@@ -227,21 +230,21 @@ class Scheduler:
                 self._proposer.forget(sequence)
                 sequence.lost_states()
                 sequence.due = -inf  # what was computed of it is lost if others pass it now
-                self.waiting.append(sequence)
+                self.add(sequence)
         self.preemptions += 1
 
     def _admit(self, left: int) -> list[ScheduledChunk]:
         chunks: list[ScheduledChunk] = []
-        if self.waiting:
-            self.fairness.update_active(s.request.tenant for s in (*self.waiting, *self.running.values()))
-            self.waiting.sort(key=_rank)
-        while self.waiting and left > 0:
-            first = min(self.waiting, key=self._admission_order)
-            group = [sequence for sequence in self.waiting if sequence.co_scheduled is first.co_scheduled]
+        queues = self._queues() if left > 0 else {}
+        while queues and left > 0:
+            first = self._next(queues)
+            if first is None:
+                break
+            group = sorted((member for member in first.co_scheduled if member.number in self.waiting), key=_rank)
             if not self._enter(group):
                 break
             for sequence in group:
-                self.waiting.remove(sequence)
+                del self.waiting[sequence.number]
                 self.running[sequence.number] = sequence
                 if sequence.queue_time is None:
                     sequence.queue_time = time.monotonic() - sequence.arrival
@@ -255,13 +258,38 @@ class Scheduler:
                     left -= length
         return chunks
 
-    def _admission_order(self, sequence: Sequence) -> tuple[int, float, float, int, int]:
-        """Sorts by priority, then by how much the tenant was served, then by deadline, then by age.
+    def _queues(self) -> dict[str, list[_Place]]:
+        """What waits of each tenant, as heaps: by priority, then by deadline, then by age.
+
+        Thousands may wait where few are admitted: each is looked at once a step, however many are admitted.
+        """
+        queues: dict[str, list[_Place]] = {}
+        for sequence in self.waiting.values():
+            urgency, order, number = sequence.rank
+            queues.setdefault(sequence.request.tenant, []).append((urgency, sequence.due, order, number, sequence))
+        for queue in queues.values():
+            heapq.heapify(queue)
+        if queues:
+            self.fairness.update_active({*queues, *[s.request.tenant for s in self.running.values()]})
+        return queues
+
+    def _next(self, queues: dict[str, list[_Place]]) -> Sequence | None:
+        """The sequence to admit next, of the tenant that was served least among those of the highest priority.
 
         Preemption goes by age alone, or two tenants would preempt each other.
         """
-        urgency, order, number = sequence.rank
-        return urgency, self.fairness.served(sequence.request.tenant), sequence.due, order, number
+        for tenant, queue in list(queues.items()):
+            while queue and queue[0][3] not in self.waiting:  # admitted with others of its request
+                heapq.heappop(queue)
+            if not queue:
+                del queues[tenant]
+        if not queues:
+            return None
+        # By priority, then by how much the tenant was served, then by deadline, then by age.
+        first = min(
+            queues, key=lambda tenant: (queues[tenant][0][0], self.fairness.served(tenant), *queues[tenant][0][1:4])
+        )
+        return heapq.heappop(queues[first])[4]
 
     def _enter(self, group: list[Sequence]) -> bool:
         """Admit all of them to the store, or none."""
@@ -288,4 +316,4 @@ class Scheduler:
 
 def _room(sequence: Sequence) -> int:
     """All known tokens and one more, so that it is not preempted before it has generated one."""
-    return len(sequence.tokens) + (sequence.scoring is None)
+    return len(sequence.tokens) + (sequence.scoring is None and not sequence.request.prefill_only)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from attn_engine.detokenizer import Detokenizer, StopStrings, TokenText
 from attn_engine.draft_tokens import PromptLookup
+from attn_engine.moved_prompts import PromptState
 from attn_engine.request import Request
 from attn_engine.structured_output import GrammarMatcher
 
@@ -105,7 +106,7 @@ class Sequence:
         stop: tuple[str, ...] = ()
         if isinstance(params, SamplingParams):
             self.params, seed, stop = params, params.seed, params.stop
-            self.greedy = params.greedy
+            self.greedy = params.greedy and not (self.request.suppress_tokens | self.request.begin_suppress_tokens)
             self.needs_logits = not self.greedy or params.top_logprobs is not None or params.num_beams > 1
             self.penalizes_counts = params.frequency_penalty != 0 or params.presence_penalty != 0
             self.num_speculative_tokens = params.num_speculative_tokens if params.num_beams == 1 else 0
@@ -195,12 +196,16 @@ class Sequence:
 
     def allowed(self, vocab_size: int, device: torch.device, end_ids: Collection[int]) -> Tensor | None:
         """Which tokens may come next [vocab_size], bool; None if all may."""
-        if self.matcher is not None:
-            return self.matcher.allowed(vocab_size, device)
-        if self.generated >= self.params.min_new_tokens or not end_ids:
-            return None
-        allowed = torch.ones(vocab_size, dtype=torch.bool, device=device)
-        allowed[torch.tensor(sorted(end_ids), device=device)] = False
+        allowed = None if self.matcher is None else self.matcher.allowed(vocab_size, device)
+        suppressed = set(self.request.suppress_tokens)
+        if not self.generated:
+            suppressed |= self.request.begin_suppress_tokens
+        if self.generated < self.params.min_new_tokens:
+            suppressed.update(end_ids)
+        if not suppressed:
+            return allowed
+        allowed = torch.ones(vocab_size, dtype=torch.bool, device=device) if allowed is None else allowed
+        allowed[torch.tensor(sorted(suppressed), device=device)] = False
         return allowed
 
     def took_states_of(self, other: Sequence) -> None:
@@ -257,6 +262,7 @@ class SequenceOutput(NamedTuple):
     text: str = ""
     finish_reason: FinishReason | None = None
     error: Exception | None = None
+    state: PromptState | None = None
 
     @property
     def ended(self) -> bool:

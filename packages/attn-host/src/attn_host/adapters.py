@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count
+from hashlib import blake2b, file_digest
 from pathlib import Path
 
 from attn_core.errors import AlreadyExists, Incompatible, OutOfCapacity, UnknownName
 from attn_engine import Engine, EngineLoop
 from attn_models.loading import LoadedModel
 from attn_models.lora import AdaptedModel, LoraAdapter, read_adapter
+from attn_models.lora.files import ADAPTER_NAME
+from attn_models.lora.peft_config import ADAPTER_CONFIG_NAME
 
 
 class LoadedAdapters:
@@ -26,7 +28,6 @@ class LoadedAdapters:
         self._max_loras = max_loras
         self._adapters: dict[str, LoraAdapter] = {}
         self._adapted: AdaptedModel | None = None
-        self._numbers = count(1)
         self._lock = threading.Lock()
 
     def find(self, name: str) -> LoraAdapter | None:
@@ -52,8 +53,8 @@ class LoadedAdapters:
             if len(self._adapters) >= self._max_loras:
                 said = f"{self._max_loras} adapters are loaded (max_loras); unload one, or load the model with more"
                 raise OutOfCapacity(said, max_loras=self._max_loras)
-            # A name that is loaded anew must not find what the former one of the name computed.
-            key = f"{name}:{next(self._numbers)}"
+            # A name that is loaded anew must not find what other weights of the name computed, here or in a replica.
+            key = f"{name}:{_digest_of(folder)}"
             adapter = read_adapter(folder, self._loaded.model, self._loaded.path, key)
             if self._adapted is None:
                 self._loop.call(self._attach).result()
@@ -77,3 +78,13 @@ class LoadedAdapters:
     def _attach(self, engine: Engine) -> None:
         self._adapted = AdaptedModel(self._loaded.model)
         engine.use_adapters(self._adapted)
+
+
+def _digest_of(folder: Path) -> str:
+    """Equal for equal adapters, in every process; a file that is missing is named by those who read it."""
+    found = blake2b(digest_size=16)
+    for path in (folder / ADAPTER_CONFIG_NAME, folder / ADAPTER_NAME):
+        if path.is_file():
+            with path.open("rb") as file:
+                found.update(file_digest(file, blake2b).digest())
+    return found.hexdigest()

@@ -3,42 +3,68 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from attn_core.errors import InvalidValue
-from attn_engine import EngineLoop, Request, build_engine
-from attn_models.loading import LoadedModel, load_model
+from attn_core.errors import Incompatible, InvalidValue
+from attn_engine import EngineLoop, PromptState, Request, build_engine
+from attn_models.loading import LoadedModel
 from attn_schema import AttentionMap, AttentionMapsRequest, EngineConfig, EngineStats, ModelInfo, Prompt, Tokenization
 
 from attn_host.adapters import LoadedAdapters
 from attn_host.attention_maps import compute_maps
-from attn_host.cores import usable_cores
 from attn_host.host import Deliver, ModelHost, TextTask, with_process
 from attn_host.loading import load_draft_model, quantization_of, use_kernel
 from attn_host.memory import explain_too_small, with_kv_cache_memory
+from attn_host.rank_processes import local_ranks
+from attn_host.ranks import RankGroup, load_part, rank_threads, require_tensor_parallel
 from attn_host.tokenization import PromptTokenizer
+
+OpenRanks = Callable[[Path, EngineConfig], RankGroup]
+"""Starts the other ranks of a model."""
 
 
 class EngineHost(ModelHost):
-    """Loads the model in `folder` and runs it on a thread."""
+    """Loads the model in `folder` and runs it on a thread.
+
+    With `tensor_parallel_size` N this process has its first part, and `open_ranks` starts those with the others: as
+    processes of this machine, if it is not given.
+    """
 
     REFUSAL = "the model is no encoder and cannot embed texts; load one that is, such as minilm"
 
-    def __init__(self, folder: Path, config: EngineConfig, deliver: Deliver) -> None:
-        torch.set_num_threads(config.num_threads or min(torch.get_num_threads(), usable_cores()))
-        self._loaded: LoadedModel = load_model(
-            folder, config.dtype, device=config.device, quantization=config.quantization
-        )
+    def __init__(
+        self, folder: Path, config: EngineConfig, deliver: Deliver, open_ranks: OpenRanks | None = None
+    ) -> None:
+        self._ranks: RankGroup | None = None
+        if config.tensor_parallel_size > 1:
+            require_tensor_parallel(folder, config)
+            config = config.replace(enforce_eager=True)  # a graph of one rank knows nothing of the others
+            self._ranks = (open_ranks or local_ranks)(folder, config)
+        try:
+            self._open(folder, config, deliver)
+        except BaseException:
+            if self._ranks is not None:
+                self._ranks.stop()
+            raise
+
+    def _open(self, folder: Path, config: EngineConfig, deliver: Deliver) -> None:
+        torch.set_num_threads(rank_threads(config))
+        self._loaded: LoadedModel = load_part(folder, config, 0)
         model, tokenizer = self._loaded.model, self._loaded.tokenizer
         if tokenizer is None:
             raise InvalidValue.of("source", folder, "a model folder with a tokenizer.json")
+        if self._ranks is not None:
+            self._ranks.meet(self._loaded.device)
         use_kernel(model, config.kernel)
         self._tokenizer = PromptTokenizer(tokenizer, encoder=self._loaded.max_encoder_len is not None)
         draft, device = load_draft_model(self._loaded, config), self._loaded.device
         config = with_kv_cache_memory(config, model, device, drafts=draft is not None)
+        leader = None if self._ranks is None else self._ranks.leader
         try:
-            engine = build_engine(model, tokenizer, config, draft_model=draft)
+            engine = build_engine(model, tokenizer, config, draft_model=draft, ranks=leader)
         except InvalidValue as error:
             raise explain_too_small(error, config, device) from error
         engine.warm_up()
@@ -66,24 +92,30 @@ class EngineHost(ModelHost):
             note=self._note,
         )
 
-    def submit(self, task: TextTask) -> None:
+    def submit(self, task: TextTask, state: PromptState | None = None) -> None:
         """Start before the next engine step; outputs are delivered. Raises the `UserError` that refuses it."""
-        self._loop.submit(
-            Request(
-                id=task.id,
-                token_ids=self._tokenizer.ids(task.prompt),
-                encoder_token_ids=self._tokenizer.encoder_ids(task.prompt),
-                params=task.params,
-                deadline=None if task.timeout is None else time.monotonic() + task.timeout,
-                scope=task.tenant,
-                tenant=task.tenant,
-                adapter=self._adapters.find(task.adapter),
-                resume=task.resume,
-            )
+        self._loop.submit(replace(self._request(task), state=state))
+
+    def prefill(self, task: TextTask) -> None:
+        """As `submit`, but only compute the prompt: the only output has its state."""
+        self._loop.submit(self._request(task).prefill())
+
+    def _request(self, task: TextTask) -> Request:
+        return Request(
+            id=task.id,
+            token_ids=self._tokenizer.ids(task.prompt),
+            encoder_token_ids=self._tokenizer.encoder_ids(task.prompt),
+            params=task.params,
+            deadline=None if task.timeout is None else time.monotonic() + task.timeout,
+            scope=task.tenant,
+            tenant=task.tenant,
+            adapter=self._adapters.find(task.adapter),
+            resume=task.resume,
         )
 
     def load_adapter(self, name: str, folder: Path) -> None:
         """Let tasks use an adapter from now on; raises the `UserError` that refuses it."""
+        self._require_whole(f"adapter {name!r}")
         self._adapters.load(name, folder)
 
     def unload_adapter(self, name: str) -> None:
@@ -100,13 +132,14 @@ class EngineHost(ModelHost):
 
     def attention_maps(self, request: AttentionMapsRequest, adapter: str = "") -> list[AttentionMap]:
         """The attention weights of a prompt, one map a layer, with an adapter if one is named."""
+        self._require_whole("attention maps")
         with self._adapters.using(adapter):
             return compute_maps(self._loaded, request, self._tokenizer)
 
     @property
     def alive(self) -> bool:
-        """Whether the engine's thread runs."""
-        return self._loop.alive
+        """Whether the engine's thread runs, and all ranks do."""
+        return self._loop.alive and (self._ranks is None or self._ranks.alive)
 
     def stats(self) -> EngineStats:
         """How busy the engine is."""
@@ -116,3 +149,9 @@ class EngineHost(ModelHost):
         """Refuse new tasks, let running ones finish for up to `timeout` seconds, then end the thread."""
         self._loop.drain(timeout)
         self._loop.stop()
+        if self._ranks is not None:
+            self._ranks.stop()
+
+    def _require_whole(self, what: str) -> None:
+        if self._ranks is not None:
+            raise Incompatible(f"{what}: not for a model with tensor_parallel_size above 1; load it with 1")

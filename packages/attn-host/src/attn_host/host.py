@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import psutil
 from attn_core.errors import Incompatible
-from attn_engine import RequestOutput
+from attn_engine import PromptState, RequestOutput
 from attn_schema import (
     AttentionMap,
     AttentionMapsRequest,
@@ -74,8 +74,15 @@ class ModelHost:
         """What the model is."""
         raise NotImplementedError
 
-    def submit(self, task: TextTask) -> None:
-        """Start before the next engine step; outputs are delivered. Raises the `UserError` that refuses it."""
+    def submit(self, task: TextTask, state: PromptState | None = None) -> None:
+        """Start before the next engine step; outputs are delivered. Raises the `UserError` that refuses it.
+
+        With a `state` of its prompt, which another host of the same model computed, only the last token is computed.
+        """
+        raise Incompatible(self.REFUSAL, request=task.id, state=state is not None)
+
+    def prefill(self, task: TextTask) -> None:
+        """As `submit`, but only compute the prompt: the only output has its state, for `submit` of another host."""
         raise Incompatible(self.REFUSAL, request=task.id)
 
     def cancel(self, task_id: str) -> None:

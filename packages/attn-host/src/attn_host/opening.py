@@ -8,10 +8,17 @@ from attn_models.loading.encoders import is_encoder
 from attn_schema import EngineConfig
 
 from attn_host.encoder import EncoderHost
-from attn_host.engine import EngineHost
+from attn_host.engine import EngineHost, OpenRanks
 from attn_host.host import Deliver, ModelHost
+from attn_host.ranks import require_tensor_parallel
 
 
-def open_host(folder: Path, config: EngineConfig, deliver: Deliver) -> ModelHost:
-    """Load the model in `folder`: an encoder, or a model that generates; raises what loading raises."""
-    return EncoderHost(folder, config) if is_encoder(folder) else EngineHost(folder, config, deliver)
+def open_host(folder: Path, config: EngineConfig, deliver: Deliver, open_ranks: OpenRanks | None = None) -> ModelHost:
+    """Load the model in `folder`: an encoder, or a model that generates; raises what loading raises.
+
+    `open_ranks` as of `EngineHost`.
+    """
+    if is_encoder(folder):
+        require_tensor_parallel(folder, config)
+        return EncoderHost(folder, config)
+    return EngineHost(folder, config, deliver, open_ranks)

@@ -40,8 +40,9 @@ class Preparation:
         self._bytes = 0
         self._count = 0
 
-    def submit(self, host: ModelHost, task: TextTask) -> Future[None]:
-        """Prepare a task and hand it to the engine; the future raises what refuses it.
+    def submit(self, host: ModelHost, task: TextTask, start: Callable[[TextTask], None] | None = None) -> Future[None]:
+        """Prepare a task and hand it to the engine by `start`, `host.submit` if not given; the future raises what
+        refuses it.
 
         Time that it waits counts against its deadline, and a task that was cancelled meanwhile is not begun.
         """
@@ -53,7 +54,7 @@ class Preparation:
                 ready = replace(task, timeout=task.timeout - (time.monotonic() - began))
                 if ready.timeout is not None and ready.timeout <= 0:
                     raise DeadlineExceeded("the deadline passed before the request was begun")
-            host.submit(ready)
+            (start or host.submit)(ready)
             with self._lock:
                 cancelled = self._waiting.get(task.id) is None
             if cancelled:

@@ -2,71 +2,182 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from attn_core.errors import Incompatible, InvalidValue
+from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
 from attn_engine import Engine, Request, build_engine
+from attn_models.adapters.base import require_allowed, required_count
 from attn_models.encoder_decoder.whisper import Whisper
 from attn_models.loading import load_model
 from attn_models.loading.audio import read_feature_extractor, read_wav
+from attn_models.weights.safe_files import CONFIG_LIMIT, member, read_json_object
 from attn_schema import EngineConfig, SamplingParams
 from torch import Tensor
 
-NEVER = -100.0
-"""The bias of a token that is not to be written."""
+GENERATION, CONFIG = "generation_config.json", "config.json"
 TASKS = ("transcribe", "translate")
+FORCED = "forced_decoder_ids"
+OFF: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences"), (None, 1)),
+    **dict.fromkeys(
+        ("do_sample", "token_healing", "use_mtp", "return_timestamps", "condition_on_prev_tokens"), (None, False)
+    ),
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "guidance_scale"), (None, 1)),
+    **dict.fromkeys(
+        ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), (None, 0)
+    ),
+    **dict.fromkeys(
+        ("bad_words_ids", "sequence_bias", "force_words_ids", "constraints", "stop_strings", "max_time"), (None,)
+    ),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"), (None,)),
+    **dict.fromkeys(("penalty_alpha", "dola_layers", "watermarking_config", "prompt_lookup_num_tokens"), (None,)),
+    **dict.fromkeys(("no_speech_threshold", "logprob_threshold", "compression_ratio_threshold"), (None,)),
+}
+"""Keys of generation_config.json that would change which tokens are written, and the values with which they do not."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WhisperPrompt:
-    """What generation_config.json says of how a text begins: `start`, languages and tasks by name (both empty where the
-    model knows English alone), and the token that asks for no timestamps; and which tokens are never written, or not
-    at the beginning."""
+    """What generation_config.json says of how a text begins, ends, and which tokens are in it.
+
+    A text begins with `start`, a language of `languages`, a task of `tasks`, and the token that asks for no timestamps.
+    Where neither is asked for, `language` and `task` are those of the folder, or `forced` are their tokens, None for a
+    language that is to be guessed. Tokens of `suppressed` are never written, those of `suppressed_first` not at the
+    beginning. At most `max_new_tokens` are written, or so many that those of the beginning and `max_length` are not
+    exceeded; None leaves it to the longest text of the model.
+    """
 
     start: int
     languages: Mapping[str, int]
     tasks: Mapping[str, int]
+    english_only: bool
+    language: str | None
+    task: str | None
+    forced: tuple[int | None, ...]
     no_timestamps: int | None
-    suppressed: tuple[int, ...]
-    suppressed_first: tuple[int, ...]
+    suppressed: frozenset[int]
+    suppressed_first: frozenset[int]
+    max_length: int | None
+    max_new_tokens: int | None
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> WhisperPrompt:
-        """Of a generation_config.json; raises `InvalidValue` where it does not say how a text begins."""
-        start = values.get("decoder_start_token_id")
-        if type(start) is not int:
-            raise InvalidValue.of("decoder_start_token_id", start, "a token, in generation_config.json")
-        many = values.get("is_multilingual") is not False
-        languages = values.get("lang_to_id") or {} if many else {}
+    def of(cls, values: Mapping[str, Any], config: Mapping[str, Any]) -> WhisperPrompt:
+        """Of a generation_config.json, and the config.json beside it, whose `forced_decoder_ids` count where the former
+        has none.
+
+        Raises `InvalidValue` naming the key that does not say how a text begins, or asks for what is not computed.
+        """
+        require_allowed(values, OFF)
+        start = _token(values, "decoder_start_token_id")
+        if start is None:
+            raise InvalidValue.of("decoder_start_token_id", None, "a token, in generation_config.json")
+        languages, forced = _by_name(values, "lang_to_id"), values.get(FORCED)
+        lengths = {name: values.get(name) and required_count(values, name) for name in ("max_length", "max_new_tokens")}
         return cls(
             start=start,
-            languages={name.removeprefix("<|").removesuffix("|>"): token for name, token in languages.items()},
-            tasks=(values.get("task_to_id") or {}) if many else {},
-            no_timestamps=values.get("no_timestamps_token_id"),
-            suppressed=tuple(values.get("suppress_tokens") or ()),
-            suppressed_first=tuple(values.get("begin_suppress_tokens") or ()),
+            languages={_code(name): token for name, token in languages.items()},
+            tasks=_by_name(values, "task_to_id"),
+            english_only=values.get("is_multilingual") is False,
+            language=None if values.get("language") is None else _code(str(values["language"])),
+            task=values.get("task"),
+            forced=_forced(config.get(FORCED) if forced is None else forced),
+            no_timestamps=_token(values, "no_timestamps_token_id"),
+            suppressed=_tokens(values, "suppress_tokens"),
+            suppressed_first=_tokens(values, "begin_suppress_tokens"),
+            **lengths,
         )
 
-    def tokens(self, language: str | None, task: str) -> tuple[int, ...]:
-        """The tokens that a text in this language begins with; raises `InvalidValue` for a language or task that the
-        model does not know."""
-        if task not in (self.tasks or TASKS[:1]):
-            raise InvalidValue.of("task", task, ", ".join(self.tasks or TASKS[:1]))
-        if language is not None and language not in (self.languages or ("en",)):
-            raise InvalidValue.of("language", language, ", ".join(sorted(self.languages or ("en",))))
-        known = (self.languages[language or "en"], self.tasks[task]) if self.languages else ()
-        return (self.start, *known, *(() if self.no_timestamps is None else (self.no_timestamps,)))
+    def tokens(self, language: str | None, task: str | None, guess: Callable[[], str]) -> tuple[int, ...]:
+        """The tokens that a text in this language begins with, as transformers' `generate` chooses them; `guess` is
+        asked for a language that nothing says.
+
+        Raises `InvalidValue` for a language or task that the model does not know.
+        """
+        self._check(language, task)
+        if self.english_only:
+            language, task = None, None
+        language, task = language or self.language, task or self.task
+        self._check(language, task)
+        begun = [] if language or task else list(self.forced)
+        if language is None and self.languages and (not begun or begun[0] is None):
+            begun[:1] = [self.languages[guess()]]
+        elif language is not None and self.languages:
+            begun = [self.languages[language]]
+        if self.tasks and (task or language):
+            begun.append(self.tasks[task or TASKS[0]])
+        found = [self.start, *(token for token in begun if token is not None)]
+        ended = self.no_timestamps is None or found[-1] == self.no_timestamps
+        return (*found, *(() if ended else (self.no_timestamps,)))
+
+    def _check(self, language: str | None, task: str | None) -> None:
+        tasks = TASKS[:1] if self.english_only or not self.tasks else tuple(self.tasks)
+        if task is not None and task not in tasks:
+            raise InvalidValue.of("task", task, ", ".join(tasks))
+        languages = ("en",) if self.english_only or not self.languages else tuple(sorted(self.languages))
+        if language is not None and language not in languages:
+            raise InvalidValue.of("language", language, ", ".join(languages))
+
+    def room(self, begin: int, longest: int) -> int:
+        """The most tokens of a text behind `begin` tokens, in a model of `longest`; raises `InvalidValue` where the
+        folder asks for more than the model has."""
+        if self.max_new_tokens is not None:
+            if begin + self.max_new_tokens > longest:
+                raise InvalidValue.of("max_new_tokens", self.max_new_tokens, f"at most {longest - begin}")
+            return self.max_new_tokens
+        if self.max_length is None:
+            return longest - begin
+        return min(self.max_length + min(begin, longest // 2 - 1), longest) - begin
+
+
+def _code(spelled: str) -> str:
+    """The code of a language that is spelled as a token."""
+    return spelled.removeprefix("<|").removesuffix("|>")
+
+
+def _token(values: Mapping[str, Any], key: str) -> int | None:
+    found = values.get(key)
+    if found is not None and (type(found) is not int or found < 0):
+        raise InvalidValue.of(key, found, "a token, in generation_config.json")
+    return found
+
+
+def _tokens(values: Mapping[str, Any], key: str) -> frozenset[int]:
+    found = values.get(key) or []
+    if not isinstance(found, list) or any(type(token) is not int or token < 0 for token in found):
+        raise InvalidValue.of(key, found, "a list of tokens")
+    return frozenset(found)
+
+
+def _by_name(values: Mapping[str, Any], key: str) -> dict[str, int]:
+    found = values.get(key) or {}
+    if not isinstance(found, Mapping) or any(type(token) is not int or token < 0 for token in found.values()):
+        raise InvalidValue.of(key, found, "tokens by name")
+    return dict(found)
+
+
+def _forced(given: Any) -> tuple[int | None, ...]:
+    """The tokens of pairs [place, token] from place 1 on; none of a list that begins at another place."""
+    pairs = given or []
+    known = isinstance(pairs, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
+    if not known or any(token is not None and (type(token) is not int or token < 0) for _, token in pairs):
+        raise InvalidValue.of(FORCED, given, "pairs of a place and a token")
+    if not pairs or pairs[0][0] != 1:
+        return ()
+    if [place for place, _ in pairs] != list(range(1, len(pairs) + 1)):
+        raise InvalidValue.of(FORCED, given, "places without a gap")
+    return tuple(token for _, token in pairs)
 
 
 class Transcriber:
     """Loads the Whisper in `folder`. An audio is heard in stretches as long as the model hears at once, each for
     itself.
 
-    Raises `Incompatible` for another model, and what loading raises.
+    Raises `Incompatible` for another model, `CheckpointInvalid` for a generation_config.json that asks for what is not
+    computed, and what loading raises.
     """
 
     def __init__(self, folder: Path, config: EngineConfig = EngineConfig()) -> None:  # noqa: B008  (frozen)
@@ -77,53 +188,66 @@ class Transcriber:
             raise InvalidValue.of("model", str(folder), "a model folder with a tokenizer.json")
         self.model: Whisper = loaded.model
         self.tokenizer = loaded.tokenizer
-        self.prompt = WhisperPrompt.of(loaded.generation)
+        try:
+            self.prompt = WhisperPrompt.of(loaded.generation, read_json_object(member(folder, CONFIG), CONFIG_LIMIT))
+            self._check_ends(loaded.generation.get("eos_token_id"))
+        except InvalidValue as error:
+            raise CheckpointInvalid.of(folder / GENERATION, error.message) from error
         self.reader = read_feature_extractor(folder, *reversed(self.model.encoder_features))
         self._engine: Engine = build_engine(self.model, self.tokenizer, config)
 
-    def transcribe(self, path: str | Path, *, language: str | None = None, task: str = "transcribe") -> str:
+    def _check_ends(self, given: Any) -> None:
+        """A text ends where the tokenizer says; elsewhere, if the folder asks for that, it would go on."""
+        ends = set(given if isinstance(given, list) else [given]) - {None}
+        if ends and ends != self.tokenizer.end_ids:
+            allowed = f"{sorted(self.tokenizer.end_ids)}, with which the tokenizer ends a text"
+            raise InvalidValue.of("eos_token_id", given, allowed)
+
+    def transcribe(self, path: str | Path, *, language: str | None = None, task: str | None = None) -> str:
         """The text of a WAV file, in its language, or with the task `translate` in English.
 
-        `language` is a code such as "en"; None lets the model guess it from the beginning. Raises `InvalidValue` for a
-        file that is not read, and for a language or task that the model does not know.
+        `language` is a code such as "en". Without it, or without a task, the folder's generation_config.json decides,
+        and where that says nothing the model guesses the language from the beginning. Raises `InvalidValue` for a file
+        that is not read, and for a language or task that the model does not know.
         """
         samples = read_wav(path)
         stretches = [self.reader(stretch) for stretch in torch.split(samples, self.reader.longest)]
-        if language is None and self.prompt.languages:
-            language = self.language(stretches[0])
-        begin = self.prompt.tokens(language, task)
-        texts = [self.tokenizer.decode(self.tokens(frames, begin)) for frames in stretches]
+        begin = self.prompt.tokens(language, task, lambda: self.language(stretches[0]))
+        texts = [self.text(self.tokens(frames, begin)) for frames in stretches]
         return " ".join(text.strip() for text in texts if text.strip())
+
+    def text(self, tokens: list[int]) -> str:
+        """The text of tokens without the timestamps, whose tokens come last in the vocabulary."""
+        first = self.prompt.no_timestamps
+        return self.tokenizer.decode([token for token in tokens if first is None or token < first])
 
     @torch.inference_mode()
     def language(self, frames: Tensor) -> str:
         """The likeliest language of frames [num_frames, num_mel_bins]."""
-        logits = self._next(frames, (self.prompt.start,))
+        device = next(self.model.parameters()).device
+        start = torch.tensor([[self.prompt.start]], device=device)
+        logits: Tensor = self.model(start, frames[None].to(device))[0, -1].float()
         return max(self.prompt.languages, key=lambda name: float(logits[self.prompt.languages[name]]))
 
     @torch.inference_mode()
     def tokens(self, frames: Tensor, begin: tuple[int, ...]) -> list[int]:
         """The likeliest tokens after those that a text begins with, without the one that ends it."""
-        logits = self._next(frames, begin)
-        logits[list({*self.prompt.suppressed, *self.prompt.suppressed_first})] = -torch.inf
-        first = int(logits.argmax())
-        if first in self.tokenizer.end_ids or len(begin) + 1 >= self.model.max_seq_len:
+        room = self.prompt.room(len(begin), self.model.max_seq_len)
+        if room < 1:
             return []
-        bias = dict.fromkeys(self.prompt.suppressed, NEVER)
-        room = self.model.max_seq_len - len(begin) - 1
-        params = SamplingParams(temperature=0, max_new_tokens=room, logit_bias=bias)
-        self._engine.submit(Request(id="audio", token_ids=(*begin, first), encoder_features=frames, params=params))
-        found = [first]
+        request = Request(
+            id="audio",
+            token_ids=begin,
+            encoder_features=frames,
+            suppress_tokens=self.prompt.suppressed,
+            begin_suppress_tokens=self.prompt.suppressed_first,
+            params=SamplingParams(temperature=0, max_new_tokens=room),
+        )
+        self._engine.submit(request)
+        found: list[int] = []
         while not self._engine.idle:
             for output in self._engine.step():
                 if output.error is not None:
                     raise output.error
                 found += [token.id for token in output.delta.tokens]
         return [token for token in found if token not in self.tokenizer.end_ids]
-
-    def _next(self, frames: Tensor, tokens: tuple[int, ...]) -> Tensor:
-        """Logits [vocabulary] of the token after these."""
-        device = next(self.model.parameters()).device
-        ids = torch.tensor([tokens], device=device)
-        logits: Tensor = self.model(ids, frames[None].to(device))[0, -1].float()
-        return logits

@@ -17,9 +17,11 @@ def transcribe_command(
     files: Annotated[list[Path], typer.Argument(metavar="FILE.wav...", help="Audio, 16000 samples a second.")],
     model: Annotated[str, typer.Option("--model", "-m", help="Whisper to run here: a model's name, or a folder.")],
     language: Annotated[
-        str | None, typer.Option(help="Language that is spoken, such as en; guessed if not given.")
+        str | None, typer.Option(help="Language that is spoken, such as en; the model's, or guessed, if not given.")
     ] = None,
-    task: Annotated[str, typer.Option(help="transcribe, or translate into English.")] = "transcribe",
+    task: Annotated[
+        str | None, typer.Option(help="transcribe, or translate into English; the model's if not given.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
     engine: DeviceConfig,
 ) -> None:

@@ -41,8 +41,9 @@ def attn_gguf_architectures() -> list[GgufArchitecture]:
     """The GGUF files that are read here."""
     from attn_models.weights.gguf_architectures import ARCHITECTURES
     from attn_models.weights.gguf_families import GGUF_FAMILIES
+    from attn_models.weights.gguf_joined import JOINED_FAMILIES
 
-    return [*ARCHITECTURES.values(), *(family.architecture() for family in GGUF_FAMILIES)]
+    return [*ARCHITECTURES.values(), *(family.architecture() for family in (*GGUF_FAMILIES, *JOINED_FAMILIES))]
 
 
 @hookimpl

@@ -17,6 +17,7 @@ from attn_core.errors import Incompatible, InvalidValue
 from attn_core.splitting import ParameterSplit, Rank, rank_layer, require_split
 from torch import Tensor, nn
 
+from attn_models.decoder.decoder import Decoder
 from attn_models.decoder.layers import FeedForward, GatedFeedForward
 
 
@@ -77,6 +78,17 @@ class Collectives:
 
         return cls(enter, leave)
 
+    @classmethod
+    def serving(cls) -> Collectives:
+        """Without gradients, summed in place over all ranks of this process's default group, which may be joined after
+        the model was split."""
+
+        def leave(rows: Tensor) -> Tensor:
+            dist.all_reduce(rows := rows.contiguous())
+            return rows
+
+        return cls(lambda rows: rows, leave)
+
 
 def split_model(model: nn.Module, rank: Rank, collectives: Collectives) -> dict[str, ParameterSplit]:
     """Leave the rank's part of every attention layer and feed-forward in `model`, which has the weights of the whole.
@@ -99,6 +111,8 @@ def split_model(model: nn.Module, rank: Rank, collectives: Collectives) -> dict[
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, part)
         found |= {f"{name}.{own}": split for own, split in splits.items()}
+    if isinstance(model, Decoder):
+        model.take_states_of_layers()
     return found
 
 
@@ -187,6 +201,9 @@ def _connect(part: Any, collectives: Collectives) -> None:
     part.register_forward_hook(left, always_call=True)
     if hasattr(part, "step"):
         part.step = partial(_summed_step, part.step, collectives)
+    if hasattr(part, "parts"):
+        # A kernel of whole blocks would leave out the sum over the ranks.
+        part.parts = _no_parts
     if hasattr(part, "project_kv"):
         part.project_kv = partial(_copied, part, part.project_kv, collectives)
 
@@ -201,6 +218,10 @@ def _is_rows(given: object) -> bool:
 
 def _summed_step(step: Callable[..., Tensor], collectives: Collectives, *args: Any, **kwargs: Any) -> Tensor:
     return collectives.leave(step(*args, **kwargs))
+
+
+def _no_parts() -> None:
+    return None
 
 
 def _copied(part: Any, project: Callable[[Tensor], Any], collectives: Collectives, rows: Tensor) -> Any:

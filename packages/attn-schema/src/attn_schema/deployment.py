@@ -11,12 +11,16 @@ from attn_schema.engine import EngineConfig
 from attn_schema.schema import Checked
 
 MAX_REPLICAS = 1000
+PREFILL_MIN_TOKENS = 256
+"""Below it a prompt takes about as long to compute as its state to move: benchmarks/disaggregated_prefill.py."""
 
 
 class DeploymentConfig(Checked, frozen=True, kw_only=True):
     """How many engines serve a model. Without any option it is one, in an actor of its own.
 
     With `replicas` or `max_replicas` they are a Ray Serve deployment: a fixed number, or as many as the load asks for.
+    With `prefill_replicas` beside them these decode, and long prompts are computed by further engines (disaggregated
+    prefill).
     """
 
     replicas: Annotated[
@@ -43,8 +47,28 @@ class DeploymentConfig(Checked, frozen=True, kw_only=True):
         float, Meta(ge=0, description="How long the load must stay lower before an engine is removed, in seconds.")
     ] = 60.0  # fmt: skip
 
+    prefill_replicas: Annotated[
+        int,
+        Meta(
+            ge=1, le=MAX_REPLICAS,
+            description="Further engines that compute long prompts and hand their states to those that generate "
+            "(disaggregated prefill); with replicas or max_replicas.",
+        ),
+    ] | None = None  # fmt: skip
+    prefill_min_tokens: Annotated[
+        int,
+        Meta(
+            ge=2,
+            description="Tokens from which on a prompt is computed by a prefill replica; about four bytes of text are "
+            "taken for one.",
+        ),
+    ] = PREFILL_MIN_TOKENS  # fmt: skip
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.prefill_replicas is not None and not self.deployed:
+            allowed = "left out without replicas or max_replicas, the engines that generate"
+            raise InvalidValue.of("prefill_replicas", self.prefill_replicas, allowed)
         if self.max_replicas is None:
             return
         if self.replicas is not None:
@@ -61,6 +85,21 @@ class DeploymentConfig(Checked, frozen=True, kw_only=True):
     def at_first(self) -> int:
         """How many engines are started at first."""
         return self.replicas or max(self.min_replicas, 1)
+
+    @property
+    def decode(self) -> DeploymentConfig:
+        """The engines that generate, without those that compute prompts."""
+        return self.replace(prefill_replicas=None)
+
+    @property
+    def prefill(self) -> DeploymentConfig:
+        """The engines that compute prompts."""
+        return DeploymentConfig(replicas=self.prefill_replicas)
+
+    @property
+    def together(self) -> DeploymentConfig:
+        """As many engines as there are at most, of both kinds."""
+        return DeploymentConfig(replicas=(self.max_replicas or self.at_first) + (self.prefill_replicas or 0))
 
 
 class ServedModelConfig(Checked, frozen=True, kw_only=True):

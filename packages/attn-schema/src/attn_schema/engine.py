@@ -12,6 +12,7 @@ from attn_schema.schema import Schema
 
 MAX_SPECULATIVE_TREE_WIDTH = 8
 MAX_LORAS = 1024
+MAX_RANKS = 64
 DRAFT_MODEL_TOKENS = 4
 """`num_speculative_tokens` with a draft model, if not given."""
 
@@ -36,6 +37,14 @@ class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
             "lossless), none (as dtype, not prepacked), or a type."
         ),
     ] = "auto"  # fmt: skip
+    tensor_parallel_size: Annotated[
+        int,
+        Meta(
+            ge=1, le=MAX_RANKS,
+            description="Processes over which the heads and inner sizes of the model are split, each on a device of "
+            "its own; it must divide them.",
+        ),
+    ] = 1  # fmt: skip
     kv_cache: Annotated[
         str, Meta(description="KV cache, by name, such as shared or int8; see `attn list caches`.")
     ] = "attn-cache/shared"  # fmt: skip
@@ -151,7 +160,12 @@ class EngineStats(Schema, frozen=True, kw_only=True):
     reloaded_tokens: Annotated[
         int, Meta(description="Tokens of preempted requests whose KV cache was reloaded, not recomputed (counter).")
     ] = 0  # fmt: skip
-    offloaded_bytes: Annotated[int, Meta(description="KV cache of preempted requests held offloaded, in bytes.")] = 0
+    imported_tokens: Annotated[
+        int, Meta(description="Tokens of prompts whose state a prefill replica computed (counter).")
+    ] = 0  # fmt: skip
+    offloaded_bytes: Annotated[
+        int, Meta(description="State of preempted and imported requests held outside of the KV cache, in bytes.")
+    ] = 0  # fmt: skip
     resident_memory_bytes: Annotated[
         int, Meta(description="Memory that the engine's process holds, in bytes; it may be that of the server itself.")
     ] = 0  # fmt: skip

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from attn_core.errors import AlreadyExists
-from sqlalchemy import insert, select, update
+from sqlalchemy import delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from attn_storage.database import Database
@@ -46,6 +46,11 @@ class ModelRecords:
                     raise AlreadyExists(f"the name {model.name!r} cannot be used; choose another", name=model.name)
         except IntegrityError:
             raise AlreadyExists(f"the name {model.name!r} was taken just now", name=model.name) from None
+
+    def forget(self, name: str) -> None:
+        """Drop the record of a model that is gone; its name can be used again."""
+        with self._database.writing() as connection:
+            connection.execute(delete(models).where(models.c.name == name))
 
     def find(self, name: str) -> ModelRecord | None:
         """The record of a model; None for one without."""

@@ -831,6 +831,7 @@ class GetEngineStatsResponse(_message.Message):
     REPLICAS_FIELD_NUMBER: _builtins.int
     RESIDENT_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     CPU_SECONDS_FIELD_NUMBER: _builtins.int
+    IMPORTED_TOKENS_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """Requests in the current batch."""
     waiting: _builtins.int
@@ -854,11 +855,13 @@ class GetEngineStatsResponse(_message.Message):
     reloaded_tokens: _builtins.int
     """Tokens of preempted requests whose KV cache was reloaded, not recomputed."""
     offloaded_bytes: _builtins.int
-    """KV cache of preempted requests held offloaded now, in bytes."""
+    """State of preempted and imported requests held outside of the KV cache now, in bytes."""
     resident_memory_bytes: _builtins.int
     """Memory that the engine's process holds, in bytes; it may be that of the server itself."""
     cpu_seconds: _builtins.float
     """Processor time that the engine's process has used, in seconds."""
+    imported_tokens: _builtins.int
+    """Tokens of prompts whose state a prefill replica computed."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaStats]:
         """The same of each replica, of which the fields above are the sums; empty for a model with one engine."""
@@ -881,10 +884,11 @@ class GetEngineStatsResponse(_message.Message):
         replicas: _abc.Iterable[Global___ReplicaStats] | None = ...,
         resident_memory_bytes: _builtins.int = ...,
         cpu_seconds: _builtins.float = ...,
+        imported_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "cached_tokens", b"cached_tokens", "computed_tokens", b"computed_tokens", "cpu_seconds", b"cpu_seconds", "draft_tokens", b"draft_tokens", "generated_tokens", b"generated_tokens", "kv_tokens_total", b"kv_tokens_total", "kv_tokens_used", b"kv_tokens_used", "offloaded_bytes", b"offloaded_bytes", "preemptions", b"preemptions", "reloaded_tokens", b"reloaded_tokens", "replicas", b"replicas", "resident_memory_bytes", b"resident_memory_bytes", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "cached_tokens", b"cached_tokens", "computed_tokens", b"computed_tokens", "cpu_seconds", b"cpu_seconds", "draft_tokens", b"draft_tokens", "generated_tokens", b"generated_tokens", "imported_tokens", b"imported_tokens", "kv_tokens_total", b"kv_tokens_total", "kv_tokens_used", b"kv_tokens_used", "offloaded_bytes", b"offloaded_bytes", "preemptions", b"preemptions", "reloaded_tokens", b"reloaded_tokens", "replicas", b"replicas", "resident_memory_bytes", b"resident_memory_bytes", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -176,6 +176,7 @@ class EngineConfig(_message.Message):
     SPECULATIVE_TREE_WIDTH_FIELD_NUMBER: _builtins.int
     GPU_MEMORY_UTILIZATION_FIELD_NUMBER: _builtins.int
     MAX_LORAS_FIELD_NUMBER: _builtins.int
+    TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _builtins.int
     dtype: _builtins.str
     """Element type to compute in, such as "float32" or "bfloat16"; "auto" is bfloat16 on a CUDA device, else float32."""
     device: _builtins.str
@@ -208,6 +209,8 @@ class EngineConfig(_message.Message):
     """Fraction of a GPU's memory for weights, activations and KV cache, above 0 and at most 1. Absent means 0.9."""
     max_loras: _builtins.int
     """Maximum number of LoRA adapters loaded on the model at a time, at most 1024; absent means 8."""
+    tensor_parallel_size: _builtins.int
+    """Processes over which the heads and inner sizes of the model are split, at most 64; absent means 1."""
     def __init__(
         self,
         *,
@@ -225,10 +228,11 @@ class EngineConfig(_message.Message):
         speculative_tree_width: _builtins.int | None = ...,
         gpu_memory_utilization: _builtins.float | None = ...,
         max_loras: _builtins.int | None = ...,
+        tensor_parallel_size: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_draft_model", b"_draft_model", "_dtype", b"_dtype", "_gpu_memory_utilization", b"_gpu_memory_utilization", "_kernel", b"_kernel", "_kv_cache", b"_kv_cache", "_kv_cache_memory_bytes", b"_kv_cache_memory_bytes", "_max_loras", b"_max_loras", "_max_num_batched_tokens", b"_max_num_batched_tokens", "_max_num_seqs", b"_max_num_seqs", "_num_speculative_tokens", b"_num_speculative_tokens", "_quantization", b"_quantization", "_speculative_tree_width", b"_speculative_tree_width", "device", b"device", "draft_model", b"draft_model", "dtype", b"dtype", "gpu_memory_utilization", b"gpu_memory_utilization", "kernel", b"kernel", "kv_cache", b"kv_cache", "kv_cache_memory_bytes", b"kv_cache_memory_bytes", "max_loras", b"max_loras", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "num_speculative_tokens", b"num_speculative_tokens", "quantization", b"quantization", "speculative_tree_width", b"speculative_tree_width"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_draft_model", b"_draft_model", "_dtype", b"_dtype", "_gpu_memory_utilization", b"_gpu_memory_utilization", "_kernel", b"_kernel", "_kv_cache", b"_kv_cache", "_kv_cache_memory_bytes", b"_kv_cache_memory_bytes", "_max_loras", b"_max_loras", "_max_num_batched_tokens", b"_max_num_batched_tokens", "_max_num_seqs", b"_max_num_seqs", "_num_speculative_tokens", b"_num_speculative_tokens", "_quantization", b"_quantization", "_speculative_tree_width", b"_speculative_tree_width", "_tensor_parallel_size", b"_tensor_parallel_size", "device", b"device", "draft_model", b"draft_model", "dtype", b"dtype", "gpu_memory_utilization", b"gpu_memory_utilization", "kernel", b"kernel", "kv_cache", b"kv_cache", "kv_cache_memory_bytes", b"kv_cache_memory_bytes", "max_loras", b"max_loras", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "num_speculative_tokens", b"num_speculative_tokens", "quantization", b"quantization", "speculative_tree_width", b"speculative_tree_width", "tensor_parallel_size", b"tensor_parallel_size"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_draft_model", b"_draft_model", "_dtype", b"_dtype", "_gpu_memory_utilization", b"_gpu_memory_utilization", "_kernel", b"_kernel", "_kv_cache", b"_kv_cache", "_kv_cache_memory_bytes", b"_kv_cache_memory_bytes", "_max_loras", b"_max_loras", "_max_num_batched_tokens", b"_max_num_batched_tokens", "_max_num_seqs", b"_max_num_seqs", "_num_speculative_tokens", b"_num_speculative_tokens", "_quantization", b"_quantization", "_speculative_tree_width", b"_speculative_tree_width", "device", b"device", "draft_model", b"draft_model", "dtype", b"dtype", "gpu_memory_utilization", b"gpu_memory_utilization", "kernel", b"kernel", "kv_cache", b"kv_cache", "kv_cache_memory_bytes", b"kv_cache_memory_bytes", "kv_offload_bytes", b"kv_offload_bytes", "max_loras", b"max_loras", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "num_speculative_tokens", b"num_speculative_tokens", "quantization", b"quantization", "speculative_tree_width", b"speculative_tree_width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_draft_model", b"_draft_model", "_dtype", b"_dtype", "_gpu_memory_utilization", b"_gpu_memory_utilization", "_kernel", b"_kernel", "_kv_cache", b"_kv_cache", "_kv_cache_memory_bytes", b"_kv_cache_memory_bytes", "_max_loras", b"_max_loras", "_max_num_batched_tokens", b"_max_num_batched_tokens", "_max_num_seqs", b"_max_num_seqs", "_num_speculative_tokens", b"_num_speculative_tokens", "_quantization", b"_quantization", "_speculative_tree_width", b"_speculative_tree_width", "_tensor_parallel_size", b"_tensor_parallel_size", "device", b"device", "draft_model", b"draft_model", "dtype", b"dtype", "gpu_memory_utilization", b"gpu_memory_utilization", "kernel", b"kernel", "kv_cache", b"kv_cache", "kv_cache_memory_bytes", b"kv_cache_memory_bytes", "kv_offload_bytes", b"kv_offload_bytes", "max_loras", b"max_loras", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "num_speculative_tokens", b"num_speculative_tokens", "quantization", b"quantization", "speculative_tree_width", b"speculative_tree_width", "tensor_parallel_size", b"tensor_parallel_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__device: _TypeAlias = _typing.Literal["device"]  # noqa: Y015
     _WhichOneofArgType__device: _TypeAlias = _typing.Literal["_device", b"_device"]  # noqa: Y015
@@ -256,6 +260,8 @@ class EngineConfig(_message.Message):
     _WhichOneofArgType__quantization: _TypeAlias = _typing.Literal["_quantization", b"_quantization"]  # noqa: Y015
     _WhichOneofReturnType__speculative_tree_width: _TypeAlias = _typing.Literal["speculative_tree_width"]  # noqa: Y015
     _WhichOneofArgType__speculative_tree_width: _TypeAlias = _typing.Literal["_speculative_tree_width", b"_speculative_tree_width"]  # noqa: Y015
+    _WhichOneofReturnType__tensor_parallel_size: _TypeAlias = _typing.Literal["tensor_parallel_size"]  # noqa: Y015
+    _WhichOneofArgType__tensor_parallel_size: _TypeAlias = _typing.Literal["_tensor_parallel_size", b"_tensor_parallel_size"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__device) -> _WhichOneofReturnType__device | None: ...
     @_typing.overload
@@ -282,6 +288,8 @@ class EngineConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__quantization) -> _WhichOneofReturnType__quantization | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__speculative_tree_width) -> _WhichOneofReturnType__speculative_tree_width | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tensor_parallel_size) -> _WhichOneofReturnType__tensor_parallel_size | None: ...
 
 Global___EngineConfig: _TypeAlias = EngineConfig  # noqa: Y015
 
@@ -298,6 +306,8 @@ class DeploymentConfig(_message.Message):
     MAX_REPLICAS_FIELD_NUMBER: _builtins.int
     TARGET_REQUESTS_FIELD_NUMBER: _builtins.int
     IDLE_SECONDS_FIELD_NUMBER: _builtins.int
+    PREFILL_REPLICAS_FIELD_NUMBER: _builtins.int
+    PREFILL_MIN_TOKENS_FIELD_NUMBER: _builtins.int
     replicas: _builtins.int
     """A fixed number, as a Ray Serve deployment; absent, with `max_replicas` absent, means one in an actor of its own."""
     min_replicas: _builtins.int
@@ -308,6 +318,10 @@ class DeploymentConfig(_message.Message):
     """Running and waiting requests per engine that autoscaling aims at. Absent means 16."""
     idle_seconds: _builtins.float
     """How long the load must stay lower before an engine is removed, in seconds. Absent means 60."""
+    prefill_replicas: _builtins.int
+    """Further engines that compute long prompts and hand their states to those that generate; absent means none."""
+    prefill_min_tokens: _builtins.int
+    """Tokens from which on a prompt is computed by a prefill replica. Absent means 256."""
     def __init__(
         self,
         *,
@@ -316,10 +330,12 @@ class DeploymentConfig(_message.Message):
         max_replicas: _builtins.int | None = ...,
         target_requests: _builtins.float | None = ...,
         idle_seconds: _builtins.float | None = ...,
+        prefill_replicas: _builtins.int | None = ...,
+        prefill_min_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_idle_seconds", b"_idle_seconds", "_max_replicas", b"_max_replicas", "_min_replicas", b"_min_replicas", "_replicas", b"_replicas", "_target_requests", b"_target_requests", "idle_seconds", b"idle_seconds", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "replicas", b"replicas", "target_requests", b"target_requests"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_idle_seconds", b"_idle_seconds", "_max_replicas", b"_max_replicas", "_min_replicas", b"_min_replicas", "_prefill_min_tokens", b"_prefill_min_tokens", "_prefill_replicas", b"_prefill_replicas", "_replicas", b"_replicas", "_target_requests", b"_target_requests", "idle_seconds", b"idle_seconds", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "prefill_min_tokens", b"prefill_min_tokens", "prefill_replicas", b"prefill_replicas", "replicas", b"replicas", "target_requests", b"target_requests"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_idle_seconds", b"_idle_seconds", "_max_replicas", b"_max_replicas", "_min_replicas", b"_min_replicas", "_replicas", b"_replicas", "_target_requests", b"_target_requests", "idle_seconds", b"idle_seconds", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "replicas", b"replicas", "target_requests", b"target_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_idle_seconds", b"_idle_seconds", "_max_replicas", b"_max_replicas", "_min_replicas", b"_min_replicas", "_prefill_min_tokens", b"_prefill_min_tokens", "_prefill_replicas", b"_prefill_replicas", "_replicas", b"_replicas", "_target_requests", b"_target_requests", "idle_seconds", b"idle_seconds", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "prefill_min_tokens", b"prefill_min_tokens", "prefill_replicas", b"prefill_replicas", "replicas", b"replicas", "target_requests", b"target_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__idle_seconds: _TypeAlias = _typing.Literal["idle_seconds"]  # noqa: Y015
     _WhichOneofArgType__idle_seconds: _TypeAlias = _typing.Literal["_idle_seconds", b"_idle_seconds"]  # noqa: Y015
@@ -327,6 +343,10 @@ class DeploymentConfig(_message.Message):
     _WhichOneofArgType__max_replicas: _TypeAlias = _typing.Literal["_max_replicas", b"_max_replicas"]  # noqa: Y015
     _WhichOneofReturnType__min_replicas: _TypeAlias = _typing.Literal["min_replicas"]  # noqa: Y015
     _WhichOneofArgType__min_replicas: _TypeAlias = _typing.Literal["_min_replicas", b"_min_replicas"]  # noqa: Y015
+    _WhichOneofReturnType__prefill_min_tokens: _TypeAlias = _typing.Literal["prefill_min_tokens"]  # noqa: Y015
+    _WhichOneofArgType__prefill_min_tokens: _TypeAlias = _typing.Literal["_prefill_min_tokens", b"_prefill_min_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__prefill_replicas: _TypeAlias = _typing.Literal["prefill_replicas"]  # noqa: Y015
+    _WhichOneofArgType__prefill_replicas: _TypeAlias = _typing.Literal["_prefill_replicas", b"_prefill_replicas"]  # noqa: Y015
     _WhichOneofReturnType__replicas: _TypeAlias = _typing.Literal["replicas"]  # noqa: Y015
     _WhichOneofArgType__replicas: _TypeAlias = _typing.Literal["_replicas", b"_replicas"]  # noqa: Y015
     _WhichOneofReturnType__target_requests: _TypeAlias = _typing.Literal["target_requests"]  # noqa: Y015
@@ -337,6 +357,10 @@ class DeploymentConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_replicas) -> _WhichOneofReturnType__max_replicas | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_replicas) -> _WhichOneofReturnType__min_replicas | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prefill_min_tokens) -> _WhichOneofReturnType__prefill_min_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prefill_replicas) -> _WhichOneofReturnType__prefill_replicas | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__replicas) -> _WhichOneofReturnType__replicas | None: ...
     @_typing.overload

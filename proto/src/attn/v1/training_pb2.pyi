@@ -1269,6 +1269,166 @@ class SubmitTrainingJobResponse(_message.Message):
 Global___SubmitTrainingJobResponse: _TypeAlias = SubmitTrainingJobResponse  # noqa: Y015
 
 @_typing.final
+class EstimateTrainingJobRequest(_message.Message):
+    """Request of EstimateTrainingJob."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    CONFIG_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    """The id that the job would have; empty if the server is to choose."""
+    @_builtins.property
+    def config(self) -> Global___TrainingConfig:
+        """What to train."""
+
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        config: Global___TrainingConfig | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "job_id", b"job_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EstimateTrainingJobRequest: _TypeAlias = EstimateTrainingJobRequest  # noqa: Y015
+
+@_typing.final
+class EstimateTrainingJobResponse(_message.Message):
+    """Response of EstimateTrainingJob."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONFIG_FIELD_NUMBER: _builtins.int
+    ESTIMATE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def config(self) -> Global___TrainingConfig:
+        """The configuration, with the server's choices."""
+
+    @_builtins.property
+    def estimate(self) -> Global___JobEstimate:
+        """What the job would cost."""
+
+    def __init__(
+        self,
+        *,
+        config: Global___TrainingConfig | None = ...,
+        estimate: Global___JobEstimate | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "estimate", b"estimate"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "estimate", b"estimate"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EstimateTrainingJobResponse: _TypeAlias = EstimateTrainingJobResponse  # noqa: Y015
+
+@_typing.final
+class JobEstimate(_message.Message):
+    """What a training job would run, hold and take. Bytes of memory are those of one worker at its peak."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICE_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    SEQUENCES_PER_STEP_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_STEP_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    TRAINED_PARAMETERS_FIELD_NUMBER: _builtins.int
+    FLOPS_FIELD_NUMBER: _builtins.int
+    ALLOWED_FLOPS_FIELD_NUMBER: _builtins.int
+    WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
+    GRADIENT_BYTES_FIELD_NUMBER: _builtins.int
+    OPTIMIZER_BYTES_FIELD_NUMBER: _builtins.int
+    ACTIVATION_BYTES_FIELD_NUMBER: _builtins.int
+    PROCESS_BYTES_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_BYTES_FIELD_NUMBER: _builtins.int
+    CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    DISK_BYTES_FIELD_NUMBER: _builtins.int
+    SECONDS_PER_STEP_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    TIMED_FIELD_NUMBER: _builtins.int
+    device: _builtins.str
+    """Device of each worker."""
+    workers: _builtins.int
+    """Workers that share each batch."""
+    steps: _builtins.int
+    """Optimizer steps."""
+    sequences_per_step: _builtins.int
+    """Sequences, pairs or images in a step, of all workers."""
+    tokens_per_step: _builtins.float
+    """Targets in a step, of all workers; a mean."""
+    parameters: _builtins.int
+    """Parameters of the model."""
+    trained_parameters: _builtins.int
+    """Parameters that are trained."""
+    flops: _builtins.float
+    """FLOPs of the matrix products of all steps, forward and backward, as torch counts them."""
+    allowed_flops: _builtins.float
+    """The same with only those pairs of attention that masks allow; of decoders without experts, else 0."""
+    weight_bytes: _builtins.int
+    """Parameters and buffers."""
+    gradient_bytes: _builtins.int
+    """Gradients."""
+    optimizer_bytes: _builtins.int
+    """State of the optimizer, and averages of weights."""
+    activation_bytes: _builtins.int
+    """Everything else at the peak: activations and products."""
+    process_bytes: _builtins.int
+    """A worker's process with its libraries and data, on the host."""
+    memory_bytes: _builtins.int
+    """Memory of the device at the peak; on a CPU with that of the process."""
+    checkpoint_bytes: _builtins.int
+    """One checkpoint."""
+    checkpoints: _builtins.int
+    """Checkpoints that are written."""
+    disk_bytes: _builtins.int
+    """Disk: checkpoints that are kept, one being written, the model."""
+    seconds_per_step: _builtins.float
+    """Time of a step, as timed."""
+    seconds: _builtins.float
+    """Time of all steps, without starting, validation and writing checkpoints."""
+    timed: _builtins.str
+    """How times and memory were found."""
+    def __init__(
+        self,
+        *,
+        device: _builtins.str = ...,
+        workers: _builtins.int = ...,
+        steps: _builtins.int = ...,
+        sequences_per_step: _builtins.int = ...,
+        tokens_per_step: _builtins.float = ...,
+        parameters: _builtins.int = ...,
+        trained_parameters: _builtins.int = ...,
+        flops: _builtins.float = ...,
+        allowed_flops: _builtins.float = ...,
+        weight_bytes: _builtins.int = ...,
+        gradient_bytes: _builtins.int = ...,
+        optimizer_bytes: _builtins.int = ...,
+        activation_bytes: _builtins.int = ...,
+        process_bytes: _builtins.int = ...,
+        memory_bytes: _builtins.int = ...,
+        checkpoint_bytes: _builtins.int = ...,
+        checkpoints: _builtins.int = ...,
+        disk_bytes: _builtins.int = ...,
+        seconds_per_step: _builtins.float = ...,
+        seconds: _builtins.float = ...,
+        timed: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "allowed_flops", b"allowed_flops", "checkpoint_bytes", b"checkpoint_bytes", "checkpoints", b"checkpoints", "device", b"device", "disk_bytes", b"disk_bytes", "flops", b"flops", "gradient_bytes", b"gradient_bytes", "memory_bytes", b"memory_bytes", "optimizer_bytes", b"optimizer_bytes", "parameters", b"parameters", "process_bytes", b"process_bytes", "seconds", b"seconds", "seconds_per_step", b"seconds_per_step", "sequences_per_step", b"sequences_per_step", "steps", b"steps", "timed", b"timed", "tokens_per_step", b"tokens_per_step", "trained_parameters", b"trained_parameters", "weight_bytes", b"weight_bytes", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobEstimate: _TypeAlias = JobEstimate  # noqa: Y015
+
+@_typing.final
 class GetTrainingJobRequest(_message.Message):
     """Request of GetTrainingJob."""
 
@@ -1549,3 +1709,51 @@ class ResumeTrainingJobResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ResumeTrainingJobResponse: _TypeAlias = ResumeTrainingJobResponse  # noqa: Y015
+
+@_typing.final
+class DeleteTrainingJobRequest(_message.Message):
+    """Request of DeleteTrainingJob."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    CANCEL_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """The job's id."""
+    cancel: _builtins.bool
+    """Stops a job that is not in a final state, without a last checkpoint, and waits until it has ended."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        cancel: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteTrainingJobRequest: _TypeAlias = DeleteTrainingJobRequest  # noqa: Y015
+
+@_typing.final
+class DeleteTrainingJobResponse(_message.Message):
+    """Response of DeleteTrainingJob."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEPT_MODEL_PATH_FIELD_NUMBER: _builtins.int
+    kept_model_path: _builtins.str
+    """Folder of the finished model, which stays; empty if there is none."""
+    def __init__(
+        self,
+        *,
+        kept_model_path: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept_model_path", b"kept_model_path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteTrainingJobResponse: _TypeAlias = DeleteTrainingJobResponse  # noqa: Y015

@@ -40,6 +40,11 @@ class TrainingServiceStub:
                 request_serializer=attn_dot_v1_dot_training__pb2.SubmitTrainingJobRequest.SerializeToString,
                 response_deserializer=attn_dot_v1_dot_training__pb2.SubmitTrainingJobResponse.FromString,
                 _registered_method=True)
+        self.EstimateTrainingJob = channel.unary_unary(
+                '/attn.v1.TrainingService/EstimateTrainingJob',
+                request_serializer=attn_dot_v1_dot_training__pb2.EstimateTrainingJobRequest.SerializeToString,
+                response_deserializer=attn_dot_v1_dot_training__pb2.EstimateTrainingJobResponse.FromString,
+                _registered_method=True)
         self.GetTrainingJob = channel.unary_unary(
                 '/attn.v1.TrainingService/GetTrainingJob',
                 request_serializer=attn_dot_v1_dot_training__pb2.GetTrainingJobRequest.SerializeToString,
@@ -65,6 +70,11 @@ class TrainingServiceStub:
                 request_serializer=attn_dot_v1_dot_training__pb2.ResumeTrainingJobRequest.SerializeToString,
                 response_deserializer=attn_dot_v1_dot_training__pb2.ResumeTrainingJobResponse.FromString,
                 _registered_method=True)
+        self.DeleteTrainingJob = channel.unary_unary(
+                '/attn.v1.TrainingService/DeleteTrainingJob',
+                request_serializer=attn_dot_v1_dot_training__pb2.DeleteTrainingJobRequest.SerializeToString,
+                response_deserializer=attn_dot_v1_dot_training__pb2.DeleteTrainingJobResponse.FromString,
+                _registered_method=True)
 
 
 class TrainingServiceServicer:
@@ -73,6 +83,14 @@ class TrainingServiceServicer:
 
     def SubmitTrainingJob(self, request, context):
         """Checks a configuration, records the job and starts it; returns at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EstimateTrainingJob(self, request, context):
+        """Checks a configuration as SubmitTrainingJob does, and says what the job would run, hold and take; records nothing.
+        Runs a few steps of few rows on the server's machine, for some seconds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -114,6 +132,14 @@ class TrainingServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteTrainingJob(self, request, context):
+        """Deletes a job: its record, events, checkpoints and other files; its finished model stays. FAILED_PRECONDITION unless
+        it is in a final state, or `cancel` asks to stop it first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TrainingServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -121,6 +147,11 @@ def add_TrainingServiceServicer_to_server(servicer, server):
                     servicer.SubmitTrainingJob,
                     request_deserializer=attn_dot_v1_dot_training__pb2.SubmitTrainingJobRequest.FromString,
                     response_serializer=attn_dot_v1_dot_training__pb2.SubmitTrainingJobResponse.SerializeToString,
+            ),
+            'EstimateTrainingJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.EstimateTrainingJob,
+                    request_deserializer=attn_dot_v1_dot_training__pb2.EstimateTrainingJobRequest.FromString,
+                    response_serializer=attn_dot_v1_dot_training__pb2.EstimateTrainingJobResponse.SerializeToString,
             ),
             'GetTrainingJob': grpc.unary_unary_rpc_method_handler(
                     servicer.GetTrainingJob,
@@ -146,6 +177,11 @@ def add_TrainingServiceServicer_to_server(servicer, server):
                     servicer.ResumeTrainingJob,
                     request_deserializer=attn_dot_v1_dot_training__pb2.ResumeTrainingJobRequest.FromString,
                     response_serializer=attn_dot_v1_dot_training__pb2.ResumeTrainingJobResponse.SerializeToString,
+            ),
+            'DeleteTrainingJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteTrainingJob,
+                    request_deserializer=attn_dot_v1_dot_training__pb2.DeleteTrainingJobRequest.FromString,
+                    response_serializer=attn_dot_v1_dot_training__pb2.DeleteTrainingJobResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -176,6 +212,33 @@ class TrainingService:
             '/attn.v1.TrainingService/SubmitTrainingJob',
             attn_dot_v1_dot_training__pb2.SubmitTrainingJobRequest.SerializeToString,
             attn_dot_v1_dot_training__pb2.SubmitTrainingJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EstimateTrainingJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attn.v1.TrainingService/EstimateTrainingJob',
+            attn_dot_v1_dot_training__pb2.EstimateTrainingJobRequest.SerializeToString,
+            attn_dot_v1_dot_training__pb2.EstimateTrainingJobResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -311,6 +374,33 @@ class TrainingService:
             '/attn.v1.TrainingService/ResumeTrainingJob',
             attn_dot_v1_dot_training__pb2.ResumeTrainingJobRequest.SerializeToString,
             attn_dot_v1_dot_training__pb2.ResumeTrainingJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteTrainingJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attn.v1.TrainingService/DeleteTrainingJob',
+            attn_dot_v1_dot_training__pb2.DeleteTrainingJobRequest.SerializeToString,
+            attn_dot_v1_dot_training__pb2.DeleteTrainingJobResponse.FromString,
             options,
             channel_credentials,
             insecure,

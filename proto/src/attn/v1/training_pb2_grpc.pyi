@@ -35,6 +35,10 @@ class TrainingServiceStub:
     def __new__(cls, channel: _aio.Channel) -> TrainingServiceAsyncStub: ...
     SubmitTrainingJob: _grpc.UnaryUnaryMultiCallable[_training_pb2.SubmitTrainingJobRequest, _training_pb2.SubmitTrainingJobResponse]
     """Checks a configuration, records the job and starts it; returns at once."""
+    EstimateTrainingJob: _grpc.UnaryUnaryMultiCallable[_training_pb2.EstimateTrainingJobRequest, _training_pb2.EstimateTrainingJobResponse]
+    """Checks a configuration as SubmitTrainingJob does, and says what the job would run, hold and take; records nothing.
+    Runs a few steps of few rows on the server's machine, for some seconds.
+    """
     GetTrainingJob: _grpc.UnaryUnaryMultiCallable[_training_pb2.GetTrainingJobRequest, _training_pb2.GetTrainingJobResponse]
     """Returns one job; NOT_FOUND if there is none of that id."""
     ListTrainingJobs: _grpc.UnaryUnaryMultiCallable[_training_pb2.ListTrainingJobsRequest, _training_pb2.ListTrainingJobsResponse]
@@ -47,6 +51,10 @@ class TrainingServiceStub:
     """Asks a job to stop; it writes a last checkpoint first unless told otherwise. A job in a final state stays as it is."""
     ResumeTrainingJob: _grpc.UnaryUnaryMultiCallable[_training_pb2.ResumeTrainingJobRequest, _training_pb2.ResumeTrainingJobResponse]
     """Starts a failed or cancelled job again from its newest checkpoint; FAILED_PRECONDITION in any other state."""
+    DeleteTrainingJob: _grpc.UnaryUnaryMultiCallable[_training_pb2.DeleteTrainingJobRequest, _training_pb2.DeleteTrainingJobResponse]
+    """Deletes a job: its record, events, checkpoints and other files; its finished model stays. FAILED_PRECONDITION unless
+    it is in a final state, or `cancel` asks to stop it first.
+    """
 
 @_typing.type_check_only
 class TrainingServiceAsyncStub(TrainingServiceStub):
@@ -55,6 +63,10 @@ class TrainingServiceAsyncStub(TrainingServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     SubmitTrainingJob: _aio.UnaryUnaryMultiCallable[_training_pb2.SubmitTrainingJobRequest, _training_pb2.SubmitTrainingJobResponse]  # type: ignore[assignment]
     """Checks a configuration, records the job and starts it; returns at once."""
+    EstimateTrainingJob: _aio.UnaryUnaryMultiCallable[_training_pb2.EstimateTrainingJobRequest, _training_pb2.EstimateTrainingJobResponse]  # type: ignore[assignment]
+    """Checks a configuration as SubmitTrainingJob does, and says what the job would run, hold and take; records nothing.
+    Runs a few steps of few rows on the server's machine, for some seconds.
+    """
     GetTrainingJob: _aio.UnaryUnaryMultiCallable[_training_pb2.GetTrainingJobRequest, _training_pb2.GetTrainingJobResponse]  # type: ignore[assignment]
     """Returns one job; NOT_FOUND if there is none of that id."""
     ListTrainingJobs: _aio.UnaryUnaryMultiCallable[_training_pb2.ListTrainingJobsRequest, _training_pb2.ListTrainingJobsResponse]  # type: ignore[assignment]
@@ -67,6 +79,10 @@ class TrainingServiceAsyncStub(TrainingServiceStub):
     """Asks a job to stop; it writes a last checkpoint first unless told otherwise. A job in a final state stays as it is."""
     ResumeTrainingJob: _aio.UnaryUnaryMultiCallable[_training_pb2.ResumeTrainingJobRequest, _training_pb2.ResumeTrainingJobResponse]  # type: ignore[assignment]
     """Starts a failed or cancelled job again from its newest checkpoint; FAILED_PRECONDITION in any other state."""
+    DeleteTrainingJob: _aio.UnaryUnaryMultiCallable[_training_pb2.DeleteTrainingJobRequest, _training_pb2.DeleteTrainingJobResponse]  # type: ignore[assignment]
+    """Deletes a job: its record, events, checkpoints and other files; its finished model stays. FAILED_PRECONDITION unless
+    it is in a final state, or `cancel` asks to stop it first.
+    """
 
 class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
     """Training jobs. A job outlives the call, and the server, that started it."""
@@ -78,6 +94,16 @@ class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_training_pb2.SubmitTrainingJobResponse, _abc.Awaitable[_training_pb2.SubmitTrainingJobResponse]]:
         """Checks a configuration, records the job and starts it; returns at once."""
+
+    @_abc_1.abstractmethod
+    def EstimateTrainingJob(
+        self,
+        request: _training_pb2.EstimateTrainingJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_training_pb2.EstimateTrainingJobResponse, _abc.Awaitable[_training_pb2.EstimateTrainingJobResponse]]:
+        """Checks a configuration as SubmitTrainingJob does, and says what the job would run, hold and take; records nothing.
+        Runs a few steps of few rows on the server's machine, for some seconds.
+        """
 
     @_abc_1.abstractmethod
     def GetTrainingJob(
@@ -120,5 +146,15 @@ class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_training_pb2.ResumeTrainingJobResponse, _abc.Awaitable[_training_pb2.ResumeTrainingJobResponse]]:
         """Starts a failed or cancelled job again from its newest checkpoint; FAILED_PRECONDITION in any other state."""
+
+    @_abc_1.abstractmethod
+    def DeleteTrainingJob(
+        self,
+        request: _training_pb2.DeleteTrainingJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_training_pb2.DeleteTrainingJobResponse, _abc.Awaitable[_training_pb2.DeleteTrainingJobResponse]]:
+        """Deletes a job: its record, events, checkpoints and other files; its finished model stays. FAILED_PRECONDITION unless
+        it is in a final state, or `cancel` asks to stop it first.
+        """
 
 def add_TrainingServiceServicer_to_server(servicer: TrainingServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

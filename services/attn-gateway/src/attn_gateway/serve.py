@@ -19,6 +19,7 @@ from attn_core.plugins.loader import PluginStatus
 
 from attn_gateway.cluster import Cluster, ClusterSettings, ModelToLoad
 from attn_gateway.gateway import Gateway
+from attn_gateway.gc_heap import freeze_gc_heap
 from attn_gateway.ready import ReadyFile
 from attn_gateway.service import GrpcService, HttpServer, ServesModels
 from attn_gateway.settings import GatewaySettings
@@ -75,6 +76,7 @@ async def serve(
     try:
         await signals.unless_stopped(gateway.start())
         if not signals.stopped.is_set():
+            freeze_gc_heap()
             ready.write(gateway)
             announce(gateway)
             await signals.stopped.wait()

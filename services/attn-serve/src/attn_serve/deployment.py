@@ -7,23 +7,24 @@ import contextlib
 import hashlib
 import logging
 import math
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 from attn_core.errors import AttnError, InvalidValue, MissingPackage, OutOfCapacity, Unavailable
 from attn_gateway import ReplicaTls
-from attn_gateway.ray_gpus import gpu_request, known_gpus
+from attn_gateway.ray_gpus import GpuRequest, gpu_request, known_gpus
 from attn_host import PromptTokenizer, TextTask
-from attn_host.cores import usable_cores
+from attn_host.ranks import require_tensor_parallel
 from attn_models.tokenizers import Tokenizer
 from attn_schema import DeploymentConfig, EngineConfig, EngineStats, ModelInfo, ReplicaStats
 
-from attn_serve.ray_backend import actor_environment
+from attn_serve.rank_actors import actor_environment, with_threads
 from attn_serve.replica import ModelReplica
 from attn_serve.replica_client import ReplicaClient
-from attn_serve.replica_messages import ReplicaAddress
+from attn_serve.replica_messages import ReplicaAddress, StateTicket
 from attn_serve.routing import PrefixRouter, block_hashes
 from attn_serve.streams import EngineLost, Streams
 
@@ -42,6 +43,8 @@ SHUTDOWN_SECONDS = 30.0
 MAX_CONTROL_CALLS = 1000
 WEIGHTS = ("*.safetensors", "*.gguf")
 APP_PREFIX = "attn-"
+SERVE_CALLS = threading.Lock()
+"""Held while a model is deployed: Ray Serve fails where two threads start it, or deploy, at once."""
 
 
 class DeploymentBackend:
@@ -58,7 +61,7 @@ class DeploymentBackend:
         self._name = name
         self._tls = tls
         self._folder = folder
-        self._config = config.replace(num_threads=config.num_threads or usable_cores())
+        self._config = with_threads(config)
         self._deployment = deployment
         self._router = PrefixRouter()
         self._streams = Streams()
@@ -85,6 +88,7 @@ class DeploymentBackend:
         Raises what loading raises, and `InvalidValue` or `OutOfCapacity` for replicas that no machine has room for.
         """
         self._streams = streams
+        await asyncio.to_thread(require_tensor_parallel, self._folder, self._config)
         self._handle = await asyncio.to_thread(self._deploy)
         addresses = await self._addresses()
         while not addresses:
@@ -111,16 +115,24 @@ class DeploymentBackend:
         if self._handle is None:
             raise Unavailable(f"model {self._name!r} is not running")
         if method == "stats":
-            return total({name: replica.stats for name, replica in self._replicas.items()})
+            return total(self.stats_by_replica())
         if method == "tokenize" and self._tokenizer is not None:
             return await asyncio.to_thread(self._tokenizer.tokenize, *arguments)
         if method == "submit":
-            return await self._submit(*arguments)
+            return await self.submit(*arguments)
         if method == "cancel":
             return await self._cancel(*arguments)
         if method in ("load_adapter", "unload_adapter"):
             return await self._change_adapters(method, *arguments)
         return await self._ask_any(method, *arguments)
+
+    def stats_by_replica(self) -> dict[str, EngineStats]:
+        """How busy each replica is, by its name."""
+        return {name: replica.stats for name, replica in self._replicas.items()}
+
+    def require_places(self, deployment: DeploymentConfig) -> None:
+        """Raise unless the machines have room for so many replicas of this model; see the function of this name."""
+        require_places(self._folder, self._config, deployment)
 
     async def pids(self) -> list[int]:
         """The processes of the replicas that take tasks, for those who watch or kill processes."""
@@ -159,18 +171,24 @@ class DeploymentBackend:
         else:
             self._adapters.pop(name, None)
 
-    def _choose(self, blocks: Sequence[bytes]) -> ReplicaClient:
-        loads = {name: replica.load for name, replica in self._replicas.items() if not replica.draining}
+    def _choose(self, blocks: Sequence[bytes], without: Collection[str] = ()) -> ReplicaClient:
+        free = {name: one for name, one in self._replicas.items() if not one.draining and name not in without}
+        loads = {name: replica.load for name, replica in free.items()}
         if not loads:
             self._asked = True
             self._changed.set()
             raise EngineLost(f"no replica of model {self._name!r} runs now; one is being started")
         return self._replicas[self._router.choose(blocks, loads)]
 
-    async def _submit(self, task: TextTask) -> None:
-        replica = self._choose(block_hashes(task.prompt, f"{task.tenant}\0{task.adapter}"))
+    async def submit(self, task: TextTask, ticket: StateTicket | None = None) -> None:
+        """Submit a task to the replica that suits, with a ticket for the state of its prompt if there is one."""
+        replica = self.choose_for(task)
         self._where[task.id] = replica
-        await replica.submit(task)
+        await replica.submit(task, ticket)
+
+    def choose_for(self, task: TextTask, without: Collection[str] = ()) -> ReplicaClient:
+        """The replica that suits a task, none of those named; raises `EngineLost` where no other runs."""
+        return self._choose(block_hashes(task.prompt, f"{task.tenant}\0{task.adapter}"), without)
 
     async def _ask_any(self, method: str, argument: Any, *more: str) -> Any:
         """The answer of any replica; a task that has an id can be cancelled there."""
@@ -256,22 +274,27 @@ class DeploymentBackend:
         tasks = list(replica.tasks)
         if replica.gone:
             self._replicas.pop(replica.id, None)
-            self._later(replica.close())
+            self.later(replica.close())
         elif self.replicas:
             for task_id in tasks:
-                self._later(replica.cancel(task_id))
+                self.later(replica.cancel(task_id))
         else:
             return  # they may finish there
         self._router.forget(replica.id)
         self._streams.fail(EngineLost(f"replica {replica.id} of model {self._name!r} is gone"), tasks)
         self._changed.set()
 
-    def _later(self, work: Any) -> None:
+    def later(self, work: Any) -> None:
+        """Do something while nobody waits for it."""
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
     def _deploy(self) -> Any:
+        with SERVE_CALLS:
+            return self._run()
+
+    def _run(self) -> Any:
         try:
             from ray import serve
         except ImportError as error:
@@ -286,14 +309,16 @@ class DeploymentBackend:
         self._deployed = True
         gpu = gpu_request(self._config.device, self._config.gpu_memory_utilization, known_gpus())
         config = self._config.replace(device=gpu.device)
-        size = replica_bytes(self._folder, config)
+        bundle = rank_resources(self._folder, config, gpu)
+        ranks = config.tensor_parallel_size
+        together: dict[str, Any] = {} if ranks == 1 else {"placement_group_bundles": [bundle] * ranks}
         kind: Any = serve.deployment(
             ModelReplica,
             name=self._name,
             ray_actor_options={
                 "num_cpus": 0,
-                "num_gpus": gpu.num_gpus,
-                "memory": size if gpu.num_gpus == 0 else 0,
+                "num_gpus": bundle.get("GPU", 0.0),
+                "memory": bundle.get("memory", 0),
                 "runtime_env": {"env_vars": {**actor_environment(config), **gpu.env_vars}},
             },
             max_ongoing_requests=MAX_CONTROL_CALLS,
@@ -302,10 +327,14 @@ class DeploymentBackend:
             graceful_shutdown_timeout_s=SHUTDOWN_SECONDS + 5,
             logging_config={"log_level": "WARNING", "enable_access_log": False},
             **replica_counts(self._deployment),
+            **together,
         )
         # With a version that Ray Serve makes up, every change of the number would replace all replicas.
-        kind = kind.options(version=fingerprint(self._folder, config), _internal=True)
-        return serve.run(kind.bind(self._folder, config, SHUTDOWN_SECONDS, self._tls), name=app, route_prefix=None)
+        version = fingerprint(self._folder, config)
+        bound = kind.options(version=version, _internal=True).bind(
+            self._folder, config, SHUTDOWN_SECONDS, self._tls, version
+        )
+        return serve.run(bound, name=app, route_prefix=None)
 
     def _delete(self) -> None:
         from ray import serve
@@ -375,6 +404,14 @@ def replica_bytes(folder: Path, config: EngineConfig) -> int:
     return sum(path.stat().st_size for path in weight_files(folder)) + (config.kv_cache_memory_bytes or 0)
 
 
+def rank_resources(folder: Path, config: EngineConfig, gpu: GpuRequest) -> dict[str, float]:
+    """What each rank of a replica asks of Ray: a share of a GPU, a whole one beside other ranks, or memory."""
+    ranks = config.tensor_parallel_size
+    if gpu.num_gpus:
+        return {"GPU": gpu.num_gpus if ranks == 1 else 1.0}
+    return {"memory": max(1, replica_bytes(folder, config) // ranks)}
+
+
 def require_places(folder: Path, config: EngineConfig, deployment: DeploymentConfig) -> None:
     """Raise unless the machines of the cluster have room for as many replicas; Ray would wait for it forever.
 
@@ -384,27 +421,24 @@ def require_places(folder: Path, config: EngineConfig, deployment: DeploymentCon
 
     wanted = deployment.max_replicas or deployment.at_first
     gpu = gpu_request(config.device, config.gpu_memory_utilization, known_gpus())
-    size = replica_bytes(folder, config)
+    ranks, ((kind, share),) = config.tensor_parallel_size, rank_resources(folder, config, gpu).items()
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    if gpu.num_gpus:
-        what = f"{gpu.num_gpus:g} of a GPU"
-        places = [math.floor(node.get("GPU", 0.0) / gpu.num_gpus + 1e-6) for node in nodes]
-    else:
-        what = f"{size / 2**30:.2f} GiB of memory"
-        places = [int(node.get("memory", 0.0) // max(size, 1)) for node in nodes]
-    if not any(places):
+    what = f"{share:g} of a GPU" if kind == "GPU" else f"{share / 2**30:.2f} GiB of memory"
+    what = what if ranks == 1 else f"{ranks} times {what}"
+    # The ranks of a replica may be on several machines.
+    places = sum(math.floor(node.get(kind, 0.0) / max(share, 1e-6) + 1e-6) for node in nodes) // ranks
+    if not places:
         largest = max((node.get("memory", 0.0) for node in nodes), default=0.0) / 2**30
         raise InvalidValue.of(
             "source",
             str(folder),
             f"a model that fits: a replica needs {what}; the largest machine has {largest:.2f} GiB",
         )
-    if sum(places) < wanted:
+    if places < wanted:
         field = "max_replicas" if deployment.max_replicas else "replicas"
         raise OutOfCapacity(
-            f"{field}: {wanted} replicas cannot be placed: each needs {what}, and the cluster has room "
-            f"for {sum(places)}",
+            f"{field}: {wanted} replicas cannot be placed: each needs {what}, and the cluster has room for {places}",
             field=field,
             given=wanted,
-            room=sum(places),
+            room=places,
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from attn_core.errors import AlreadyExists, AttnError, InvalidValue, PermissionDenied, Unavailable, UnknownName
+from attn_host.ranks import require_tensor_parallel
 from attn_models.lora.files import base_of, is_adapter
 from attn_schema import DeploymentConfig, EngineConfig, ModelInfo, ModelState, Prompt
 
@@ -39,6 +40,26 @@ IDLE_SECONDS = 2.0
 def engine_name(owner: str, name: str) -> str:
     """A name for the engine that no model or adapter of another owner has."""
     return f"{owner}.{name}" if owner else name
+
+
+def require_adaptable(adapter: str, config: EngineConfig) -> None:
+    """Raise `InvalidValue` for an adapter on a model that is split over several processes."""
+    ranks = config.tensor_parallel_size
+    if ranks > 1:
+        raise InvalidValue.of("tensor_parallel_size", ranks, f"1, as the adapter {adapter!r} is loaded on the model")
+
+
+def rescaled(served: DeploymentConfig, wanted: DeploymentConfig) -> DeploymentConfig:
+    """The wanted deployment in place of one that serves; where it names no prefill replicas, those stay.
+
+    Raises `InvalidValue` where it wants them beside engines that are deployed to compute prompts themselves.
+    """
+    if wanted.prefill_replicas is None:
+        return wanted.replace(prefill_replicas=served.prefill_replicas) if served.prefill_replicas else wanted
+    if served.deployed and served.prefill_replicas is None:
+        allowed = "left out, as the model serves without; unload it first, or load a version, NAME@VERSION, with it"
+        raise InvalidValue.of("prefill_replicas", wanted.prefill_replicas, allowed)
+    return wanted
 
 
 class WantedModel(NamedTuple):
@@ -253,6 +274,7 @@ class Fleet:
             raise InvalidValue.of("replicas", None, "a number, or max_replicas")
         if model.base is not None:
             raise InvalidValue.of("name", name, f"{model.base.name!r}, the model that the adapter is loaded on")
+        deployment = rescaled(model.deployment, deployment)
         if not await model.engine.scale(deployment):
             # One engine in an actor of its own gives way to a deployment.
             engine = self._make(engine_name(model.owner, name), model.folder, model.config, deployment)
@@ -292,11 +314,17 @@ class Fleet:
             self._retire(self._models["", name])
 
     async def require_sources(self, wanted: Mapping[str, WantedModel]) -> dict[str, dict[str, float]]:
-        """The shares of versions that a config file asks for; raises for names, sources or shares that cannot be."""
+        """The shares of versions that a config file asks for; raises for what cannot be: names, sources, shares, and
+        prefill replicas of a model whose states cannot be moved."""
         for name, one in wanted.items():
             if not NAME.fullmatch(name):
                 raise InvalidValue.of("models", name, ALLOWED_NAMES)
-            await asyncio.to_thread(self._sources.folder, one.source, None)
+            folder = await asyncio.to_thread(self._sources.folder, one.source, None)
+            await asyncio.to_thread(require_tensor_parallel, folder, one.config)
+            if one.deployment.prefill_replicas is not None:
+                from attn_serve.disaggregation import require_movable
+
+                await asyncio.to_thread(require_movable, folder, one.config)
         return shares_wanted(wanted)
 
     async def _is_rescaled(self, name: str, one: WantedModel) -> bool:
@@ -311,6 +339,11 @@ class Fleet:
         if known.deployment != one.deployment and not one.deployment.deployed:
             allowed = "replicas or max_replicas, as the model has become a deployment"
             raise InvalidValue.of(f"models.{name}.deployment", None, allowed)
+        served = known.deployment.prefill_replicas
+        if served is not None and one.deployment.prefill_replicas is None:
+            allowed = f"{served} or another number, until the model is unloaded; or a version, NAME@VERSION, without"
+            raise InvalidValue.of(f"models.{name}.deployment.prefill_replicas", None, allowed)
+        rescaled(known.deployment, one.deployment)
         return known.deployment != one.deployment
 
     async def unload(self, name: str, shutdown_timeout: float, tenant: str | None = None) -> None:
@@ -366,6 +399,7 @@ class Fleet:
         owner, now = tenant or "", datetime.now(UTC)
         if is_adapter(folder):
             base = self._base_of(folder, base_model, tenant)
+            require_adaptable(name, base.config)
             info = base.info.replace(
                 name=name, source=source, base_model=base.name, state=ModelState.LOADING, load_time=now
             )

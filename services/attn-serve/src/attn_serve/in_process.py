@@ -30,6 +30,10 @@ async def call_host(host: ModelHost, method: str, *arguments: Any) -> Any:
     match method, arguments:
         case "submit", (task,):
             answer: Any = preparation.submit(host, task)
+        case "submit", (task, state):
+            answer = preparation.submit(host, task, lambda ready: host.submit(ready, state))
+        case "prefill", (task,):
+            answer = preparation.submit(host, task, host.prefill)
         case "tokenize", (prompt,):
             answer = preparation.tokenize(host, prompt)
         case "cancel", (task_id,):

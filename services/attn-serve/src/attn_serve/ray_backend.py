@@ -12,18 +12,19 @@ from typing import Any, TypeAlias, cast
 import msgspec
 from attn_core.errors import AttnError, Unavailable
 from attn_engine import RequestOutput
+from attn_gateway.gc_heap import freeze_gc_heap
 from attn_gateway.ray_gpus import gpu_request, known_gpus, require_free
 from attn_host import ModelHost, PromptTokenizer, open_host
-from attn_host.cores import usable_cores
+from attn_host.ranks import require_tensor_parallel
 from attn_models.tokenizers import Tokenizer
 from attn_schema import EngineConfig, ModelInfo, OutputDelta
 
 from attn_serve.in_process import call_host
+from attn_serve.rank_actors import actor_environment, actor_ranks, with_threads
 from attn_serve.streams import EngineLost, Streams
 
 MAX_CONCURRENT_CALLS = 1000
 RESTART_POLL_SECONDS = 0.2
-SPIN_COUNT = "10000"
 LOST = "the engine died; it is being started again"
 
 PackedOutputs: TypeAlias = tuple[list[tuple[str, AttnError | None]], bytes]
@@ -46,14 +47,6 @@ def unpacked(outputs: PackedOutputs) -> list[RequestOutput]:
     ]
 
 
-def actor_environment(config: EngineConfig) -> dict[str, str]:
-    """Environment variables of a process that computes."""
-    # Threads that spin long while they wait for each other keep the processor from whoever else needs it.
-    spin_count = os.environ.get("GOMP_SPINCOUNT", SPIN_COUNT)
-    # Ray would give an actor without CPUs of its own one thread for tensor operations.
-    return {"OMP_NUM_THREADS": str(config.num_threads), "GOMP_SPINCOUNT": spin_count}
-
-
 class HostActor:
     """A host behind Ray calls. All tasks share one stream of outputs, `outputs`."""
 
@@ -73,9 +66,10 @@ class HostActor:
                 def deliver(outputs: Sequence[RequestOutput]) -> None:
                     loop.call_soon_threadsafe(self._outputs.put_nowait, outputs)
 
-                host = await asyncio.to_thread(open_host, self._folder, self._config, deliver)
+                host = await asyncio.to_thread(open_host, self._folder, self._config, deliver, actor_ranks)
                 for name, folder in adapters.items():
                     await asyncio.to_thread(host.load_adapter, name, folder)
+                freeze_gc_heap()
                 self._host = host
             return self._host.info
 
@@ -111,7 +105,7 @@ class RayBackend:
     def __init__(self, name: str, folder: Path, config: EngineConfig) -> None:
         self._name = name
         self._folder = folder
-        self._config = config.replace(num_threads=config.num_threads or usable_cores())
+        self._config = with_threads(config)
         self._actor: Any = None
         self._listener: asyncio.Task[None] | None = None
         self._tokenizer: PromptTokenizer | None = None
@@ -127,6 +121,7 @@ class RayBackend:
         import ray
 
         self._streams = streams
+        await asyncio.to_thread(require_tensor_parallel, self._folder, self._config)
         gpu = gpu_request(self._config.device, self._config.gpu_memory_utilization, known_gpus())
         await require_free(gpu, "a smaller --gpu-memory-utilization, or fewer models and jobs")
         kind = ray.remote(HostActor).options(

@@ -9,24 +9,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import logging
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
-from attn_core.errors import AttnError, InternalError
-from attn_engine import RequestOutput
+from attn_core.errors import AttnError, InternalError, Unavailable
+from attn_engine import PromptState, RequestOutput
 from attn_gateway import ReplicaTls
-from attn_host import ModelHost, open_host
+from attn_gateway.gc_heap import freeze_gc_heap
+from attn_host import ModelHost, TextTask, open_host
 from attn_schema import EngineConfig
 
 from attn_serve import replica_messages as messages
 from attn_serve.in_process import call_host
-from attn_serve.replica_messages import ReplicaAddress, SentOutputs
+from attn_serve.moved_states import MAX_HELD_BYTES, ByteBudget, StateShelf, fetch, parts_of
+from attn_serve.rank_actors import actor_ranks
+from attn_serve.replica_messages import ReplicaAddress, SentOutputs, StateTicket
 from attn_serve.streams import EngineLost
+
+log = logging.getLogger(__name__)
 
 DRAIN_POLL_SECONDS = 0.05
 
@@ -60,15 +66,26 @@ class Session:
 
 
 class ReplicaServer:
-    """The endpoint of a host. Used from one event loop."""
+    """The endpoint of a host. Used from one event loop.
+
+    States of prompts go to and come from replicas whose `model` is the same text.
+    """
 
     def __init__(
         self,
         open_host: Callable[[Callable[[Sequence[RequestOutput]], None]], ModelHost],
         tls: ReplicaTls | None = None,
+        model: str = "",
     ) -> None:
         self._open_host = open_host
         self._tls = tls
+        self._model = model
+        self.states = StateShelf()
+        """States that other replicas fetch."""
+        self.fetched = ByteBudget(MAX_HELD_BYTES)
+        """Bytes of states that were fetched for tasks of which nothing is computed yet, by task."""
+        self._prefills: dict[str, asyncio.Future[RequestOutput]] = {}
+        self._fetching: dict[str, asyncio.Task[PromptState]] = {}
         self._secret = secrets.token_urlsafe(32)
         self._sessions: dict[str, Session] = {}
         self._server: grpc.aio.Server | None = None
@@ -87,6 +104,7 @@ class ReplicaServer:
         handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
             "Call": grpc.unary_unary_rpc_method_handler(self._call),
             "Outputs": grpc.unary_stream_rpc_method_handler(self._outputs),
+            "State": grpc.unary_stream_rpc_method_handler(self._state),
         }
         self._server = grpc.aio.server(options=[*messages.CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)])
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(messages.SERVICE, handlers),))
@@ -111,10 +129,11 @@ class ReplicaServer:
         for session in self._sessions.values():
             session.wake()
         end = asyncio.get_running_loop().time() + timeout_s
-        while any(session.tasks for session in self._sessions.values()):
+        while self.states or any(session.tasks for session in self._sessions.values()):
             if asyncio.get_running_loop().time() > end:
                 break
             await asyncio.sleep(DRAIN_POLL_SECONDS)
+        self.states.clear()
         if self._server is not None:
             await self._server.stop(grace=0.1)
         if self.host is not None:
@@ -122,6 +141,11 @@ class ReplicaServer:
 
     def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
         for output in outputs:
+            self.fetched.give_back(output.request_id)  # its state is in the KV cache, or it has ended
+            prefill = self._prefills.get(output.request_id)
+            if prefill is not None and not prefill.done():
+                prefill.set_result(output)
+                continue
             for session in self._sessions.values():
                 if output.request_id in session.tasks:
                     session.put(output)
@@ -138,23 +162,109 @@ class ReplicaServer:
     async def _answer(self, session_id: str, method: str, arguments: tuple[Any, ...]) -> Any:
         if self.host is None:
             raise EngineLost("the replica is starting")
-        if method == "submit":
-            session = self._sessions.get(session_id)
-            if session is None or self._draining:
-                raise EngineLost("the replica takes no more tasks")
-            (task,) = arguments
+        match method, arguments:
+            case "submit", (task,):
+                await self._begin(self.host, self._session_for_tasks(session_id), "submit", task)
+            case "submit_moved", (task, ticket):
+                await self._submit_moved(self.host, self._session_for_tasks(session_id), task, ticket)
+            case "prefill", (task,):
+                return await self._prefill(self.host, session_id, task)
+            case "cancel", (task_id,):
+                await self._cancel(self.host, task_id)
+            case _:
+                return await call_host(self.host, method, *arguments)
+        return None
+
+    def _session_for_tasks(self, session_id: str) -> Session:
+        session = self._sessions.get(session_id)
+        if session is None or self._draining:
+            raise EngineLost("the replica takes no more tasks")
+        return session
+
+    async def _begin(
+        self, host: ModelHost, session: Session, method: str, task: TextTask, *state: PromptState | None
+    ) -> None:
+        """Submit a task to the host, as one of the session until its last output."""
+        session.tasks.add(task.id)
+        try:
+            with _answered():
+                await call_host(host, method, task, *state)
+        except BaseException:
+            session.tasks.discard(task.id)
+            self.fetched.give_back(task.id)
+            raise
+
+    async def _submit_moved(self, host: ModelHost, session: Session, task: TextTask, ticket: StateTicket) -> None:
+        """Submit a task whose prompt another replica has computed; raises `StateLost` where the state is gone."""
+        state = None
+        if ticket.model == self._model:
             session.tasks.add(task.id)
+            fetching = self._fetching[task.id] = asyncio.ensure_future(self._fetch(task.id, ticket))
             try:
-                await call_host(self.host, method, task)
-            except BaseException as error:
+                with _answered():
+                    state = await fetching
+            except BaseException:
+                fetching.cancel()
                 session.tasks.discard(task.id)
-                handler = asyncio.current_task()
-                if isinstance(error, asyncio.CancelledError) and not (handler and handler.cancelling()):
-                    # Another call has cancelled the task; gRPC would leave this one without an answer.
-                    raise EngineLost("the task was cancelled before it began") from None
+                self.fetched.give_back(task.id)
                 raise
-            return None
-        return await call_host(self.host, method, *arguments)
+            finally:
+                del self._fetching[task.id]
+        else:
+            log.warning("task %s: the state is of other weights or settings; its prompt is computed", task.id)
+        await self._begin(host, session, "submit", task, state)
+
+    async def _fetch(self, task_id: str, ticket: StateTicket) -> PromptState:
+        await self.fetched.take(task_id, ticket.size)
+        return await fetch(ticket, self._tls)
+
+    async def _prefill(self, host: ModelHost, session_id: str, task: TextTask) -> StateTicket:
+        """Compute a prompt and hold its state until a replica fetches it with the ticket."""
+        await self.states.budget.room()
+        session = self._session_for_tasks(session_id)
+        done: asyncio.Future[RequestOutput] = asyncio.get_running_loop().create_future()
+        self._prefills[task.id] = done
+        try:
+            await self._begin(host, session, "prefill", task)
+            output = await done
+        except BaseException:
+            await call_host(host, "cancel", task.id)  # waits for nothing
+            raise
+        finally:
+            session.tasks.discard(task.id)
+            del self._prefills[task.id]
+        if output.error is not None:
+            raise output.error
+        if output.state is None or self.address is None:
+            raise InternalError("the engine computed a prompt and told no state")
+        if self._sessions.get(session_id) is not session:
+            raise Unavailable("the gateway that asked is gone")
+        state = output.state
+        return StateTicket(
+            target=self.address.target,
+            key=self.states.put(session_id, task.id, state.exported),
+            size=len(state.exported),
+            model=self._model,
+            tokens=state.tokens,
+            digest=state.digest,
+            cached_tokens=state.cached_tokens,
+            computed_on=state.computed_on,
+        )
+
+    async def _cancel(self, host: ModelHost, task_id: str) -> None:
+        """End a task, wherever it is: its state on the way here, its prompt, its completion."""
+        self.states.drop(task_id)
+        if task_id in self._fetching:
+            self._fetching[task_id].cancel()
+        await call_host(host, "cancel", task_id)
+
+    async def _state(self, data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> AsyncIterator[bytes]:
+        """The bytes of a state; the key is the secret, and it opens once."""
+        exported = self.states.pop(data.decode(errors="replace"))
+        if exported is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no state is held under this key")
+        for part in parts_of(exported or b""):
+            yield part
 
     async def _outputs(
         self,
@@ -175,9 +285,10 @@ class ReplicaServer:
         finally:
             # Nobody waits any more for what this gateway asked.
             del self._sessions[name]
-            for task_id in session.tasks:
+            self.states.drop_of(name)
+            for task_id in list(session.tasks):
                 if host is not None:
-                    host.cancel(task_id)
+                    await self._cancel(host, task_id)
 
     async def _session_of(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> str:
         """The session that a call belongs to; calls without the secret end here."""
@@ -187,15 +298,32 @@ class ReplicaServer:
         return given.get(messages.SESSION, "")
 
 
+@contextlib.contextmanager
+def _answered() -> Iterator[None]:
+    """Within it, what another call cancels raises `EngineLost`: gRPC would leave this call without an answer."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        handler = asyncio.current_task()
+        if handler and handler.cancelling():
+            raise
+        raise EngineLost("the task was cancelled before it began") from None
+
+
 class ModelReplica:
     """What Ray Serve runs: a `ReplicaServer`, with its health, its load and its end. Errors of loading are kept."""
 
     async def __init__(  # type: ignore[misc]
-        self, folder: Path, config: EngineConfig, shutdown_timeout: float, tls: ReplicaTls | None = None
+        self,
+        folder: Path,
+        config: EngineConfig,
+        shutdown_timeout: float,
+        tls: ReplicaTls | None = None,
+        model: str = "",
     ) -> None:
         import ray.util
 
-        self._server = ReplicaServer(lambda deliver: open_host(folder, config, deliver), tls)
+        self._server = ReplicaServer(lambda deliver: open_host(folder, config, deliver, actor_ranks), tls, model)
         self._shutdown_timeout = shutdown_timeout
         self._error: AttnError | None = None
         self._told = False
@@ -203,6 +331,7 @@ class ModelReplica:
             await self._server.start(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         except AttnError as error:
             self._error = error
+        freeze_gc_heap()
 
     async def address(self) -> ReplicaAddress:
         """Where the replica listens; raises what loading its model raised."""

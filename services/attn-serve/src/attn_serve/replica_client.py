@@ -15,7 +15,7 @@ from attn_host import TextTask
 from attn_schema import EngineStats
 
 from attn_serve import replica_messages as messages
-from attn_serve.replica_messages import ReplicaAddress
+from attn_serve.replica_messages import ReplicaAddress, StateTicket
 from attn_serve.streams import EngineLost, Streams
 
 SILENCE_SECONDS = 5.0
@@ -72,11 +72,14 @@ class ReplicaClient:
         self._take(first)
         self._listener = asyncio.create_task(self._listen(call), name=f"outputs of replica {self.id}")
 
-    async def submit(self, task: TextTask) -> None:
-        """Submit a task; its outputs go to the streams."""
+    async def submit(self, task: TextTask, ticket: StateTicket | None = None) -> None:
+        """Submit a task, with a ticket for the state of its prompt if there is one; its outputs go to the streams."""
         self.tasks.add(task.id)
         try:
-            await self.call("submit", task)
+            if ticket is None:
+                await self.call("submit", task)
+            else:
+                await self.call("submit_moved", task, ticket)
         except BaseException:
             self.tasks.discard(task.id)
             raise

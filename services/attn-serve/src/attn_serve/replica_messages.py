@@ -1,7 +1,8 @@
 """What gateways and replicas of a model send one another: MessagePack over gRPC, never pickled.
 
-Two methods: `Call` asks a method of the host and gets its answer; `Outputs` streams the outputs of all tasks that one
-gateway submitted to one replica, with the replica's load. Both sides are of one release.
+`Call` asks a method of the host and gets its answer; `Outputs` streams the outputs of all tasks that one gateway
+submitted to one replica, with the replica's load; `State` gives another replica the state of a prompt. All sides are of
+one release.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import grpc
 import grpc.aio
 import msgspec
 from attn_core.errors import AttnError, InternalError, error_of_reasons
-from attn_engine import RequestOutput
+from attn_engine import PromptState, RequestOutput
 from attn_gateway import ReplicaTls
 from attn_host import EmbedTask, TextTask
 from attn_schema import (
@@ -35,6 +36,7 @@ from attn_schema import (
 SERVICE = "attn.internal.Engine"
 CALL = f"/{SERVICE}/Call"
 OUTPUTS = f"/{SERVICE}/Outputs"
+STATE = f"/{SERVICE}/State"
 SECRET = "x-attn-secret"  # noqa: S105 - the name of the key
 """Metadata key of the replica's secret."""
 SESSION = "x-attn-session"
@@ -136,6 +138,29 @@ class SentTask(msgspec.Struct, frozen=True):
         )
 
 
+class StateTicket(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a state can be fetched, once, by whoever knows the `key`; of which `model` (`fingerprint`) and tokens."""
+
+    target: str
+    key: str
+    size: int
+    model: str
+    tokens: int
+    digest: bytes
+    cached_tokens: int
+    computed_on: str
+
+    def state(self, exported: bytes) -> PromptState:
+        """The state whose bytes were fetched."""
+        return PromptState(
+            exported=exported,
+            tokens=self.tokens,
+            digest=self.digest,
+            cached_tokens=self.cached_tokens,
+            computed_on=self.computed_on,
+        )
+
+
 class SentOutputs(msgspec.Struct, frozen=True):
     """Outputs of some tasks, in their order, and how busy the replica is."""
 
@@ -179,6 +204,8 @@ class SentAnswer(msgspec.Struct, frozen=True):
 
 METHODS: dict[str, tuple[Any, Any]] = {
     "submit": (tuple[SentTask], None),
+    "submit_moved": (tuple[SentTask, StateTicket], None),
+    "prefill": (tuple[SentTask], StateTicket),
     "cancel": (tuple[str], None),
     "embed": (tuple[EmbedTask], Embeddings),
     "tokenize": (tuple[Prompt], Tokenization),

@@ -14,7 +14,7 @@ from attn_schema import DeploymentConfig, EngineConfig, ModelState
 from attn_storage import ArtifactStore, Database, ModelRecords, database_url
 
 from attn_serve.engine_client import EngineClient
-from attn_serve.fleet import Fleet, WantedModel
+from attn_serve.fleet import Fleet, WantedModel, require_adaptable
 from attn_serve.ray_backend import RayBackend
 from attn_serve.servicers import InferenceServicer, ModelServicer
 from attn_serve.sources import ModelSources
@@ -48,9 +48,11 @@ class InferenceGrpc:
         """
         if self._artifacts is not None:
             await asyncio.to_thread(self._artifacts.require_reachable)
-        await self.fleet.require_sources(self._wanted(self._cluster.models))
+        wanted, settings = self._wanted(self._cluster.models), self._cluster.settings
+        for adapter in settings.adapters if len(wanted) == 1 else ():
+            require_adaptable(adapter.name, next(iter(wanted.values())).config)
+        await self.fleet.require_sources(wanted)
         await self._cluster.start()
-        settings = self._cluster.settings
         await self.apply(self._cluster.models)
         for adapter in settings.adapters:
             await self.fleet.load(adapter.name, adapter.source, settings.engine)
@@ -89,6 +91,8 @@ class InferenceGrpc:
         config = config.replace(tenant_weights=self._cluster.settings.engine.tenant_weights)
         if deployment.deployed or self._cluster.settings.address is not None:
             from attn_serve.deployment import DeploymentBackend
+            from attn_serve.disaggregation import DisaggregatedBackend
 
-            return EngineClient(DeploymentBackend(name, folder, config, deployment, self._cluster.settings.replica_tls))
+            kind = DeploymentBackend if deployment.prefill_replicas is None else DisaggregatedBackend.of
+            return EngineClient(kind(name, folder, config, deployment, self._cluster.settings.replica_tls))
         return EngineClient(RayBackend(name, folder, config))

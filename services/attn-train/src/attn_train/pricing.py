@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +16,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from attn_train.model import configured, shapes_only
-from attn_train.records import Stop, StopFlag
+from attn_train.step_probe import StepProbe
 from attn_train.tasks.base import Dataset
-from attn_train.trainer import NullReporter, Trainer
 from attn_train.worker import build_model
 
 BACKWARD = 2
@@ -36,11 +34,13 @@ class StepPrice:
     """The price of one optimizer step of a decoder, and what its model weighs.
 
     `flops` counts matrix products of forward and backward passes, two per multiply-add, of attention only the
-    query-key pairs that the mask allows (`Cost.allowed_flops`); `tokens` are positions computed, padding included.
+    query-key pairs that the mask allows (`Cost.allowed_flops`), `plain_flops` all of them (`Cost.flops`), as torch's
+    counter does; `tokens` are positions computed, padding included.
     `cache_bytes` is what a sequence of `max_seq_len` tokens leaves in the states of all layers, in float32.
     """
 
     flops: float
+    plain_flops: float
     tokens: float
     parameters: int
     embedding_parameters: int
@@ -72,7 +72,8 @@ def step_price(config: TrainingConfig, dataset: Dataset) -> StepPrice:
     accumulated = config.optimizer.gradient_accumulation_steps
     tables = [built.embedding, built.positions, built.unembedding]
     return StepPrice(
-        flops=accumulated * passes * statistics.mean(by_shape[shape] for shape in shapes),
+        flops=accumulated * passes * statistics.mean(by_shape[shape][0] for shape in shapes),
+        plain_flops=accumulated * passes * statistics.mean(by_shape[shape][1] for shape in shapes),
         tokens=accumulated * statistics.mean(rows * length for rows, length in shapes),
         parameters=parameters,
         embedding_parameters=sum(p.numel() for table in tables if table is not None for p in table.parameters()),
@@ -89,40 +90,22 @@ def batch_shapes(config: TrainingConfig, dataset: Dataset) -> list[tuple[int, in
     return [(int(shape[0]), int(shape[1])) for shape in found]
 
 
-def _forward_flops(without_attention: nn.Module, layers: list[LayerAttention], shape: tuple[int, int]) -> int:
-    """FLOPs of a forward pass over a batch: of the attention layers as they say, of the rest as torch counts them."""
+def _forward_flops(
+    without_attention: nn.Module, layers: list[LayerAttention], shape: tuple[int, int]
+) -> tuple[int, int]:
+    """FLOPs of a forward pass over a batch, of allowed pairs and of all: of the attention layers as they say, of the
+    rest as torch counts them."""
     rows, length = shape
     counter = FlopCounterMode(display=False)
     with counter, torch.no_grad():
         without_attention(torch.zeros(rows, length, dtype=torch.long, device="meta"))
     call = Shape(batch=rows, query=length, key=length)
-    attention = sum(layer.mechanism.cost(layer.config, call).allowed_flops for layer in layers)
-    return counter.get_total_flops() + attention
-
-
-class _Timer(NullReporter):
-    """Keeps the seconds of each step, and stops a run after so many."""
-
-    def __init__(self, steps: int) -> None:
-        self.flag = StopFlag()
-        self.seconds: list[float] = []
-        self._steps = steps
-        self._before = 0.0
-
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """After each step."""
-        del step
-        self.seconds.append(values["elapsed_seconds"] - self._before)
-        self._before = values["elapsed_seconds"]
-        if len(self.seconds) >= self._steps:
-            self.flag.set(Stop.DISCARD)
+    costs = [layer.mechanism.cost(layer.config, call) for layer in layers]
+    rest = counter.get_total_flops()
+    return rest + sum(cost.allowed_flops for cost in costs), rest + sum(cost.flops for cost in costs)
 
 
 def seconds_of_a_step(config: TrainingConfig, dataset: Dataset, steps: int = 20) -> float:
     """The median seconds of `steps` steps on this machine, after a few that are not counted."""
-    optimizer = config.optimizer.replace(steps=max(config.optimizer.steps, steps + WARM_UP + 1))
-    evaluation = config.evaluation.replace(logging_steps=1, eval_steps=2**31 - 1)
-    timed = config.replace(optimizer=optimizer, evaluation=evaluation)
-    timer = _Timer(steps + WARM_UP)
-    Trainer(build_model(timed, dataset), dataset, timed).run(timer, timer.flag)
-    return statistics.median(timer.seconds[WARM_UP:])
+    probe = StepProbe(config, dataset, lambda: build_model(config, dataset))
+    return statistics.median(probe.seconds(config.optimizer.batch_size, steps + WARM_UP)[WARM_UP:])

@@ -17,7 +17,7 @@ from attn.v1 import training_pb2 as pb
 from attn.v1.training_pb2_grpc import TrainingServiceServicer, add_TrainingServiceServicer_to_server
 from attn_core.errors import InvalidValue, Unavailable, UnknownName
 from attn_gateway import Cluster
-from attn_gateway.call import Context, call_of
+from attn_gateway.call import Caller, Context, call_of
 from attn_schema.codec import from_message, to_message
 from attn_schema.training import JobError, JobState, TrainingConfig, TrainingJob, field_path
 from attn_storage import Database, ModelRecord, ModelRecords, database_url
@@ -27,9 +27,10 @@ from attn_storage.leases import LEASE_SECONDS
 from attn_train.admission import check_config, check_job_id, check_model_name_is_free, new_job_id
 from attn_train.base_model import completed
 from attn_train.dispatcher import Dispatcher, Host
+from attn_train.estimate import estimated_apart
 from attn_train.model import resolved
 from attn_train.records import JobRecord, Stop
-from attn_train.settings import TrainSettings
+from attn_train.settings import Layout, TrainSettings
 from attn_train.stalls import AT_WORK
 from attn_train.store import JobStore
 from attn_train.supervisor import SupervisorSettings
@@ -109,17 +110,14 @@ class TrainingServicer(TrainingServiceServicer):
         self._dispatcher = dispatcher
         self.changes = ChangeNotifier(store.database)
         self._began = time.monotonic()
+        self._estimating = asyncio.Semaphore()
 
     async def SubmitTrainingJob(
         self, request: pb.SubmitTrainingJobRequest, context: Context
     ) -> pb.SubmitTrainingJobResponse:
         """Check, record, start."""
         caller = call_of(context).caller
-        config = config_of(request.config)
-        await asyncio.to_thread(self._require_visible, config, caller.sees)
-        config = await asyncio.to_thread(completed, config, home=self._home, settings=self._settings)
-        if request.job_id:
-            check_job_id(request.job_id)
+        config = await self._config(request, caller)
         if request.validate_only:
             await self._check(config)
             return pb.SubmitTrainingJobResponse(job=to_message(TrainingJob(config=config)))
@@ -132,6 +130,20 @@ class TrainingServicer(TrainingServiceServicer):
             job = await asyncio.to_thread(self._store.submit, job_id, config, caller.owner)
             self._dispatcher.wake()
         return pb.SubmitTrainingJobResponse(job=_message(job))
+
+    async def EstimateTrainingJob(
+        self, request: pb.EstimateTrainingJobRequest, context: Context
+    ) -> pb.EstimateTrainingJobResponse:
+        """Check as a submission does, and run a few steps in a process of their own, one estimate at a time."""
+        caller = call_of(context).caller
+        config = await self._config(request, caller)
+        if await self._repeated(request.job_id, config, caller.owner) is None:
+            await self._check(config)
+            if request.job_id:
+                check_model_name_is_free(request.job_id, self._home)
+        async with self._estimating:
+            found = await estimated_apart(config, self._home, self._settings.threads)
+        return pb.EstimateTrainingJobResponse(config=to_message(config), estimate=to_message(found))
 
     async def GetTrainingJob(self, request: pb.GetTrainingJobRequest, context: Context) -> pb.GetTrainingJobResponse:
         """One job."""
@@ -198,6 +210,46 @@ class TrainingServicer(TrainingServiceServicer):
         self._dispatcher.wake()
         return pb.ResumeTrainingJobResponse(job=_message(job))
 
+    async def DeleteTrainingJob(
+        self, request: pb.DeleteTrainingJobRequest, context: Context
+    ) -> pb.DeleteTrainingJobResponse:
+        """Stop it if that is asked, then delete its record and its files; its model is a thing of its own."""
+        tenant = call_of(context).caller.sees
+        if request.cancel:
+            await asyncio.to_thread(self._store.request_stop, request.id, Stop.DISCARD, tenant)
+            await self._dispatcher.check_now(request.id)
+            await self._until_final(request.id, context)
+        model = await asyncio.to_thread(self._delete, request.id, tenant)
+        await self.changes.wake()
+        return pb.DeleteTrainingJobResponse(kept_model_path=model)
+
+    def _delete(self, job_id: str, tenant: str | None) -> str:
+        layout = Layout(self._home)
+        folder, model = layout.job(job_id), layout.model(job_id)
+
+        def away() -> None:
+            # In one step, so that a job of the same id never finds half of them.
+            if folder.exists():
+                folder.rename(layout.removed(job_id))
+
+        self._store.delete(job_id, tenant, away)
+        layout.sweep()
+        record = self._models.find(job_id)
+        if not model.exists() and record is not None and not record.artifact:
+            # The name is free again, also for others.
+            self._models.forget(job_id)
+        return str(model) if model.exists() else ""
+
+    async def _until_final(self, job_id: str, context: Context) -> None:
+        """Wait until a job that was asked to stop has ended."""
+        while True:
+            count = self.changes.count
+            if (await self._job(job_id, context)).state.final:
+                return
+            if self.changes.closed:
+                raise Unavailable("the server stops; the job was asked to stop and is not deleted")
+            await self.changes.beyond(count, HEARTBEAT_SECONDS)
+
     async def _job(self, job_id: str, context: Context) -> JobRecord:
         return await asyncio.to_thread(self._store.get, job_id, call_of(context).caller.sees)
 
@@ -225,6 +277,16 @@ class TrainingServicer(TrainingServiceServicer):
             if name in hidden:
                 mine = [record.name for record in records if record.name not in hidden]
                 raise UnknownName.of("model", name, mine)
+
+    async def _config(
+        self, request: pb.SubmitTrainingJobRequest | pb.EstimateTrainingJobRequest, caller: Caller
+    ) -> TrainingConfig:
+        """The configuration that a request names, with what follows from its base."""
+        config = config_of(request.config)
+        await asyncio.to_thread(self._require_visible, config, caller.sees)
+        if request.job_id:
+            check_job_id(request.job_id)
+        return await asyncio.to_thread(completed, config, home=self._home, settings=self._settings)
 
     async def _check(self, config: TrainingConfig) -> None:
         await asyncio.to_thread(check_config, config, home=self._home, settings=self._settings)
@@ -265,6 +327,7 @@ class TrainingGrpc:
 
     async def start(self) -> None:
         """Follow the records; unfinished jobs go on in the background."""
+        await asyncio.to_thread(Layout(self._cluster.home).sweep)
         for work in (self._servicer.changes.follow(), self._dispatcher.run()):
             self._tasks.append(asyncio.create_task(work))
 

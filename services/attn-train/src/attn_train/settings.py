@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,8 @@ DATA_ROOTS = "ATTN_TRAIN_DATA"
 THREADS = "ATTN_TRAIN_THREADS"
 STALL_TIMEOUT = "ATTN_TRAIN_STALL_TIMEOUT"
 GPUS = "ATTN_TRAIN_GPUS"
+REMOVED = ".removed-"
+"""Begins the names of folders whose jobs were deleted; no job id has a dot."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +84,15 @@ class Layout:
     def job(self, job_id: str) -> Path:
         """The folder of one job."""
         return self.home / "jobs" / job_id
+
+    def removed(self, job_id: str) -> Path:
+        """Where the folder of a job goes that is deleted."""
+        return self.home / "jobs" / f"{REMOVED}{job_id}-{secrets.token_hex(4)}"
+
+    def sweep(self) -> None:
+        """Delete what an interrupted deletion has left."""
+        for folder in (self.home / "jobs").glob(f"{REMOVED}*"):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def checkpoints(self, job_id: str) -> Path:
         """The folder of its checkpoints."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,7 +13,7 @@ from attn_core.errors import AlreadyExists, UnknownName, WrongState
 from attn_schema.training import Checkpoint, JobError, JobEvent, JobState, LogLine, Metrics, StateChange, TrainingConfig
 from attn_storage import Database, Leases
 from attn_storage.tables import events, jobs
-from sqlalchemy import Connection, RowMapping, Select, insert, select, update
+from sqlalchemy import Connection, RowMapping, Select, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from attn_train.records import JobRecord, Payload, Stop, require_transition
@@ -242,6 +242,21 @@ class JobStore:
                 if job.state is not S.CANCELLING:
                     _move(connection, job, S.CANCELLING, None)
             return _job(connection, job_id)
+
+    def delete(self, job_id: str, tenant: str | None = None, files: Callable[[], None] = lambda: None) -> JobRecord:
+        """Forget a job and its events; `files` takes its files away while nobody can start it again.
+
+        Raises WrongState unless it is in a final state. Its lease stays, as an id that is used again needs its fence.
+        """
+        with self.database.writing() as connection:
+            job = _locked(connection, job_id, tenant)
+            if not job.state.final:
+                message = f"job {job_id!r} is {job.state}; only jobs that have ended can be deleted: cancel it first"
+                raise WrongState(message, job=job_id, state=job.state)
+            files()
+            connection.execute(delete(events).where(events.c.job == job_id))
+            connection.execute(delete(jobs).where(jobs.c.id == job_id))
+            return job
 
     def requeue(self, job_id: str, tenant: str | None = None) -> JobRecord:
         """Make a failed or cancelled job wait for another attempt; raises WrongState in any other state."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
-from attn_core.errors import AttnError, Unavailable, WrongState
+from attn_core.errors import AttnError, Unavailable, UnknownName, WrongState
 from attn_schema.training import Checkpoint, JobError, JobState, LogLine, Metrics
 from attn_storage import ArtifactStore, Database, Leases, ModelRecord, ModelRecords, database_url
 
@@ -30,7 +30,9 @@ from attn_train.attempt import (
     TrainingStarted,
     Worker,
 )
+from attn_train.metrics_files import MetricsFiles
 from attn_train.records import JobRecord, Stop
+from attn_train.settings import Layout
 from attn_train.stalls import is_of_database, is_of_store, persistently
 from attn_train.store import JobStore, Superseded, supervisor_lease
 
@@ -75,6 +77,8 @@ class Supervisor:
         self._suspended = False
         self._claimed = False
         self._last_message: tuple[int, float] | None = None
+        self._files: MetricsFiles | None = None
+        self._files_told = ""
 
     def run(self) -> None:
         """Work until the job is final or suspended; returns at once if another supervisor has it.
@@ -85,8 +89,12 @@ class Supervisor:
             with ExitStack() as held:
                 leases, name = Leases(self._store.database), supervisor_lease(self.job_id)
                 self._patiently(lambda: held.enter_context(leases.held(name)))
-                while self._attempt():
-                    pass
+                try:
+                    while self._attempt():
+                        pass
+                finally:
+                    if self._files is not None:
+                        self._files.close()
         except (Unavailable, Superseded):
             # Another supervisor has the job, and its word counts.
             return
@@ -161,6 +169,8 @@ class Supervisor:
         if isinstance(outcome, Finished) and not published and self._suspended:
             # The next attempt begins at the last step, and publishes the model.
             outcome = Stopped(stop=Stop.SAVE)
+        # Once it has ended, a job and its folder may be deleted at any time.
+        self._write_metrics()
         return self._patiently(lambda: _retried(lambda: self._conclude(job.attempt, outcome)))
 
     def _begin(self, job: JobRecord) -> JobRecord:
@@ -187,6 +197,7 @@ class Supervisor:
                 item = CHECK_NOW
             if item is not None and item[0] == attempt:
                 return item[1]
+            self._write_metrics()
             asked = self._asked()
             if asked is not None and asked is not passed:
                 worker.stop(asked)
@@ -199,6 +210,20 @@ class Supervisor:
                 worker.kill()
                 stuck = Unavailable(f"the worker sent nothing for {self._settings.stall_timeout:g} seconds")
                 return Lost(error=JobError.of(stuck))
+
+    def _write_metrics(self) -> None:
+        """Bring the job's files up to its records; where that fails it is told once, and tried again."""
+        if self._files is None:
+            self._files = MetricsFiles(Layout(self._settings.home).job(self.job_id))
+        try:
+            self._files.catch_up(lambda after, count: self._store.events(self.job_id, after, count))
+        except (Unavailable, UnknownName):
+            return
+        except (OSError, ValueError) as error:
+            self._files = None
+            if self._files_told != str(error):
+                self._files_told = str(error)
+                log.warning("job %s: its metrics files cannot be written: %s", self.job_id, error)
 
     def _asked(self) -> Stop | None:
         """How the worker is to stop; a database that is away for a while has not said anything new."""

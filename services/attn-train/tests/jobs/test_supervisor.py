@@ -66,7 +66,7 @@ def lose(assignment, send, worker):
 
 def wait_for_stop(assignment, send, worker):
     send(TrainingStarted(step=0, checkpoint=None))
-    worker.stopped.wait(20)
+    worker.stopped.wait(60)
     return Stopped(stop=worker.asked)
 
 
@@ -87,14 +87,14 @@ def supervise(tmp_path, backend, **settings):
 
 def test_a_lost_worker_is_replaced_and_the_next_attempt_finishes(tmp_path, job):
     backend = Scripted(lose, lose, finish)
-    supervise(tmp_path, backend)[1].join(20)
+    supervise(tmp_path, backend)[1].join(60)
     found = job.get("job")
     assert (found.state, found.attempt, found.failures, found.model_path) == (JobState.SUCCEEDED, 3, 2, "/model")
     assert backend.attempts == [1, 2, 3]
 
 
 def test_one_loss_more_than_allowed_fails_the_job_with_its_reason(tmp_path, job):
-    supervise(tmp_path, Scripted(lose, lose, lose))[1].join(20)
+    supervise(tmp_path, Scripted(lose, lose, lose))[1].join(60)
     found = job.get("job")
     assert (found.state, found.error) == (JobState.FAILED, LOST.error)
 
@@ -102,7 +102,7 @@ def test_one_loss_more_than_allowed_fails_the_job_with_its_reason(tmp_path, job)
 def test_an_error_of_the_job_itself_is_not_tried_again(tmp_path, job):
     error = JobError(reason="X", message="y")
     backend = Scripted(lambda *_: Failed(error=error))
-    supervise(tmp_path, backend)[1].join(20)
+    supervise(tmp_path, backend)[1].join(60)
     assert (job.get("job").state, job.get("job").error, backend.attempts) == (JobState.FAILED, error, [1])
 
 
@@ -111,14 +111,14 @@ def test_a_worker_that_does_not_stop_is_killed_after_its_shutdown_timeout(tmp_pa
 
     def deaf(assignment, send, worker):
         begun.set()
-        silent.wait(20)
+        silent.wait(60)
         return LOST
 
     backend = Scripted(deaf)
     _, thread = supervise(tmp_path, backend, shutdown_timeout=0.05)
-    assert begun.wait(20)
+    assert begun.wait(60)
     job.request_stop("job", Stop.SAVE)
-    thread.join(20)
+    thread.join(60)
     silent.set()
     assert (job.get("job").state, backend.killed) == (JobState.CANCELLED, 1)
 
@@ -128,11 +128,11 @@ def test_a_worker_that_falls_silent_is_killed_and_replaced(tmp_path, job):
 
     def hang(assignment, send, worker):
         send(TrainingStarted(step=0, checkpoint=None))
-        silent.wait(20)
+        silent.wait(60)
         return LOST
 
     backend = Scripted(hang, finish)
-    supervise(tmp_path, backend, stall_timeout=0.5)[1].join(20)
+    supervise(tmp_path, backend, stall_timeout=0.5)[1].join(60)
     silent.set()
     found = job.get("job")
     assert (found.state, found.failures, backend.killed) == (JobState.SUCCEEDED, 1, 1)
@@ -140,13 +140,13 @@ def test_a_worker_that_falls_silent_is_killed_and_replaced(tmp_path, job):
 
 def test_a_worker_that_only_says_that_it_works_is_left_alone(tmp_path, job):
     def work_slowly(assignment, send, worker):
-        for _ in range(20):
+        for _ in range(30):
             send(Heartbeat())
-            time.sleep(0.05)
+            time.sleep(0.1)
         return finish(assignment, send, worker)
 
     backend = Scripted(work_slowly)
-    supervise(tmp_path, backend, stall_timeout=0.8)[1].join(20)
+    supervise(tmp_path, backend, stall_timeout=2.0)[1].join(60)
     assert (job.get("job").state, backend.killed) == (JobState.SUCCEEDED, 0)
 
 
@@ -156,14 +156,14 @@ def test_a_worker_that_waits_for_a_free_processor_is_not_taken_for_stuck(tmp_pat
         return finish(assignment, send, worker)
 
     backend = Scripted(wait)
-    supervise(tmp_path, backend, stall_timeout=0.2)[1].join(20)
+    supervise(tmp_path, backend, stall_timeout=0.2)[1].join(60)
     assert (job.get("job").state, backend.killed) == (JobState.SUCCEEDED, 0)
 
 
 def test_a_suspended_job_is_queued_and_its_worker_fenced(tmp_path, job):
     supervisor, thread = supervise(tmp_path, Scripted(wait_for_stop))
     supervisor.suspend()
-    thread.join(20)
+    thread.join(60)
     found = job.get("job")
     assert (found.state, found.attempt, found.failures) == (JobState.QUEUED, 2, 0)
     other = Supervisor("job", Scripted(), SupervisorSettings(home=tmp_path))
@@ -174,7 +174,7 @@ def test_a_suspended_job_is_queued_and_its_worker_fenced(tmp_path, job):
 def test_a_second_supervisor_leaves_the_job_to_the_first(tmp_path, job):
     backend = Scripted()
     with Leases(job.database).held(supervisor_lease("job")):
-        supervise(tmp_path, backend)[1].join(20)
+        supervise(tmp_path, backend)[1].join(60)
     assert (backend.attempts, job.get("job").state) == ([], JobState.QUEUED)
 
 
@@ -182,7 +182,7 @@ def test_a_job_found_at_work_without_a_supervisor_goes_on_under_a_new_attempt(tm
     job.change("job", 1, JobState.STARTING)
     job.change("job", 1, JobState.RUNNING)
     backend = Scripted(finish)
-    supervise(tmp_path, backend)[1].join(20)
+    supervise(tmp_path, backend)[1].join(60)
     assert backend.attempts == [2]
     assert (job.get("job").state, job.get("job").failures) == (JobState.SUCCEEDED, 0)
 
@@ -191,7 +191,7 @@ def test_a_cancel_that_nobody_heard_is_done_by_the_next_supervisor(tmp_path, job
     job.change("job", 1, JobState.STARTING)
     job.request_stop("job", Stop.SAVE)
     backend = Scripted()
-    supervise(tmp_path, backend)[1].join(20)
+    supervise(tmp_path, backend)[1].join(60)
     assert (backend.attempts, job.get("job").state) == ([], JobState.CANCELLED)
 
 
@@ -201,7 +201,7 @@ def test_a_stop_that_comes_while_the_worker_ends_leaves_the_job_final(tmp_path, 
         job.request_stop("job", Stop.SAVE)
         return ending(assignment, send, worker)
 
-    supervise(tmp_path, Scripted(end_after_stop))[1].join(20)
+    supervise(tmp_path, Scripted(end_after_stop))[1].join(60)
     assert job.get("job").state.final
 
 

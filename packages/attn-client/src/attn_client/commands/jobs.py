@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Annotated
 
 import typer
 from attn_schema import ConnectionOptions
 from attn_schema.flags import with_flags
 from attn_schema.output import print_json, print_table
-from attn_schema.training import TrainingJob
+from attn_schema.training import JobEvent, TrainingJob
 
 from attn_client.commands.follow import follow
 from attn_client.commands.options import Json, connect
@@ -80,6 +81,39 @@ def resume_command(
             typer.echo(f"{job} is {resumed.state}")
         else:
             follow(client, job, after=resumed.last_event_id, json=False)
+
+
+@app.command("rm")
+@with_flags
+def rm_command(
+    *,
+    job: JobId,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Stop it first if it has not ended.")] = False,
+    connection: ConnectionOptions,
+) -> None:
+    """Delete a job that has ended: its record, events, checkpoints and other files. Its finished model stays."""
+    with connect(connection) as client:
+        model = client.jobs.delete(job, cancel=cancel)
+    typer.echo(f"{job} is deleted" + (f"; its model stays in {model}" if model else ""))
+
+
+@app.command("metrics")
+@with_flags
+def metrics_command(*, job: JobId, connection: ConnectionOptions) -> None:
+    """Print what a job has measured so far as lines of JSON, each step once, as in its metrics.jsonl."""
+    last = -1
+    with connect(connection) as client:
+        end = client.jobs.get(job).last_event_id
+        with closing(client.jobs.watch(job)) as updates:
+            for update in updates if end else ():
+                if not isinstance(update, JobEvent):
+                    continue
+                found = update.metrics
+                if found is not None and found.step > last:
+                    last = found.step
+                    print_json({"event": update.id, "attempt": update.attempt, "step": found.step} | found.values)
+                if update.id >= end:
+                    break
 
 
 def _row(job: TrainingJob) -> dict[str, str]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from attn_schema import ConnectionOptions
+from attn_schema.estimate import JobEstimate
 from attn_schema.flags import with_flags
-from attn_schema.output import print_json
+from attn_schema.output import print_json, print_table
 from attn_schema.prepared import PreparedSource
 from attn_schema.training import TrainingConfig
 
@@ -28,6 +30,9 @@ def train_command(
     ] = "",
     job: Annotated[str, typer.Option(help="Id for the job; the server chooses one if not given.")] = "",
     detach: Annotated[bool, typer.Option("--detach", help="Print the job's id and do not follow it.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would run, hold and take, and start nothing.")
+    ] = False,
     json: Json = False,
     connection: ConnectionOptions,
 ) -> None:
@@ -43,6 +48,9 @@ def train_command(
         model=model.replace(base_model=_folder(model.base_model)),
     )
     with connect(connection) as client:
+        if dry_run:
+            show_estimate(client.jobs.estimate(config, job_id=job), json=json)
+            return
         submitted = client.jobs.submit(config, job_id=job)
         if not detach:
             follow(client, submitted.id, after=0, json=json)
@@ -50,6 +58,41 @@ def train_command(
             print_json({"id": submitted.id, "state": submitted.state})
         else:
             typer.echo(submitted.id)
+
+
+def show_estimate(estimate: JobEstimate, *, json: bool) -> None:
+    """What a job would cost, as a table for people."""
+    if json:
+        print_json(estimate)
+        return
+    found = estimate
+    memory = {
+        "weights": found.weight_bytes,
+        "gradients": found.gradient_bytes,
+        "optimizer": found.optimizer_bytes,
+        "activations": found.activation_bytes,
+        "process": found.process_bytes,
+    }
+    parts = ", ".join(f"{name} {_bytes(size)}" for name, size in memory.items())
+    time = f"{timedelta(seconds=round(found.seconds))} of training, {found.seconds_per_step:.3g} s a step"
+    rows = {
+        "runs": f"{found.workers} worker{'s' * (found.workers > 1)} on {found.device}, {found.steps} steps",
+        "batch": f"{found.sequences_per_step} sequences, {found.tokens_per_step:,.0f} tokens",
+        "tokens": f"{found.steps * found.tokens_per_step:,.0f}",
+        "parameters": f"{found.parameters:,}, of which {found.trained_parameters:,} are trained",
+        "FLOPs": f"{found.flops:.4g}"
+        + (f", of allowed pairs alone {found.allowed_flops:.4g}" if found.allowed_flops else ""),
+        "memory": f"{_bytes(found.memory_bytes)} a worker: {parts}",
+        "checkpoints": f"{found.checkpoints} of {_bytes(found.checkpoint_bytes)}",
+        "disk": f"{_bytes(found.disk_bytes)} at most",
+        "time": time if found.seconds else "not known",
+        "found by": found.timed,
+    }
+    print_table([{"": name, "estimate": text} for name, text in rows.items()], "")
+
+
+def _bytes(size: int) -> str:
+    return f"{size / 2**20:,.0f} MiB" if size < 10 * 2**30 else f"{size / 2**30:,.1f} GiB"
 
 
 def _mixture(sources: Sequence[PreparedSource]) -> str:

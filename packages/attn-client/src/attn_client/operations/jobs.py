@@ -6,6 +6,7 @@ from typing import Any
 
 from attn.v1 import training_pb2 as pb
 from attn_schema.codec import from_message, to_message
+from attn_schema.estimate import JobEstimate
 from attn_schema.training import JobEvent, TrainingConfig, TrainingJob
 
 from attn_client.operations import Operation, Page
@@ -20,6 +21,16 @@ def submit(
     request = pb.SubmitTrainingJobRequest(config=to_message(config), job_id=job_id, validate_only=validate_only)
     method, repeatable = f"{SERVICE}/SubmitTrainingJob", bool(job_id) or validate_only
     return Operation(method, request, pb.SubmitTrainingJobResponse, _job, repeatable)
+
+
+def estimate(config: TrainingConfig, job_id: str) -> Operation[pb.EstimateTrainingJobResponse, JobEstimate]:
+    """What a job would cost."""
+    request = pb.EstimateTrainingJobRequest(config=to_message(config), job_id=job_id)
+
+    def estimated(answer: pb.EstimateTrainingJobResponse) -> JobEstimate:
+        return from_message(JobEstimate, answer.estimate)
+
+    return Operation(f"{SERVICE}/EstimateTrainingJob", request, pb.EstimateTrainingJobResponse, estimated)
 
 
 def get(job_id: str) -> Operation[pb.GetTrainingJobResponse, TrainingJob]:
@@ -64,6 +75,16 @@ def resume(job_id: str) -> Operation[pb.ResumeTrainingJobResponse, TrainingJob]:
     """Start a job again."""
     request = pb.ResumeTrainingJobRequest(id=job_id)
     return Operation(f"{SERVICE}/ResumeTrainingJob", request, pb.ResumeTrainingJobResponse, _job)
+
+
+def delete(job_id: str, *, cancel: bool) -> Operation[pb.DeleteTrainingJobResponse, str]:
+    """Delete a job with its files."""
+    request = pb.DeleteTrainingJobRequest(id=job_id, cancel=cancel)
+
+    def kept(answer: pb.DeleteTrainingJobResponse) -> str:
+        return answer.kept_model_path
+
+    return Operation(f"{SERVICE}/DeleteTrainingJob", request, pb.DeleteTrainingJobResponse, kept, repeatable=False)
 
 
 def _job(answer: Any) -> TrainingJob:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from attn_core import AttentionLayer, Capability, Fields, LayerState, RaggedBatch
+from attn_core import Capability, Fields, LayerState, RaggedBatch
 from attn_core.errors import Incompatible, InternalError
 from attn_core.kernels.block import BlockParts, BlockStep
 from torch import Tensor, nn
@@ -40,8 +40,8 @@ STATE = "inputs"
 FIELD = "x"
 
 
-def replay_step(layer: AttentionLayer, inputs: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-    """A step of a layer without one: all inputs of each request so far are run again, the last rows returned.
+def replay_step(layer: Any, inputs: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
+    """A step of an `AttentionLayer` without one: all inputs of each request so far are run again, the last rows given.
 
     `inputs` [tokens, width] are the new rows of all requests; the result is [tokens, width]. `state` holds the `Paged`
     state "inputs" with the field "x" [width]. Requests are run one by one: padding could change the result of a
@@ -55,7 +55,7 @@ def replay_step(layer: AttentionLayer, inputs: Tensor, batch: RaggedBatch, state
         remembered = (
             rows.fields[FIELD] if rows.key_padding_mask is None else rows.fields[FIELD][rows.key_padding_mask][None]
         )
-        outputs.append(layer.forward(remembered)[0, remembered.shape[1] - (span.stop - span.start) :])
+        outputs.append(layer(remembered)[0, remembered.shape[1] - (span.stop - span.start) :])
     return torch.cat(outputs)
 
 

@@ -209,6 +209,11 @@ class Decoder(nn.Module):
         """The states of every layer, by layer name."""
         return self._specs
 
+    def take_states_of_layers(self) -> None:
+        """Give the states of the layers as they are built from now on: those of a rank that has some of the heads."""
+        layers = (block.attention for block in self._blocks())
+        self._specs = {layer_name(i): layer.mechanism.state(layer.mechanism_config) for i, layer in enumerate(layers)}
+
     def layer_mechanisms(self) -> Mapping[str, str]:
         """The mechanism of each layer by layer name."""
         return self._mechanisms

@@ -95,6 +95,13 @@ def fresh_model(folder: Path) -> Any:
     return build(config)
 
 
+def empty_model(folder: Path) -> Any:
+    """A model like the one in a folder, without memory for its weights; raises as `config_of`."""
+    config, build = _config_and_build(folder)
+    with init_empty_weights():
+        return build(config)
+
+
 def _config_and_build(folder: Path) -> tuple[Any, Callable[[Any], Any]]:
     checkpoint = read_folder(folder, verify="sizes")
     kind = checkpoint.config.get("model_type")
@@ -206,6 +213,7 @@ def load_model(
     device: str = "cpu",
     verify: Verify = "hashes",
     quantization: str | None = None,
+    prepare: Callable[[Any], object] | None = None,
 ) -> LoadedModel:
     """The model in a checkpoint folder, on `device`, in evaluation mode, its weights as `dtype`.
 
@@ -217,7 +225,7 @@ def load_model(
     one of `QUANTIZATIONS`, packs the weights of linear layers for serving; `dtype` is what everything else is computed
     in (see `quantize_model`). `auto` packs them as they are stored, in blocks too, and a model in float32 on a CPU
     alone (see `prepack_model`), and on a CUDA device joins those of one input (see `join_projections`); None means
-    `none`.
+    `none`. `prepare` gets the model before its weights are packed, to change it in place; none stay in blocks then.
 
     Raises `CheckpointInvalid` for a folder that is damaged, hostile or does not fit the model, naming every
     tensor that is missing, extra or misshaped; `UnknownName` for a layout or mechanism that is not known;
@@ -231,7 +239,8 @@ def load_model(
     if quantization not in (None, *QUANTIZATIONS):
         raise InvalidValue.of("quantization", quantization, ", ".join(QUANTIZATIONS))
     checkpoint = read_folder(folder, verify=verify, device=place)
-    in_blocks = place.type == "cpu" and (quantization in MOST_BITS or (quantization == "auto" and name == "float32"))
+    kept = quantization in MOST_BITS or (quantization == "auto" and name == "float32")
+    in_blocks = kept and prepare is None and place.type == "cpu"
     checkpoint = with_plain_weights(checkpoint, in_blocks=in_blocks)
     joined = quantization == "auto" and place.type == "cuda"
     if quantization == "none" or (quantization == "auto" and (name != "float32" or place.type != "cpu")):
@@ -243,6 +252,8 @@ def load_model(
     else:
         model = _decoder_from(checkpoint, read_as)
     count = sum(parameter.numel() for parameter in model.parameters())
+    if prepare is not None:
+        prepare(model)
     if quantization == "auto":
         prepack_model(model, read_as)
     elif quantization is not None:

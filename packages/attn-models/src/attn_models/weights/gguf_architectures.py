@@ -14,6 +14,17 @@ from attn_models.weights.gguf_reader import GgufHeader
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """A GGUF tensor of this `shape` that is a part of a tensor of Hugging Face: its axes in the order `axes`, seen as
+    the shape `view`; () leaves them as they are."""
+
+    source: str
+    shape: tuple[int, ...]
+    axes: tuple[int, ...] = ()
+    view: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
     """Where a GGUF tensor goes: its Hugging Face name and expected shape.
 
@@ -22,6 +33,8 @@ class Placement:
     numbers lie above Hugging Face's. `fused` are the rows of the parts that GGUF keeps one after the other, and Hugging
     Face in each of `groups` equal blocks. `expert` is the place in a tensor of GGUF that holds
     several, None for the whole. A `transposed` matrix is [out, in] in GGUF, and [in, out] in `shape`.
+    What consists of several, or lies otherwise, are `parts`, one after the other along their axis `axis`; `source` is
+    that of the first. Of a `decay` Hugging Face has the logarithm of the negated number.
     """
 
     source: str
@@ -33,11 +46,16 @@ class Placement:
     groups: int = 1
     expert: int | None = None
     transposed: bool = False
+    parts: tuple[Part, ...] = ()
+    axis: int = 0
+    decay: bool = False
 
     @property
-    def source_shape(self) -> tuple[int, ...]:
-        """The shape in GGUF, of one expert where there are several."""
-        return self.shape[::-1] if self.transposed else self.shape
+    def sources(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each of its tensors in GGUF, of one expert where there are several."""
+        if self.parts:
+            return {part.source: part.shape for part in self.parts}
+        return {self.source: self.shape[::-1] if self.transposed else self.shape}
 
 
 def matched(header: GgufHeader, placements: Iterable[Placement], family: str) -> list[Placement]:
@@ -45,20 +63,22 @@ def matched(header: GgufHeader, placements: Iterable[Placement], family: str) ->
 
     Raises CheckpointInvalid naming the tensor.
     """
-    expected: dict[str, list[Placement]] = {}
+    expected: dict[str, list[tuple[Placement, tuple[int, ...]]]] = {}
     for placement in placements:
-        expected.setdefault(placement.source, []).append(placement)
+        for source, shape in placement.sources.items():
+            expected.setdefault(source, []).append((placement, shape))
     for name in header.tensors:
         if name not in expected:
             raise CheckpointInvalid.of(header.path, f"tensor {name!r} has no place in a {family} model")
-    for name, parts in expected.items():
+    for name, uses in expected.items():
         if name not in header.tensors:
             raise CheckpointInvalid.of(header.path, f"tensor {name!r} is missing")
-        stacked = () if parts[0].expert is None else (len(parts),)
-        if header.tensors[name].shape != (*stacked, *parts[0].source_shape):
-            given, needed = list(header.tensors[name].shape), [*stacked, *parts[0].source_shape]
+        first, shape = uses[0]
+        needed = list(shape if first.expert is None else (len(uses), *shape))
+        if list(header.tensors[name].shape) != needed:
+            given = list(header.tensors[name].shape)
             raise CheckpointInvalid.of(header.path, f"tensor {name!r} has shape {given}; its model needs {needed}")
-    return [placement for name in header.tensors for placement in expected[name]]
+    return [placement for name in header.tensors for placement, _ in expected[name] if placement.source == name]
 
 
 def shortest_float32(value: float) -> float:

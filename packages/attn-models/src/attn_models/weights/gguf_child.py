@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from safetensors import TensorSpec, serialize_file
 
 from attn_models.weights.block_layouts import GGUF_LAYOUTS, BlockLayout
-from attn_models.weights.gguf_architectures import Placement
+from attn_models.weights.gguf_architectures import Part, Placement
 from attn_models.weights.gguf_reader import GgufHeader, GgufTensor, read_gguf_header
 from attn_models.weights.safetensors_files import WEIGHTS_NAME
 
@@ -70,8 +70,11 @@ BYTES_OF = {"bfloat16": 2, "float32": 4}
 
 def blocks_kept(tensor: GgufTensor, placement: Placement) -> BlockLayout | None:
     """The layout of a tensor that `stored` leaves in its blocks; None for others."""
-    moved = placement.transposed or placement.above or len(placement.shape) != 2
-    return None if moved else GGUF_LAYOUTS.get(tensor.type)
+    return (
+        None
+        if _computed(placement) or placement.transposed or len(placement.shape) != 2
+        else GGUF_LAYOUTS.get(tensor.type)
+    )
 
 
 def written_as(tensor: GgufTensor, placement: Placement, dtype: WeightDtype) -> tuple[str, tuple[int, ...]]:
@@ -81,7 +84,12 @@ def written_as(tensor: GgufTensor, placement: Placement, dtype: WeightDtype) -> 
     layout = blocks_kept(tensor, placement)
     if layout is not None:
         return "uint8", (placement.shape[0], placement.shape[1] // layout.inputs * layout.nbytes)
-    return "bfloat16" if tensor.type == "BF16" else "float32", placement.shape
+    return "bfloat16" if tensor.type == "BF16" and not _computed(placement) else "float32", placement.shape
+
+
+def _computed(placement: Placement) -> bool:
+    """Whether a tensor's numbers are not those of one tensor of the file."""
+    return bool(placement.parts or placement.decay or placement.above)
 
 
 def raw_rows(header: GgufHeader, tensor: GgufTensor, expert: int | None = None) -> NDArray[np.uint8]:
@@ -150,7 +158,7 @@ def main(arguments: list[str]) -> int:
     """Run the conversion; the exit status is 0, or REFUSED after the rule was printed."""
     file, folder, dtype, limit = arguments
     resource.setrlimit(resource.RLIMIT_AS, (int(limit), int(limit)))
-    files = {name: [Placement(**item) for item in items] for name, items in json.load(sys.stdin).items()}
+    files = {name: [_placement(item) for item in items] for name, items in json.load(sys.stdin).items()}
     try:
         write_shards(read_gguf_header(file), Path(folder), cast("WeightDtype", dtype), files)
     except AttnError as error:
@@ -178,6 +186,20 @@ def _specs(arrays: dict[str, NDArray[Any]]) -> dict[str, TensorSpec]:
     }
 
 
+def _placement(item: dict[str, Any]) -> Placement:
+    return Placement(**item | {"parts": tuple(Part(**part) for part in item["parts"])})
+
+
+def joined(header: GgufHeader, placement: Placement) -> NDArray[np.float32]:
+    """The parts of a placement, one after the other."""
+    found = []
+    for part in placement.parts:
+        values = dequantised(header, header.tensors[part.source])
+        values = values.transpose(part.axes) if part.axes else values
+        found.append(values.reshape(part.view) if part.view else values)
+    return np.concatenate(found, axis=placement.axis).reshape(placement.shape)
+
+
 def _values(header: GgufHeader, placement: Placement, dtype: WeightDtype) -> NDArray[Any]:
     tensor = header.tensors[placement.source]
     layout = blocks_kept(tensor, placement) if dtype == "stored" else None
@@ -186,7 +208,15 @@ def _values(header: GgufHeader, placement: Placement, dtype: WeightDtype) -> NDA
         if not layout.is_finite(rows):
             raise CheckpointInvalid.of(header.path, f"tensor {tensor.name!r} holds NaN or infinity")
         return np.ascontiguousarray(_in_order(rows, placement))
-    values: NDArray[np.float32] = _in_order(dequantised(header, tensor, placement.expert), placement)
+    if placement.parts:
+        values = joined(header, placement)
+    else:
+        values = dequantised(header, tensor, placement.expert)
+    if placement.decay:
+        if not (values < 0).all():
+            raise CheckpointInvalid.of(header.path, f"tensor {placement.source!r} holds a decay that is not below 0")
+        values = np.log(-values)
+    values = _in_order(values, placement)
     if placement.transposed:
         values = values.T
     if placement.above:

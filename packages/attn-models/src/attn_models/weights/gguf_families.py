@@ -57,13 +57,19 @@ def no_keys(header: GgufHeader) -> Keys:  # noqa: ARG001  (most say nothing more
     return {}
 
 
+def no_place(header: GgufHeader, config: Keys, theirs: str, shape: tuple[int, ...]) -> Placement | None:  # noqa: ARG001
+    """That of its name."""
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class GgufFamily:
     """A family of `attn_models.adapters` by its `model_type`, as the files of an architecture `name` hold it.
 
     `own` gives keys of config.json beyond the common ones, `named` the decoder's fields by the names of config.json
-    where the adapter has no table of them. `permuted` families turn pairs that lie side by side. `read` and `passed`
-    are as of `GgufArchitecture`.
+    where the adapter has no table of them. `described` gives the whole config.json where the common keys mean something
+    else, and `placed` the place of a tensor of transformers by its name and shape, or None for that of its name.
+    `permuted` families turn pairs that lie side by side. `read` and `passed` are as of `GgufArchitecture`.
     """
 
     name: str
@@ -73,9 +79,13 @@ class GgufFamily:
     read: frozenset[str] = frozenset()
     passed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     named: Mapping[str, str] = field(default_factory=dict)
+    described: Callable[[GgufHeader], Keys] | None = None
+    placed: Callable[[GgufHeader, Keys, str, tuple[int, ...]], Placement | None] = no_place
 
     def config(self, header: GgufHeader) -> Keys:
         """The config.json of a header; raises as those of other architectures."""
+        if self.described is not None:
+            return self.described(header)
         fields = self._fields()
         said: Keys = {
             "vocab_size": vocabulary_size(header),
@@ -101,7 +111,7 @@ class GgufFamily:
         from attn_models.adapters.registry import decoder_adapter
         from attn_models.adapters.state_dict import init_empty_weights, stored_shapes
 
-        adapter = decoder_adapter(self.model_type)
+        adapter = decoder_adapter(config["model_type"])
         decoder = adapter.from_hf_config(config)
         with init_empty_weights():
             model = adapter.build(decoder)
@@ -111,6 +121,10 @@ class GgufFamily:
         layout, found = adapter.layout(decoder), []
         transposed = {item.name for item in layout.tensor_mappings(list(shapes)) if item.transposed}
         for theirs, (shape, groups) in stored_shapes(layout, shapes).items():
+            own = self.placed(header, config, theirs, shape)
+            if own is not None:
+                found.append(own)
+                continue
             source, expert = _source(theirs, names.get_name)
             if source is None:
                 raise Incompatible(f"{header.path}: {theirs!r} has no name in files of {self.name}", path=header.path)
@@ -154,15 +168,23 @@ class GgufFamily:
         turned = count_or(header, f"{self.name}.rope.dimension_count", size)
         if turned != size:
             rope["partial_rotary_factor"] = turned / size
-        kind = header.metadata.get(f"{self.name}.rope.scaling.type", "none")
-        if kind in ("linear", "yarn"):
-            rope |= {"rope_type": kind, "factor": header.number(f"{self.name}.rope.scaling.factor")}
-            context = f"{self.name}.rope.scaling.original_context_length"
-            rope |= {"original_max_position_embeddings": header.count(context)} if kind == "yarn" else {}
-        elif kind != "none":
-            rule = f"rotary scaling {kind!r} of {self.name} files is not known"
-            raise Incompatible(f"{header.path}: {rule}", path=header.path, what="rope.scaling.type")
-        return {"rope_parameters": rope}
+        return {"rope_parameters": rope | rope_scaling(header, self.name)}
+
+
+def rope_scaling(header: GgufHeader, name: str) -> Keys:
+    """What stretches the rotary positions of an architecture `name`; raises Incompatible for a kind that is unknown."""
+    kind = header.metadata.get(f"{name}.rope.scaling.type", "none")
+    if kind == "none":
+        return {}
+    if kind not in ("linear", "yarn"):
+        rule = f"rotary scaling {kind!r} of {name} files is not known"
+        raise Incompatible(f"{header.path}: {rule}", path=header.path, what="rope.scaling.type")
+    scaling: Keys = {"rope_type": kind, "factor": header.number(f"{name}.rope.scaling.factor")}
+    if kind == "yarn":
+        scaling["original_max_position_embeddings"] = header.count(f"{name}.rope.scaling.original_context_length")
+        given = {key: f"{name}.rope.scaling.yarn_{key}" for key in ("beta_fast", "beta_slow")}
+        scaling |= {key: number(header, place) for key, place in given.items() if place in header.metadata}
+    return scaling
 
 
 def _source(theirs: str, named: Callable[..., str | None]) -> tuple[str | None, int | None]:
@@ -191,7 +213,8 @@ def _window(header: GgufHeader, name: str) -> Keys:
     return {"sliding_window": window or None}
 
 
-def _number(header: GgufHeader, key: str) -> float:
+def number(header: GgufHeader, key: str) -> float:
+    """The number that the file's float32 stands for."""
     return shortest_float32(header.number(key))
 
 
@@ -203,7 +226,7 @@ def _granite(header: GgufHeader) -> Keys:
         "logits_scaling": "logit_scale",
     }
     return {
-        key: _number(header, f"granite.{name}") for key, name in theirs.items() if f"granite.{name}" in header.metadata
+        key: number(header, f"granite.{name}") for key, name in theirs.items() if f"granite.{name}" in header.metadata
     }
 
 
@@ -231,7 +254,9 @@ def _falcon(header: GgufHeader) -> Keys:
     return keys | ({"num_kv_heads": shared, "num_ln_in_parallel_attn": 2 if apart else 1} if new else {})
 
 
-TURNED = frozenset({"rope.dimension_count", "vocab_size", "rope.scaling.factor"})
+TURNED = frozenset({"rope.dimension_count", "vocab_size", "rope.scaling.factor"}) | {
+    f"rope.scaling.yarn_{end}" for end in ("beta_fast", "beta_slow")
+}
 WINDOW = TURNED | {"attention.sliding_window"}
 LAYER_NORM = TURNED | {"attention.layer_norm_epsilon"}
 SCALES = frozenset({"attention.scale", "embedding_scale", "residual_scale", "logit_scale"})
@@ -258,13 +283,13 @@ GGUF_FAMILIES = (
     GgufFamily(
         "command-r",
         "cohere",
-        lambda header: {"logit_scale": _number(header, "command-r.logit_scale")},
+        lambda header: {"logit_scale": number(header, "command-r.logit_scale")},
         read=LAYER_NORM | {"logit_scale"},
     ),
     GgufFamily(
         "cohere2",
         "cohere2",
-        lambda header: _window(header, "cohere2") | {"logit_scale": _number(header, "cohere2.logit_scale")},
+        lambda header: _window(header, "cohere2") | {"logit_scale": number(header, "cohere2.logit_scale")},
         read=LAYER_NORM | WINDOW | {"logit_scale"},
     ),
     GgufFamily("glm4", "glm4", read=TURNED),

@@ -76,7 +76,8 @@ def import_gguf_weights(
     """
     placements, plan = placed_shards(header, dtype)
     files = {file: [asdict(placements[name]) for name in names] for file, names in plan.files.items()}
-    largest = max(tensor.elements for tensor in header.tensors.values())
+    whole = [math.prod(placement.shape) for placement in placements.values()]
+    largest = max(*(tensor.elements for tensor in header.tensors.values()), *whole)
     memory = BASE_BYTES + 2 * min(plan.total_bytes, SHARD_BYTES + largest * BYTES_OF.get(dtype, 4)) + 24 * largest
     seconds = BASE_SECONDS + plan.total_bytes / SLOWEST_BYTES_PER_SECOND
     _run_child(header, [str(header.path), str(folder), dtype, str(memory)], files, (seconds, progress))

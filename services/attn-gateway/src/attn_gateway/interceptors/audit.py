@@ -19,7 +19,7 @@ from attn_gateway.status import code_of, shortened
 
 log = structlog.get_logger("audit")
 
-READS = ("Get", "List", "Watch", "Generate", "Score", "Embed", "Tokenize", "AttentionMaps")
+READS = ("Get", "List", "Watch", "Generate", "Score", "Embed", "Tokenize", "AttentionMaps", "Estimate")
 """What the names of methods begin with that change nothing; every other method is a change."""
 NAMES = ("name", "job_id", "id", "source", "model")
 NAME_BYTES = 200

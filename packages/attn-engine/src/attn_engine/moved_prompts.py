@@ -1,0 +1,54 @@
+"""Prompts that one engine computes and another one completes: disaggregated prefill.
+
+A long prompt keeps everybody else in its batch waiting for their next token. Where some engines compute prompts and
+others decode, the state of a request (keys and values in any layout, latents, sums of fixed size) leaves the first
+engine after all tokens of the prompt but the last, and the second one goes on as if it had computed them (Zhong et al.
+2024, "DistServe", arXiv 2401.09670; Patel et al. 2024, "Splitwise", arXiv 2311.18677).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from attn_core.errors import Incompatible
+from attn_core.stores import PortableStore, StateStore
+
+DIGEST_BYTES = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptState:
+    """The state of a request after its first `tokens` tokens, for another engine of the same model and cache.
+
+    `exported` is what `PortableStore.export` wrote, and `digest` says of which tokens (`prompt_digest`): the state
+    itself does not tell. `cached_tokens` of them were found in the prefix cache of the engine that computed them, on
+    the chip and with the weights and cache that `computed_on` names.
+    """
+
+    exported: bytes
+    tokens: int
+    digest: bytes
+    cached_tokens: int = 0
+    computed_on: str = ""
+
+
+def prompt_digest(tokens: Iterable[int], encoder_token_ids: Iterable[int] | None, adapter: str) -> bytes:
+    """Equal where a model computes the same state: for the same tokens, encoder input and adapter (its key)."""
+    found = blake2b(digest_size=DIGEST_BYTES)
+    encoder = array("q", encoder_token_ids or ())
+    for part in (array("q", tokens).tobytes(), encoder.tobytes(), adapter.encode()):
+        found.update(len(part).to_bytes(8, "little"))
+        found.update(part)
+    return found.digest()
+
+
+def require_portable(store: StateStore) -> PortableStore:
+    """The store, if requests can leave it and come into it as bytes; raises `Incompatible`."""
+    if not isinstance(store, PortableStore):
+        raise Incompatible(
+            f"the engine's cache ({type(store).__name__}) cannot export or restore the state of a prompt"
+        )
+    return store

@@ -1,0 +1,264 @@
+"""The ranks of a model that is split over several processes: how they meet, what each does, and how they end together.
+
+The first rank is the process of the `EngineHost`. It listens at an address; the others are started by a
+`RankLauncher`, load their part of the model and follow what the engine tells them (`attn_engine.tensor_parallel`). When
+one ends, none can go on.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import torch
+import torch.distributed as dist
+from attn_core.errors import AttnError, InvalidValue, Unavailable, WrongState
+from attn_core.splitting import Rank
+from attn_engine.tensor_parallel import LOST, Follower, Leader
+from attn_models.decoder.decoder import Decoder
+from attn_models.loading import LoadedModel, load_model
+from attn_models.loading.encoders import is_encoder
+from attn_models.loading.models import empty_model
+from attn_models.tensor_parallel import Collectives, require_model_split, split_model
+from attn_schema import EngineConfig
+
+from attn_host.cores import usable_cores
+from attn_host.loading import use_kernel
+from attn_host.memory import with_kv_cache_memory
+
+START_SECONDS = 600.0
+"""How long the ranks may take to load their parts, and to add up what each has of a step."""
+WATCH_SECONDS = 0.25
+"""How often it is looked whether a rank has ended; within a step, its sums tell at once."""
+STOP_SECONDS = 10.0
+"""How long a rank may take to end when it is asked to."""
+EXACT = ("auto", "none")
+"""Ways to keep weights in which the parts of a matrix, added up, are the whole: steps of int8 and int4 are not."""
+FOREVER = timedelta(days=365)
+LOOPBACK = "127."
+Store = dist.TCPStore  # type: ignore[attr-defined]  # torch's stubs leave it out
+"""What the first rank listens with: it holds messages and lets the processes of a group find each other."""
+
+
+class RankTask(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank of a model is to do: load its part of the model in `folder`, and follow the one at `address`."""
+
+    folder: str
+    config: EngineConfig
+    index: int
+    address: str
+
+
+class Messages:
+    """Messages of the first rank to all others, in order, by the store that it listens with."""
+
+    def __init__(self, store: Any, name: str = "message") -> None:
+        self._store = store
+        self._name = name
+        self._count = 0
+
+    def send(self, message: bytes) -> None:
+        """To be called where all others have read the last one, as those have that added up its step."""
+        self._store.set(f"{self._name}/{self._count}", message)
+        if self._count:
+            self._store.delete_key(f"{self._name}/{self._count - 1}")
+        self._count += 1
+
+    def receive(self) -> bytes:
+        """The next one, whenever it comes; raises where the first rank has ended."""
+        self._store.set_timeout(FOREVER)
+        message: bytes = self._store.get(f"{self._name}/{self._count}")
+        self._count += 1
+        return message
+
+
+class RankLauncher(Protocol):
+    """What starts the other ranks, as processes that end with this one."""
+
+    ip: str
+    """The address of this machine at which the other ranks reach it."""
+
+    def start(self, tasks: Sequence[RankTask]) -> None:
+        """Start a process for each; it runs `run_rank`."""
+        ...
+
+    def ended(self) -> str | None:
+        """How one of them has ended; None while all run."""
+        ...
+
+    def stop(self, timeout: float) -> None:
+        """Wait up to `timeout` seconds for them to end, then kill what is left."""
+        ...
+
+
+def rank_threads(config: EngineConfig) -> int:
+    """Threads for tensor operations of each rank: those of the config, or its share of the cores."""
+    return config.num_threads or min(torch.get_num_threads(), max(1, usable_cores() // config.tensor_parallel_size))
+
+
+def require_tensor_parallel(folder: Path, config: EngineConfig) -> None:
+    """Raise unless the model in a folder can be split over `config.tensor_parallel_size` ranks, and be run so.
+
+    Weights are not read. `Incompatible` names what cannot be split, `InvalidValue` the field that does not fit.
+    """
+    ranks = config.tensor_parallel_size
+    if ranks == 1:
+        return
+    beside = f"with tensor_parallel_size {ranks}"
+    if config.quantization not in EXACT:
+        raise InvalidValue.of("quantization", config.quantization, f"{' or '.join(EXACT)}, {beside}")
+    if config.kv_offload_bytes:
+        raise InvalidValue.of("kv_offload_bytes", config.kv_offload_bytes, f"0, {beside}")
+    if is_encoder(folder):
+        raise InvalidValue.of("tensor_parallel_size", ranks, "1, as the model is an encoder")
+    model = empty_model(folder)
+    if not isinstance(model, Decoder):
+        raise InvalidValue.of("tensor_parallel_size", ranks, f"1, as the model is a {type(model).__name__}")
+    try:
+        require_model_split(model, ranks)
+    except InvalidValue as error:
+        raise InvalidValue.of("tensor_parallel_size", ranks, error.metadata["allowed"]) from error
+
+
+def load_part(folder: Path, config: EngineConfig, index: int) -> LoadedModel:
+    """The part of a rank of the model in a folder; a model of one rank is whole."""
+    rank = Rank(index, config.tensor_parallel_size)
+
+    def split(model: Any) -> None:
+        split_model(model, rank, Collectives.serving())
+
+    return load_model(
+        folder,
+        config.dtype,
+        device=config.device,
+        quantization=config.quantization,
+        prepare=split if rank.size > 1 else None,
+    )
+
+
+class RankGroup:
+    """The other ranks, as the first one sees them. `lost` is called once, with the error, when one of them ends."""
+
+    def __init__(
+        self, folder: Path, config: EngineConfig, launcher: RankLauncher, lost: Callable[[Exception], None]
+    ) -> None:
+        if dist.is_initialized():
+            raise WrongState("this process has a rank of another model already")
+        self._size = config.tensor_parallel_size
+        self._store, address = listen(launcher.ip)
+        self._stopping = threading.Event()
+        self._launcher = launcher
+
+        def ended(error: Exception) -> None:
+            launcher.stop(0.0)
+            lost(error)
+
+        self.leader = Leader(Messages(self._store).send, ended)
+        config = config.replace(num_threads=rank_threads(config))
+        others = range(1, self._size)
+        launcher.start([RankTask(folder=str(folder), config=config, index=index, address=address) for index in others])
+
+    def meet(self, device: torch.device) -> None:
+        """Wait until all have loaded their parts, and join them; raises `Unavailable` where one cannot."""
+        until = time.monotonic() + START_SECONDS
+        for index in range(1, self._size):
+            while not self._store.check([_ready(index)]):
+                ended = self._launcher.ended()
+                if ended is not None or time.monotonic() > until:
+                    raise Unavailable(f"rank {index} of the model did not start: {ended or 'it takes too long'}")
+                time.sleep(WATCH_SECONDS / 10)
+            said = self._store.get(_ready(index)).decode()
+            if said:
+                raise Unavailable(f"rank {index} of the model cannot be loaded: {said}")
+        join(self._store, Rank(0, self._size), device)
+        threading.Thread(target=self._watch, name="attn-ranks", daemon=True).start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether all ranks run."""
+        return self.leader.ended is None
+
+    def stop(self) -> None:
+        """End the other ranks."""
+        self._stopping.set()
+        met = dist.is_initialized()
+        wait = STOP_SECONDS if met and self.alive else 0.0
+        if wait:
+            self.leader.stop()
+        self._launcher.stop(wait)
+        if met:
+            dist.destroy_process_group()
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(WATCH_SECONDS):
+            ended = self._launcher.ended()
+            if ended is not None and not self._stopping.is_set():
+                self.leader.end(Unavailable(f"{LOST}: {ended}"))
+                return
+
+
+def run_rank(task: RankTask) -> None:
+    """Be a rank: load a part of the model and follow the first rank until it stops. Raises what ends it otherwise."""
+    host, _, port = task.address.rpartition(":")
+    store = Store(host, int(port), is_master=False, timeout=timedelta(seconds=START_SECONDS))
+    config, rank = task.config, Rank(task.index, task.config.tensor_parallel_size)
+    torch.set_num_threads(rank_threads(config))
+    try:
+        loaded = load_part(Path(task.folder), config, task.index)
+    except Exception as error:
+        store.set(_ready(task.index), error.message if isinstance(error, AttnError) else repr(error))
+        raise
+    store.set(_ready(task.index), "")
+    join(store, rank, loaded.device)
+    try:
+        use_kernel(loaded.model, config.kernel)
+        with_kv_cache_memory(config, loaded.model, loaded.device, drafts=config.draft_model is not None)
+        follower = Follower(loaded.model)
+        messages = Messages(store)
+        while not follower.stopped:
+            follower.follow(messages.receive())
+    finally:
+        dist.destroy_process_group()
+
+
+def listen(ip: str) -> tuple[Any, str]:
+    """A store of messages at a free port of the interface `ip` alone, and its address."""
+    with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as probe:
+        probe.bind((ip, 0))
+        probe.listen()
+        port = probe.getsockname()[1]
+        store = Store(
+            ip,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=START_SECONDS),
+            master_listen_fd=probe.detach(),
+        )
+    return store, f"{ip}:{port}"
+
+
+def join(store: Any, rank: Rank, device: torch.device) -> None:
+    """Make all ranks the default group of this process."""
+    if store.host.startswith(LOOPBACK):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=dist.PrefixStore("group", store),  # type: ignore[attr-defined]
+        rank=rank.index,
+        world_size=rank.size,
+        timeout=timedelta(seconds=START_SECONDS),
+    )
+
+
+def _ready(index: int) -> str:
+    return f"ready/{index}"

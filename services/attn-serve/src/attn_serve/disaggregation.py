@@ -1,0 +1,254 @@
+"""Disaggregated prefill: some replicas of a model compute prompts, others decode.
+
+A long prompt no longer holds up the tokens of those who share a batch with it (Zhong et al. 2024, "DistServe", arXiv
+2401.09670; as vLLM's prefill and decode instances). The state of the prompt goes from replica to replica without
+passing the gateway: `attn_serve.moved_states`. Whatever happens to it, the request is computed: by another prefill
+replica, or whole by the one that decodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from attn_core import installed
+from attn_core.errors import AttnError, DeadlineExceeded, Incompatible, InvalidValue, Unavailable
+from attn_gateway import ReplicaTls
+from attn_host import TextTask
+from attn_models.adapters.native import SOURCE
+from attn_models.loading.encoders import is_encoder
+from attn_models.weights.safe_files import read_config
+from attn_schema import DeploymentConfig, EngineConfig, EngineStats, ModelInfo, ScoringParams
+
+from attn_serve.deployment import DeploymentBackend, total
+from attn_serve.moved_states import StateLost
+from attn_serve.replica_client import ReplicaClient
+from attn_serve.replica_messages import StateTicket
+from attn_serve.routing import prompt_bytes
+from attn_serve.streams import EngineLost, Streams
+
+log = logging.getLogger(__name__)
+
+PREFILL_SUFFIX = "+prefill"
+"""Ends the name of the deployment of prefill replicas; no model's name has a plus."""
+BYTES_PER_TOKEN = 4
+"""Of text, about; token ids are sent in as many."""
+NONE_RUNS, LOST = "no prefill replica runs", "the prefill replica or the state was lost"
+MAX_ATTEMPTS = 2
+"""How often a state is asked for before the prompt is computed where it is decoded."""
+
+
+class DisaggregatedBackend:
+    """Serves one model from two deployments: prompts are computed in one, tokens in the other.
+
+    Prompts of fewer than `prefill_min_tokens` tokens (estimated from their bytes), and those that are scored, are
+    computed where they are decoded.
+    """
+
+    def __init__(
+        self,
+        prefill: DeploymentBackend,
+        decode: DeploymentBackend,
+        deployment: DeploymentConfig,
+        *,
+        drafts: bool = False,
+    ) -> None:
+        self.prefill = prefill
+        self.decode = decode
+        self._deployment = deployment
+        self._drafts = drafts
+        self.outcomes: Counter[str] = Counter()
+        """What became of prompts that were long enough: `moved`, or why they were computed where they are decoded."""
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        folder: Path,
+        config: EngineConfig,
+        deployment: DeploymentConfig,
+        tls: ReplicaTls | None = None,
+    ) -> DisaggregatedBackend:
+        """Two deployments of the model in a folder. Raises `Incompatible` for one whose states cannot be moved."""
+        require_movable(folder, config)
+        prefill = DeploymentBackend(name + PREFILL_SUFFIX, folder, config, deployment.prefill, tls)
+        decode = DeploymentBackend(name, folder, config, deployment.decode, tls)
+        return cls(prefill, decode, deployment, drafts=config.draft_model is not None)
+
+    @property
+    def replicas(self) -> int:
+        """Replicas of both kinds that take tasks."""
+        return self.prefill.replicas + self.decode.replicas
+
+    async def start(self, streams: Streams) -> ModelInfo:
+        """Deploy or join both; raises as `DeploymentBackend.start`, also where only both together find no room."""
+        await asyncio.to_thread(self.decode.require_places, self._deployment.together)
+        starting = (self.decode.start(streams), self.prefill.start(Streams()))
+        info, other = await asyncio.gather(*starting, return_exceptions=True)  # one that fails leaves none half started
+        for outcome in (info, other):
+            if isinstance(outcome, BaseException):
+                raise outcome
+        if self._drafts:
+            said = (
+                "the draft model computes every prompt where tokens are generated, also one that a prefill replica did"
+            )
+            info = info.replace(note="; ".join(filter(None, (info.note, said))))
+        return info
+
+    async def scale(self, deployment: DeploymentConfig) -> None:
+        """Change the numbers of replicas; without `prefill_replicas` that of prefill replicas stays."""
+        if deployment.prefill_replicas is None:
+            deployment = deployment.replace(prefill_replicas=self._deployment.prefill_replicas)
+        await asyncio.to_thread(self.decode.require_places, deployment.together)
+        self._deployment = deployment
+        await asyncio.gather(self.decode.scale(deployment.decode), self.prefill.scale(deployment.prefill))
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """The answer of a method of the host, from the replica that suits."""
+        match method:
+            case "submit":
+                return await self._submit(*arguments)
+            case "stats":
+                return total(self._stats())
+            case "cancel" | "load_adapter" | "unload_adapter":
+                await asyncio.gather(*(group.call(method, *arguments) for group in self._groups))
+                return None
+        return await self.decode.call(method, *arguments)
+
+    async def pids(self) -> list[int]:
+        """The processes of the replicas that take tasks, for those who watch or kill processes."""
+        return [pid for group in self._groups for pid in await group.pids()]
+
+    async def release(self, shutdown_timeout: float) -> None:
+        """As `stop`, but leave the replicas to other gateways that use them."""
+        await asyncio.gather(*(group.release(shutdown_timeout) for group in self._groups))
+
+    async def stop(self, shutdown_timeout: float) -> None:
+        """Let running tasks finish, then delete both deployments."""
+        await asyncio.gather(*(group.stop(shutdown_timeout) for group in self._groups))
+
+    @property
+    def _groups(self) -> Iterable[DeploymentBackend]:
+        return self.prefill, self.decode
+
+    def _stats(self) -> dict[str, EngineStats]:
+        kinds = {"prefill": self.prefill, "decode": self.decode}
+        return {
+            f"{kind} {name}": one for kind, group in kinds.items() for name, one in group.stats_by_replica().items()
+        }
+
+    def moves(self, task: TextTask) -> bool:
+        """Whether the prompt of a task is worth computing elsewhere, if that can be."""
+        if isinstance(task.params, ScoringParams):
+            return False  # the log probability of every token is wanted, which are in no state
+        tokens = len(prompt_bytes(task.prompt)) // BYTES_PER_TOKEN
+        return tokens >= self._deployment.prefill_min_tokens
+
+    async def _submit(self, task: TextTask) -> None:
+        if not self.moves(task):
+            await self.decode.submit(task)
+            return
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+
+        def left() -> TextTask:
+            """The task, with what is left of its time."""
+            return task if task.timeout is None else replace(task, timeout=remaining(task.timeout, loop.time() - began))
+
+        why = NONE_RUNS
+        failed: set[str] = set()
+        for _ in range(MAX_ATTEMPTS):
+            try:
+                await self._move(left(), failed)
+            except NoPrefillError as error:
+                why = why if failed and error.why == NONE_RUNS else error.why
+                break
+            except StateLost as error:
+                why = LOST
+                log.warning("task %s: %s", task.id, error.message)
+            else:
+                self.outcomes["moved"] += 1
+                return
+        log.warning("task %s: its prompt is computed where it is decoded: %s", task.id, why)
+        self.outcomes[why] += 1
+        await self.decode.submit(left())
+
+    def _prefill_replica(self, task: TextTask, failed: Collection[str]) -> ReplicaClient:
+        """Where a prompt is computed; raises `NoPrefillError` where nobody can."""
+        if not self.decode.replicas:
+            raise NoPrefillError("no decode replica runs")
+        try:
+            return self.prefill.choose_for(task, failed)
+        except EngineLost as error:
+            raise NoPrefillError(NONE_RUNS) from error
+
+    async def _move(self, task: TextTask, failed: set[str]) -> None:
+        """Have the prompt computed, and submit the task with its state; raises `NoPrefillError` or `StateLost`."""
+        replica = self._prefill_replica(task, failed)
+        failed.add(replica.id)  # the next attempt may come before the connection is known to be broken
+        ticket = await self._ticket(replica, task)
+        handed_over = False
+        try:
+            await self.decode.submit(task, ticket)
+            handed_over = True
+        finally:
+            if not handed_over:
+                self.prefill.later(replica.cancel(task.id))
+
+    async def _ticket(self, replica: ReplicaClient, task: TextTask) -> StateTicket:
+        replica.tasks.add(task.id)
+        answered = False
+        try:
+            ticket: StateTicket = await replica.call("prefill", task)
+            answered = True
+        except Unavailable as error:
+            raise StateLost(f"prefill replica {replica.id} is gone, or hands its tasks over") from error
+        except AttnError as error:
+            answered = True
+            raise NoPrefillError(f"refused: {error.reason}") from error
+        finally:
+            replica.tasks.discard(task.id)
+            if not answered:
+                self.prefill.later(replica.cancel(task.id))
+        return ticket
+
+
+class NoPrefillError(Exception):
+    """No prefill replica computes a prompt; the replica that decodes does, or says what is wrong with it."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+def remaining(timeout: float, passed: float) -> float:
+    """Seconds left of a time; raises `DeadlineExceeded` where there are none."""
+    if passed >= timeout:
+        raise DeadlineExceeded("the deadline passed while the prompt was computed")
+    return timeout - passed
+
+
+def require_movable(folder: Path, config: EngineConfig) -> None:
+    """Raise `Incompatible` for a model whose prompts have no state that another replica could go on from.
+
+    Known without loading it: a model without a state (an encoder), one whose state is mostly that of another sequence
+    (an encoder-decoder), and a cache that neither exports nor restores.
+    """
+    allowed = "left out for this model"
+    if config.tensor_parallel_size > 1:
+        raise InvalidValue.of("tensor_parallel_size", config.tensor_parallel_size, "1, with prefill_replicas")
+    if is_encoder(folder):
+        raise Incompatible(f"prefill_replicas: {folder.name} is an encoder, which generates nothing; {allowed}")
+    config_file = read_config(folder / "config.json")
+    if config_file.get("model_type") == SOURCE or config_file.get("is_encoder_decoder"):
+        message = f"prefill_replicas: {folder.name} is an encoder-decoder model, whose prompt is read by its encoder"
+        raise Incompatible(f"{message} where it decodes; {allowed}")
+    if not installed().caches.get(config.kv_cache).portable:
+        raise InvalidValue.of(
+            "kv_cache", config.kv_cache, "a cache whose states can be exported and restored, with prefill_replicas"
+        )

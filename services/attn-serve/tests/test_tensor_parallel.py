@@ -1,0 +1,149 @@
+"""A model that is split over ranks answers as one that is not, and comes back whole when a rank is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+import pytest_asyncio
+from attn_core.errors import InvalidValue
+from attn_gateway import Cluster, ClusterSettings
+from attn_host import TextTask
+from attn_schema import DeploymentConfig, EngineConfig, Prompt, SamplingParams
+from attn_serve.deployment import DeploymentBackend
+from attn_serve.disaggregation import require_movable
+from attn_serve.engine_client import EngineClient
+from attn_serve.fleet import require_adaptable
+from attn_serve.in_process import InProcessBackend
+from attn_serve.ray_backend import RayBackend
+
+SECONDS = 120
+"""How long anything may take; nothing is expected to."""
+WHOLE = EngineConfig(num_threads=1, kv_cache_memory_bytes=2**22)
+SPLIT = WHOLE.replace(tensor_parallel_size=2)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+    made = Cluster(ClusterSettings(cpus=2, home=tmp_path_factory.mktemp("ray-home")))
+    await made.start()
+    yield made
+    await made.stop()
+
+
+def generation(**params: float) -> TextTask:
+    return TextTask(prompt=Prompt(text="To be"), params=SamplingParams(max_new_tokens=24, **params))
+
+
+async def tokens_of(engine: EngineClient, wanted: TextTask) -> list[int]:
+    return [token.id async for delta in engine.generate(wanted) for token in delta.tokens]
+
+
+async def whole_tokens(folder: Path) -> list[list[int]]:
+    """The tokens of one process, greedy and sampled."""
+    engine = EngineClient(InProcessBackend(folder, WHOLE))
+    await engine.start()
+    found = [await tokens_of(engine, generation(**params)) for params in WAYS]
+    await engine.stop(0)
+    return found
+
+
+WAYS = ({"temperature": 0.0}, {"temperature": 1.0, "seed": 3})
+
+
+def ranks_beside(pid: int) -> list[int]:
+    """The processes of other ranks that the Ray of the process `pid` has."""
+    parent, found = psutil.Process(pid).ppid(), []
+    for process in psutil.process_iter():
+        try:
+            if process.ppid() == parent and "RankActor" in " ".join(process.cmdline()):
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+async def until(holds: object) -> None:
+    """Wait for a condition."""
+    end = asyncio.get_running_loop().time() + SECONDS
+    while not await holds():  # type: ignore[operator]
+        assert asyncio.get_running_loop().time() < end
+        await asyncio.sleep(0.05)
+
+
+async def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid)
+
+
+async def survives_a_killed_rank(engine: EngineClient, leader: int, expected: list[list[int]]) -> None:
+    """Kill a rank under a stream: its tokens are those without that, and all processes are new."""
+    (rank,) = ranks_beside(leader)
+    deltas = engine.generate(generation(**WAYS[1]))
+    found = [token.id for token in (await anext(deltas)).tokens]
+    os.kill(rank, signal.SIGKILL)
+    async with asyncio.timeout(SECONDS):
+        found += [token.id async for delta in deltas for token in delta.tokens]
+    assert found == expected[1]
+    await until(lambda: gone(rank))
+    await until(lambda: gone(leader))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+class TestRanks:
+    """One cluster for all."""
+
+    async def test_an_actor_with_ranks_answers_as_one_process_and_comes_back(
+        self, cluster: Cluster, home: Path
+    ) -> None:
+        folder = home / "models" / "tiny"
+        expected = await whole_tokens(folder)
+        backend = RayBackend(folder.name, folder, SPLIT)
+        engine = EngineClient(backend)
+        await engine.start()
+        assert [await tokens_of(engine, generation(**params)) for params in WAYS] == expected
+        leader = await backend.pid()
+        await survives_a_killed_rank(engine, leader, expected)
+        assert await tokens_of(engine, generation(**WAYS[0])) == expected[0]
+        leader = await backend.pid()
+        (rank,) = ranks_beside(leader)
+        await engine.stop(1.0)
+        await until(lambda: gone(rank))
+
+    async def test_ranks_that_do_not_divide_the_heads_start_nothing(self, cluster: Cluster, home: Path) -> None:
+        folder = home / "models" / "tiny"
+        backend = RayBackend(folder.name, folder, WHOLE.replace(tensor_parallel_size=64))
+        with pytest.raises(InvalidValue, match="tensor_parallel_size: 64 is not allowed; allowed: a divisor"):
+            await EngineClient(backend).start()
+
+    @pytest.mark.cluster
+    async def test_a_replica_with_ranks_is_replaced_as_a_whole(self, cluster: Cluster, home: Path) -> None:
+        folder = home / "models" / "tiny"
+        expected = await whole_tokens(folder)
+        backend = DeploymentBackend("split", folder, SPLIT, DeploymentConfig(replicas=1))
+        engine = EngineClient(backend)
+        await engine.start()
+        assert [await tokens_of(engine, generation(**params)) for params in WAYS] == expected
+        (leader,) = await backend.pids()
+        await survives_a_killed_rank(engine, leader, expected)
+        (leader,) = await backend.pids()
+        (rank,) = ranks_beside(leader)
+        await engine.stop(1.0)
+        await until(lambda: gone(rank))
+
+
+def test_prefill_replicas_are_refused_beside_ranks(home: Path) -> None:
+    folder = home / "models" / "tiny"
+    require_movable(folder, WHOLE)
+    with pytest.raises(InvalidValue, match="tensor_parallel_size: 2 is not allowed; allowed: 1, with prefill_replicas"):
+        require_movable(folder, SPLIT)
+
+
+def test_adapters_are_refused_on_a_model_with_ranks() -> None:
+    require_adaptable("tone", WHOLE)
+    with pytest.raises(InvalidValue, match="tensor_parallel_size: 2 is not allowed; allowed: 1, as the adapter 'tone'"):
+        require_adaptable("tone", SPLIT)

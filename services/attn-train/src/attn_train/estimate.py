@@ -1,0 +1,229 @@
+"""What a job would run, hold and take: prices of its mechanisms, and a few steps of few rows on this machine.
+
+As a program it reads what is asked as JSON and answers so, in a process of its own that ends with what it took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import torch
+from attn_core.errors import Incompatible, InternalError
+from attn_models.device import resolve_device
+from attn_schema.estimate import JobEstimate
+from attn_schema.training import JobError, TrainingConfig
+from torch import nn
+
+from attn_train.base_model import load_base, shapes_of_base
+from attn_train.data.load import load_dataset
+from attn_train.layout import MeshLayout
+from attn_train.model import CHECKPOINT_BYTES, TRAINING_BYTES, configured, shapes_only
+from attn_train.precision import blocks_of
+from attn_train.pricing import SAMPLED_BATCHES, step_price
+from attn_train.process import keep_freed_memory, spin_briefly
+from attn_train.step_probe import StepProbe, trained_bytes, weight_bytes
+from attn_train.tasks.base import Dataset, batch_weight
+from attn_train.tasks.distillation import distilled
+from attn_train.worker import as_attn_error, build_model
+
+LONGEST_STEP = 1.0
+"""Seconds that a timed step may take; with more, fewer rows are timed."""
+TIMED_SECONDS = 2.0
+MOST_STEPS, LEAST_STEPS = 20, 3
+SPARE_MEMORY = 0.5
+"""Share of the free memory of this machine that the model in training may take to be run here."""
+ALONE = MeshLayout()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What a few steps showed of one worker: bytes by the fields of `JobEstimate`, and seconds and FLOPs of a step."""
+
+    sizes: dict[str, int]
+    seconds: float
+    flops: float
+    how: str
+
+
+def estimated(config: TrainingConfig, home: Path) -> JobEstimate:
+    """The estimate of a configuration that was checked; raises what loading data and model raises."""
+    dataset = distilled(load_dataset(config, home, _silent), config, home)
+    device, process = resolve_device(config.device), psutil.Process().memory_info().rss
+    whole = _shapes(config, dataset, home)
+    trained = sum(parameter.numel() for parameter in whole.parameters() if parameter.requires_grad)
+    frozen = sum(parameter.numel() for parameter in whole.parameters()) - trained
+    layout, optimizer, steps = MeshLayout.of(config), config.optimizer, config.optimizer.steps
+    plain, allowed = _priced(config, dataset)
+    said = _said(config, dataset, home, needed=TRAINING_BYTES * trained + 4 * frozen)
+    checkpoint = CHECKPOINT_BYTES * trained
+    return JobEstimate(
+        device=str(device),
+        workers=layout.workers,
+        steps=steps,
+        sequences_per_step=optimizer.batch_size * optimizer.gradient_accumulation_steps,
+        tokens_per_step=optimizer.gradient_accumulation_steps * _targets(config, dataset),
+        parameters=trained + frozen,
+        trained_parameters=trained,
+        flops=steps * (plain or said.flops * layout.workers),
+        allowed_flops=steps * allowed,
+        process_bytes=process,
+        memory_bytes=sum(said.sizes.values()) + (process if device.type == "cpu" else 0),
+        checkpoint_bytes=checkpoint,
+        checkpoints=-(-steps // config.checkpoint.save_steps),
+        disk_bytes=checkpoint * (config.checkpoint.save_total_limit + 1) + 4 * trained,
+        seconds_per_step=said.seconds,
+        seconds=steps * said.seconds,
+        timed=said.how,
+        **said.sizes,
+    )
+
+
+def _said(config: TrainingConfig, dataset: Dataset, home: Path, needed: int) -> Measured:
+    """What steps on this machine show of one worker, or without memory for them, what weights alone say."""
+    free = psutil.virtual_memory().available
+    layout = MeshLayout.of(config)
+    if needed > SPARE_MEMORY * free and resolve_device(config.device).type == "cpu":
+        weights = needed // TRAINING_BYTES * 4
+        sizes = {"weight_bytes": weights, "gradient_bytes": weights, "optimizer_bytes": 2 * weights}
+        how = f"no step was run, as {needed} bytes are needed and {free} are free: without activations, and no times"
+        return Measured(sizes=sizes, seconds=0.0, flops=0.0, how=how)
+    probe = StepProbe(config, dataset, lambda: _built(config, dataset, home))
+    rows = max(1, config.optimizer.batch_size // (layout.dp_replicate * layout.dp_shard))
+    found = measured(probe, rows, layout, exact=config.data.format != "text")
+    alone = ", without what workers send each other" if layout.workers > 1 else ""
+    return replace(found, how=found.how + alone)
+
+
+def measured(probe: StepProbe, rows: int, layout: MeshLayout = ALONE, *, exact: bool = False) -> Measured:
+    """What steps of a worker with `rows` rows need, from steps of fewer where they take long, unless `exact`.
+
+    Everything but the weights and what belongs to them grows with the rows, on a line.
+    """
+    few = rows if exact else 1
+    probe.peak_bytes(few)
+    (one,) = probe.seconds(few, 1)
+    run = rows if exact else max(min(2, rows), min(rows, int(few * LONGEST_STEP / one)))
+    probe.seconds(run, 1)
+    (begun,) = probe.seconds(run, 1)
+    steps = max(LEAST_STEPS, min(MOST_STEPS, int(TIMED_SECONDS / begun)))
+    seconds = statistics.median(probe.seconds(run, steps))
+    flops, peak = float(probe.flops(run)), float(probe.peak_bytes(run))
+    how = f"{steps} steps of {run} rows in {seconds:.3g} s each on this machine, {torch.get_num_threads()} threads"
+    if run < rows:
+        half = max(1, run // 2)
+        slower = statistics.median(probe.seconds(half, LEAST_STEPS))
+        peak += (rows - run) * (peak - probe.peak_bytes(half)) / (run - half)
+        # A worker that waits for others would make the line fall.
+        seconds += (rows - run) * max((seconds - slower) / (run - half), 0.5 * seconds / run)
+        flops *= rows / run
+        how += f", continued to {rows} rows"
+    return Measured(sizes=_sizes(probe, int(peak), layout), seconds=seconds, flops=flops, how=how)
+
+
+def _built(config: TrainingConfig, dataset: Dataset, home: Path) -> nn.Module:
+    made: nn.Module = (
+        build_model(config, dataset) if config.model.base_model is None else load_base(config, home, _silent).model
+    )
+    return made
+
+
+def _sizes(probe: StepProbe, peak: int, layout: MeshLayout) -> dict[str, int]:
+    """Bytes of one worker by the fields of `JobEstimate`; of blocks that are sharded, its shard and one whole block."""
+    model = probe.model
+    weights, gradients = weight_bytes(model), trained_bytes(model)
+    state = max(0, probe.kept_bytes - weights)
+    activations = max(0, peak - weights - gradients - state)
+    if layout.dp_shard > 1:
+        blocks = [weight_bytes(block) for block in blocks_of(model)]
+        away, largest = sum(blocks) * (1 - 1 / layout.dp_shard), max(blocks)
+        share = away / weights
+        weights, gradients, state = (int(size * (1 - share)) for size in (weights, gradients, state))
+        activations += 2 * largest
+    return {
+        "weight_bytes": weights,
+        "gradient_bytes": gradients,
+        "optimizer_bytes": state,
+        "activation_bytes": activations,
+    }
+
+
+def _shapes(config: TrainingConfig, dataset: Dataset, home: Path) -> nn.Module:
+    """The model with what of it is trained, without memory."""
+    with shapes_only():
+        if config.model.base_model is None:
+            family, made = configured(config.model, dataset.model_fields)
+            built: nn.Module = family.build(made)
+            return built
+        base, adapter = shapes_of_base(config, home)
+        if adapter is not None:
+            base.requires_grad_(requires_grad=False)
+            base.add_module("adapter", adapter)
+    return base
+
+
+def _targets(config: TrainingConfig, dataset: Dataset) -> float:
+    task = dataset.task(config)
+    return statistics.mean(batch_weight(task, task.next_batch()) for _ in range(SAMPLED_BATCHES))
+
+
+def _priced(config: TrainingConfig, dataset: Dataset) -> tuple[float, float]:
+    """FLOPs of a step of all workers, of all pairs and of allowed ones; 0 where mechanisms do not say."""
+    if config.model.base_model is not None:
+        return 0.0, 0.0
+    try:
+        price = step_price(config, dataset)
+    except Incompatible:
+        return 0.0, 0.0
+    return price.plain_flops, price.flops
+
+
+def _silent(_line: str) -> None:
+    """What loading says is not asked."""
+
+
+def main() -> None:
+    """Answer one question on standard input."""
+    spin_briefly()
+    asked = json.load(sys.stdin)
+    keep_freed_memory()
+    torch.set_num_threads(asked["threads"])
+    config = TrainingConfig.from_mapping(asked["config"])
+    answer: dict[str, Any]
+    try:
+        answer = {"estimate": msgspec.to_builtins(estimated(config, Path(asked["home"])))}
+    except Exception as error:  # noqa: BLE001 -- whatever a mechanism raises is the job's error
+        answer = {"error": msgspec.to_builtins(JobError.of(as_attn_error(error)))}
+    sys.stdout.write("\n" + json.dumps(answer))
+
+
+async def estimated_apart(config: TrainingConfig, home: Path, threads: int) -> JobEstimate:
+    """`estimated` in a process of its own, which ends with the call; raises what it raised."""
+    asked = {"config": msgspec.to_builtins(config), "home": str(home), "threads": threads}
+    program = [sys.executable, "-m", "attn_train.estimate"]
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*program, stdin=pipe, stdout=pipe, stderr=pipe)
+    try:
+        said, wrong = await process.communicate(json.dumps(asked).encode())
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        last = wrong.decode(errors="replace").strip().splitlines()[-1:] or [f"it ended with {process.returncode}"]
+        raise InternalError(f"the job could not be estimated: {last[0]}")
+    answer = json.loads(said.splitlines()[-1])
+    if "error" in answer:
+        raise msgspec.convert(answer["error"], JobError).error()
+    return msgspec.convert(answer["estimate"], JobEstimate)
+
+
+if __name__ == "__main__":
+    main()
