@@ -208,10 +208,7 @@ def _values(header: GgufHeader, placement: Placement, dtype: WeightDtype) -> NDA
         if not layout.is_finite(rows):
             raise CheckpointInvalid.of(header.path, f"tensor {tensor.name!r} holds NaN or infinity")
         return np.ascontiguousarray(_in_order(rows, placement))
-    if placement.parts:
-        values = joined(header, placement)
-    else:
-        values = dequantised(header, tensor, placement.expert)
+    values = joined(header, placement) if placement.parts else dequantised(header, tensor, placement.expert)
     if placement.decay:
         if not (values < 0).all():
             raise CheckpointInvalid.of(header.path, f"tensor {placement.source!r} holds a decay that is not below 0")
