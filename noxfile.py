@@ -227,6 +227,15 @@ def docs(session: nox.Session) -> None:
     run_in("dev", session, "python", "-m", "pytest", "tests/docs", *session.posargs)
 
 
+@nox.session(python=PYTHON, default=False)
+def deploy(session: nox.Session) -> None:
+    """What is in deploy/, read by hadolint, Helm and Kubernetes' schemas."""
+    served = workspace.closure({"attn-cli", "attn-openai"}, PACKAGES)
+    install(session, *group("build", "test", "deploy"))
+    install(session, "--no-build-isolation", *editable([PACKAGES[name] for name in sorted(served)]))
+    session.run("python", "-m", "pytest", "tests/deploy", *session.posargs, env=ENVIRONMENT)
+
+
 @nox.session(python=PYTHON)
 def lock(session: nox.Session) -> None:
     """Write constraints.txt anew from the newest releases that the manifests allow."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from attn_cli.commands.costs import with_powers_of_two
-from attn_cli.pictures import View, as_text, influence_grid, sample_grid, view_of
+from attn_cli.pictures import View, as_text, grid_figure, influence_grid, sample_grid, view_of
 from attn_core import Capability, Mechanism, MechanismConfig, configure, installed
 from attn_core.errors import Incompatible
 
@@ -42,6 +42,33 @@ def test_curves_and_masks_are_drawn_as_pictures(attn: Run, tmp_path: Path) -> No
         done = attn(*words, "--draw", str(path))
         assert done.returncode == 0, done.stderr
         assert path.read_bytes().startswith(PNG)
+
+
+@pytest.mark.parametrize("name", ["sliding_window", "additive", "moba", "gla"])
+def test_a_picture_names_its_axes_and_its_colours_and_its_title_fits(name: str) -> None:
+    mechanism = installed().mechanisms.get(name)
+    config = configure(mechanism, dict(mechanism.sketch), hidden_size=16, num_heads=2)
+    view = view_of(mechanism, config, 9, dict(mechanism.sketch))
+    figure = grid_figure(view, name)
+    figure.canvas.draw()
+    axes, bar = figure.axes
+    assert (axes.get_xlabel(), axes.get_ylabel()) == (f"{view.columns} position", f"{view.rows} position")
+    assert bar.get_ylabel() == view.measure
+    drawn = axes.get_images()[0]
+    assert drawn.get_clim() == (0.0, pytest.approx(max(map(max, view.grid))))
+    assert drawn.get_array().tolist() == view.grid
+    title = figure._suptitle
+    assert " ".join(title.get_text().split()) == " ".join(f"{name}: {view.caption}".split())
+    across, whole = title.get_window_extent(), figure.bbox
+    assert whole.x0 <= across.x0
+    assert across.x1 <= whole.x1
+    assert across.y0 >= axes.get_window_extent().y1
+
+
+def test_a_picture_of_nothing_is_drawn_too() -> None:
+    figure = grid_figure(View("nothing", [[0.0, 0.0], [0.0, 0.0]]), "price of $x$ and $y$")
+    figure.canvas.draw()
+    assert figure.axes[0].get_images()[0].get_clim() == (0.0, 1.0)
 
 
 @pytest.mark.parametrize(

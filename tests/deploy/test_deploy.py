@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import workspace
@@ -17,6 +18,29 @@ from attn_core import installed
 DEPLOY = workspace.ROOT / "deploy"
 DOCKERFILES = sorted((DEPLOY / "docker").glob("Dockerfile*"))
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+CHART = DEPLOY / "helm" / "attn"
+VALUES: dict[str, dict[str, object]] = {
+    "as it is": {},
+    "for a company": {
+        "image": {"repository": "registry.example.org/attn", "tag": "1.2.3"},
+        "imagePullSecrets": [{"name": "registry"}],
+        "replicas": 3,
+        "models": ["smollm2-135m-instruct", "mine=/var/lib/attn/models/mine"],
+        "extraArgs": ["--kv-cache", "int8"],
+        "env": {"ATTN_CPU_ISA": "avx2", "OMP_NUM_THREADS": 4},
+        "secret": {"name": "entrance", "tokens": "bearer"},
+        "database": {"secretName": "postgres"},
+        "storage": {"size": "1Ti", "accessModes": ["ReadWriteMany"], "storageClassName": "shared"},
+        "service": {"type": "LoadBalancer", "grpcPort": 443},
+        "metrics": False,
+        "resources": {"limits": {"nvidia.com/gpu": 1}},
+        "nodeSelector": {"gpu": "h100"},
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+    },
+    "on a claim that is there": {"storage": {"existingClaim": "models"}},
+}
+"""Values for the chart, by what they are for."""
 
 
 def serve_options() -> set[str]:
@@ -101,3 +125,93 @@ def test_systemd_reads_the_unit(tmp_path: Path) -> None:
     unit.write_text(text.replace("/opt/attn/bin/attn", "/bin/true"), encoding="utf-8")
     said = subprocess.run([analyze, "verify", str(unit)], capture_output=True, text=True, check=False)
     assert "attn.service" not in said.stderr, said.stderr
+
+
+def rendered(values: dict[str, object]) -> dict[str, dict[str, Any]]:
+    """What the chart makes of values for a release `demo`, by kind; Helm's own templates and functions do it."""
+    helm = pytest.importorskip("helm_python")
+    with helm.Chart.load(CHART) as chart:
+        made = chart.render(values, name="demo", namespace="models")
+    found = [one for name, text in made.items() if name.endswith(".yaml") for one in yaml.safe_load_all(text) if one]
+    return {one["kind"]: one for one in found}
+
+
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+def test_what_the_chart_makes_fits_the_schemas_of_kubernetes(values: dict[str, object]) -> None:
+    validate = pytest.importorskip("kubernetes_validate")
+    found = rendered(values)
+    assert {"Deployment", "Service"} <= found.keys()
+    assert all(validate.validate(one, validate.latest_version(), strict=True) for one in found.values())
+
+
+def test_the_chart_as_it_is_makes_the_server_of_the_manifest() -> None:
+    made, written = rendered({}), {one["kind"]: one for one in documents(DEPLOY / "kubernetes" / "attn.yaml")}
+    assert made.keys() == written.keys()
+    assert made["PersistentVolumeClaim"]["spec"] == written["PersistentVolumeClaim"]["spec"]
+    pod, plain = (one["Deployment"]["spec"]["template"]["spec"] for one in (made, written))
+    (server,), (own,) = pod["containers"], plain["containers"]
+    assert server["volumeMounts"] == own["volumeMounts"]
+    assert server["resources"] == own["resources"]
+    assert {one["containerPort"] for one in server["ports"]} == {one["containerPort"] for one in own["ports"]}
+    assert pod["securityContext"] == plain["securityContext"]
+    assert pod["initContainers"][0]["command"] == plain["initContainers"][0]["command"]
+    assert {one["name"] for one in pod["volumes"]} == {one["name"] for one in plain["volumes"]}
+
+
+def test_values_reach_the_server_as_its_options() -> None:
+    found = rendered(VALUES["for a company"])
+    deployment, pod = found["Deployment"]["spec"], found["Deployment"]["spec"]["template"]["spec"]
+    (server,) = pod["containers"]
+    flags = {word.partition("=")[0] for word in server["args"] if word.startswith("--")}
+    assert flags <= serve_options()
+    assert "--model=mine=/var/lib/attn/models/mine" in server["args"]
+    assert server["args"][-2:] == ["--kv-cache", "int8"]
+    assert server["image"] == "registry.example.org/attn:1.2.3"
+    assert deployment["replicas"] == 3
+    assert deployment["strategy"]["type"] == "RollingUpdate"
+    given = {one["name"]: one for one in server["env"]}
+    assert given["ATTN_CPU_ISA"]["value"] == "avx2"
+    assert given["OMP_NUM_THREADS"]["value"] == "4"
+    assert given["ATTN_DATABASE"]["valueFrom"]["secretKeyRef"] == {"name": "postgres", "key": "url"}
+    (secret,) = (one["secret"] for one in pod["volumes"] if one["name"] == "secret")
+    assert secret["secretName"] == "entrance"
+    assert {one["key"]: one["path"] for one in secret["items"]}["bearer"] == "tokens"
+    assert "PersistentVolumeClaim" not in rendered(VALUES["on a claim that is there"])
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"replicas": 2}, "database.secretName"),
+        ({"replica": 2}, "replica"),
+        ({"storage": {"size": "big"}}, "/storage/size"),
+        ({"tls": {"certificate": "x"}}, "tls"),
+    ],
+    ids=str,
+)
+def test_wrong_values_are_refused_by_name(values: dict[str, object], said: str) -> None:
+    helm = pytest.importorskip("helm_python")
+    with pytest.raises(helm.HelmError, match=said):
+        rendered(values)
+
+
+def test_helm_finds_nothing_wrong_with_the_chart() -> None:
+    helm = pytest.importorskip("helm_python")
+    found = helm.lint(CHART)
+    assert found["errors"] == []
+    assert [one["error"] for one in found["messages"]] == ["icon is recommended"]
+
+
+def test_every_value_of_the_chart_is_in_its_schema() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
+    schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
+
+    def same(given: dict[str, object], known: dict[str, Any], at: str) -> None:
+        assert given.keys() == known.keys() - {"global"}, at
+        for name, inner in known.items():
+            if "properties" in inner:
+                assert inner["additionalProperties"] is False, f"{at}.{name}"
+                same(given[name], inner["properties"], f"{at}.{name}")
+
+    same(values, schema["properties"], "")
+    assert schema["additionalProperties"] is False

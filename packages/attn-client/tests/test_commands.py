@@ -19,6 +19,7 @@ from attn_client.commands.follow import describe
 from attn_client.plugin import attn_commands
 from attn_client.recipe import read_recipe
 from attn_core.errors import AttnError, UserError
+from attn_schema import output
 from attn_schema.codec import from_message
 from attn_schema.training import OptimizerConfig, TrainingConfig
 from typer.testing import CliRunner
@@ -73,8 +74,9 @@ def test_every_command_explains_itself(shell: Shell, command: Any) -> None:
     assert "Usage" in out
 
 
-def test_generate_says_on_stderr_how_fast_it_was_if_asked(shell: Shell) -> None:
-    code, out, err = shell.run("generate", "words", "a b", "--max-new-tokens", "3", "--verbose")
+def test_generate_says_on_stderr_how_fast_it_was_if_asked(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "verbosity", lambda: output.Verbosity.VERBOSE)
+    code, out, err = shell.run("generate", "words", "a b", "--max-new-tokens", "3")
     assert (code, out) == (0, "a b a \n")
     assert re.fullmatch(r"attn: 2 prompt tokens, 3 generated: the first after [\d.]+ s, then [\d.]+ tokens/s\n", err)
 
@@ -151,7 +153,7 @@ def test_embed_asks_a_server_and_shows_how_near_texts_are(shell: Shell) -> None:
         [["1", "1.000", "a"], ["2", "0.600", "1.000", "ab"], ["3", "1.000", "0.600", "1.000", "abc"]],
     )
     code, out, _ = shell.run("embed", "words", "a", "--json")
-    assert json.loads(out) == {"text": "a", "embedding": [1, 0]}
+    assert json.loads(out) == [{"text": "a", "embedding": [1, 0]}]
     for words in (["words"], ["words", "-"]):
         code, _, err = shell.run("embed", *words)
         assert code == 2
@@ -269,7 +271,7 @@ def test_a_failed_job_fails_the_command_with_its_reason(shell: Shell, server: An
 
 
 def test_jobs_can_be_read_by_programs(shell: Shell) -> None:
-    assert json.loads(shell.run("jobs", "list", "--json")[1])["last_metrics"] == {"loss": 1.5}
+    assert json.loads(shell.run("jobs", "list", "--json")[1])[0]["last_metrics"] == {"loss": 1.5}
     assert json.loads(shell.run("jobs", "show", "job-1")[1])["state"] == "succeeded"
     events = [
         json.loads(line) for line in shell.run("jobs", "watch", "job-1", "--after", "10", "--json")[1].splitlines()
@@ -287,7 +289,7 @@ def test_into_a_pipe_every_row_of_a_table_is_one_line(shell: Shell) -> None:
 
 
 def test_models_are_listed_loaded_and_unloaded(shell: Shell, server: Any) -> None:
-    assert len(shell.run("models", "list", "--json")[1].splitlines()) == 150
+    assert len(json.loads(shell.run("models", "list", "--json")[1])) == 150
     (shell.folder / "run").mkdir()
     code, out, _ = shell.run("models", "load", "new", "run", "--dtype", "bfloat16")
     assert (code, out.startswith("new is serving")) == (0, True)

@@ -62,6 +62,6 @@ def test_bound_picks_the_longer_of_products_and_traffic():
 
 def test_commands_print_for_programs(attn):
     assert json.loads(attn("roofline", "h100", "--json"))["gpu"] == "h100"
-    assert json.loads(attn("energy", "--parameters", "1e9", "--train-tokens", "1e9", "--json"))["hours"] > 0
+    assert json.loads(attn("energy", "--parameters", "1e9", "--train-tokens", "1e9", "--json"))["gpu_hours"] > 0
     assert "bound by" in attn("roofline")
     assert "kWh" in attn("energy")

@@ -141,9 +141,9 @@ def test_run_chats_with_what_is_here_and_says_what_cannot_be_fetched(attn, own):
 
 
 def test_models_of_this_machine_are_listed_and_removed(attn, own):
-    rows = [json.loads(line) for line in attn("models", "local", "--json").stdout.splitlines()]
+    rows = json.loads(attn("models", "local", "--json").stdout)
     assert [row["name"] for row in rows] == ["talker", "writer"]
-    assert all(row["size"] > 1000 and row["family"] == "attn_decoder" for row in rows)
+    assert all(row["bytes"] > 1000 and row["family"] == "attn_decoder" for row in rows)
     assert "talker" in attn("models", "local").stdout
     with pytest.raises(UnknownName, match="nobody"):
         attn("models", "rm", "writer", "nobody")

@@ -46,7 +46,7 @@ def embed(*words, text=""):
 
 def test_json_gives_the_vectors(folder):
     done = embed("--model", str(folder), "--json", "abc", "-", text="d\n\nab\n")
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    lines = json.loads(done.stdout)
     assert [line["text"] for line in lines] == ["abc", "d", "ab"]
     expected = load_sentence_encoder(folder).embed(["abc", "d", "ab"])
     torch.testing.assert_close(torch.tensor([line["embedding"] for line in lines]), expected)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
 import httpx2
 import pytest
 from attn_core import installed
+from attn_core.errors import InvalidValue
+from attn_core.masks import Fixed, Strided
 from attn_gateway import GatewaySettings
 from attn_openai import catalogue
 from attn_openai.catalogue import MechanismView
@@ -96,6 +99,34 @@ async def test_the_laws_are_tried_in_a_process_of_their_own(http: httpx2.AsyncCl
     laws = answer.json()["laws"]
     assert {law["verdict"] for law in laws} <= {"kept", "not asked"}
     assert sum(law["verdict"] == "kept" for law in laws) > 5
+
+
+def test_a_length_whose_pairs_take_long_to_count_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "CURVE_SECONDS", 0.0)
+    most = catalogue.ALWAYS_PRICED
+    found = MechanismView.of({"name": "sliding_window", "seq": most}).facts()
+    assert found["tokens"] == most
+    assert found["curves"][0]["tokens"] == catalogue.CURVE[:2]
+    with pytest.raises(InvalidValue, match=f"at most {most}") as error:
+        MechanismView.of({"name": "sliding_window", "seq": most + 1}).facts()
+    assert error.value.metadata["field"] == "seq"
+
+
+@pytest.mark.parametrize("name", ["strided", "fixed"])
+def test_pairs_of_patterns_are_counted_and_not_listed(name: str) -> None:
+    mask = Strided(2) if name == "strided" else Fixed(block=8, summaries=1)
+    calls = 0
+
+    def counted(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(counted)
+    try:
+        mask.count(10_000, 10_000)
+    finally:
+        sys.setprofile(None)
+    assert calls < 20 * 10_000  # the pairs are some ten million
 
 
 def test_mechanisms_of_a_mask_can_be_shown() -> None:

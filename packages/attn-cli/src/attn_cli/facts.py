@@ -48,10 +48,10 @@ def price(mechanism: Mechanism, config: MechanismConfig, tokens: int, dtype: str
         "states": [_described(name, spec, dtype) for name, spec in states.items()],
         "tokens": tokens,
         "dtype": dtype,
-        "state bytes": grown,
-        "state bytes per token": grown - shorter,
+        "state_bytes": grown,
+        "state_bytes_per_token": grown - shorter,
         "flops": cost.flops,
-        "allowed flops": cost.allowed_flops,
+        "allowed_flops": cost.allowed_flops,
         "parameters": cost.parameters,
     }
 
@@ -119,7 +119,7 @@ def eager_reason(mechanism: Mechanism, config: MechanismConfig, *, dtype: str, d
 
 def own_module(computation: Computation) -> dict[str, Any]:
     """The row of a part that the mechanism's own module computes."""
-    cost = "" if computation.asked is None else f"{computation.below:g}"
+    cost = None if computation.asked is None else computation.below
     reasons = "asks no kernel" if computation.asked is None else "no kernel costs less"
     return row_of(computation, "its own module", "runs", cost=cost, reasons=reasons)
 
@@ -132,10 +132,9 @@ def kernel_rows(computation: Computation, problem: Problem) -> list[dict[str, An
     rows = [] if cheap or math.isinf(computation.below) else [own_module(computation)]
     for verdict in verdicts:
         word = "refuses" if not verdict.accepted else "runs" if verdict in cheap[:1] else "would accept"
-        cost = "" if verdict.cost is None else f"{verdict.cost:g}"
         told = [*verdict.reasons, *([verdict.remark] if verdict.remark and word == "runs" else [])]
         told += [f"measured on {verdict.measured_on}"] if verdict.measured_on else []
-        rows.append(row_of(computation, verdict.kernel.name, word, cost=cost, reasons="; ".join(told)))
+        rows.append(row_of(computation, verdict.kernel.name, word, cost=verdict.cost, reasons="; ".join(told)))
     others = [kernel for kernel in kernels if kernel.operation != problem.operation]
     if others:
         operations = ", ".join(sorted({kernel.operation for kernel in others}))
@@ -145,8 +144,10 @@ def kernel_rows(computation: Computation, problem: Problem) -> list[dict[str, An
     return rows
 
 
-def row_of(computation: Computation, name: str, verdict: str, *, cost: str = "", reasons: str = "") -> dict[str, Any]:
-    """One row of the table."""
+def row_of(
+    computation: Computation, name: str, verdict: str, *, cost: float | None = None, reasons: str = ""
+) -> dict[str, Any]:
+    """One row of the table; the cost is a share of the plain computation's time, None where it is not known."""
     return {"part": computation.part, "name": name, "verdict": verdict, "cost": cost, "reasons": reasons}
 
 
@@ -166,5 +167,5 @@ def rowwise_verdicts(operation: str, width: int, *, form: str | None, **known: A
     part = Computation(part=operation)
     found = kernel_rows(part, problem)
     taken = any(row["verdict"] == "runs" for row in found)
-    torch = row_of(part, "torch", "would accept" if taken else "runs", cost="1")
+    torch = row_of(part, "torch", "would accept" if taken else "runs", cost=1.0)
     return [found[0], torch, *found[1:]] if taken else [torch, *found]

@@ -6,13 +6,18 @@ import importlib
 import os
 import platform
 import sys
+import time
+import traceback
+from collections.abc import Callable
+from functools import cache
 from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
 from attn_core import installed
-from attn_core.errors import AttnError, UnknownName, UserError
+from attn_core.errors import AttnError, InvalidValue, UnknownName, UserError
 from attn_core.plugins.hooks import Command
+from attn_schema.output import Verbosity, detail, set_verbosity, verbosity
 from typer.core import TyperCommand, TyperGroup
 
 ELSEWHERE: dict[str, tuple[str, ...]] = {
@@ -96,19 +101,70 @@ def load(command: Command) -> Any:
         target = app
     loaded = typer.main.get_command(target)
     loaded.name = command.name
+    _give_global_options(loaded)
     return loaded
+
+
+def _give_global_options(command: Any) -> None:
+    """Add `--quiet` and `--verbose` to a command, or to those of a group."""
+    if within := getattr(command, "commands", None):
+        for inner in within.values():
+            _give_global_options(inner)
+    if not within or command.invoke_without_command:
+        command.params += _global_options()
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"attn {version('attn-cli')} (attn-core {version('attn-core')}, Python {platform.python_version()})")
+        for _, line in installed().offers("attn_versions"):
+            print(line)
         raise typer.Exit
+
+
+def _says(wanted: Verbosity) -> Callable[[bool], None]:
+    """What a flag does that asks for this verbosity; both flags in one call raise `InvalidValue`."""
+
+    def say(given: bool) -> None:
+        if given and verbosity() not in (Verbosity.NORMAL, wanted):
+            raise InvalidValue.of("--quiet, --verbose", "both", "one of them")
+        if given:
+            set_verbosity(wanted)
+
+    return say
+
+
+QUIET_HELP = "Say nothing on standard error but errors."
+VERBOSE_HELP = "Say more on standard error: measurements, the time taken, errors with where they were raised."
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help=QUIET_HELP, callback=_says(Verbosity.QUIET), is_eager=True, expose_value=False),
+]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose", "-v", help=VERBOSE_HELP, callback=_says(Verbosity.VERBOSE), is_eager=True, expose_value=False
+    ),
+]
+
+
+@cache
+def _global_options() -> list[Any]:
+    """The options that every subcommand has."""
+
+    def own(quiet: Quiet = False, verbose: Verbose = False) -> None: ...
+
+    app = typer.Typer(add_completion=False)
+    app.command()(own)
+    return list(typer.main.get_command(app).params)
 
 
 def root(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Give the group its options."""
 
@@ -132,14 +188,20 @@ def application() -> typer.Typer:
 
 def main() -> None:
     """Run the command line; users' errors are one line on stderr and exit code 2, others 1, Ctrl-C 130."""
+    began = time.perf_counter()
+    set_verbosity(Verbosity.NORMAL)
     try:
         application()()
     except KeyboardInterrupt:
         sys.exit(130)
     except AttnError as error:
+        if verbosity() >= Verbosity.VERBOSE:
+            traceback.print_exc()
         print(f"attn: {error.message}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UserError) else 1)
     except BrokenPipeError:
         # The reader of our output has gone, as with `attn list mechanisms | head -1`.
         sys.stderr.close()
         sys.exit(141)
+    finally:
+        detail(f"attn: {time.perf_counter() - began:.2f} s")

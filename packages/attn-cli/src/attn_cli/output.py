@@ -1,31 +1,14 @@
-"""Answers for people as facts, for programs as JSON."""
+"""Facts and numbers as people read them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import Annotated, Any
-
-import typer
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-
-
-def print_json(value: Any) -> None:
-    """Print `value` as indented JSON; words of a key are joined by `_`, where a table has them apart."""
-    print(json.dumps(_snake_case(value), indent=2, ensure_ascii=False))
-
-
-def _snake_case(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key).replace(" ", "_"): _snake_case(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_snake_case(item) for item in value]
-    return value
+from typing import Any
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
-    """Print names and values in two columns; a value of several lines is indented below its name."""
+    """Print names, their underscores as blanks, and values in two columns; further lines of a value are indented."""
+    facts = {name.replace("_", " "): value for name, value in facts.items()}
     width = max(map(len, facts), default=0)
     for name, value in facts.items():
         first, *rest = str(value).splitlines() or [""]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,9 @@ from typing import Any, NamedTuple
 from attn_core import Capability, Mask, Mechanism, MechanismConfig
 from attn_core.errors import Incompatible, InvalidValue, MissingPackage
 from attn_schema.device import AUTO, require_device
+
+TITLE_WIDTH = 72
+"""Characters in a line of a picture's title."""
 
 Grid = list[list[float]]
 """A row per query, a column per key, each from 0."""
@@ -92,10 +96,13 @@ def tensors() -> Any:
 
 
 class View(NamedTuple):
-    """A grid, and what it says in words."""
+    """A grid, and what it says in words: as a sentence, of each number, of a row and of a column."""
 
     caption: str
     grid: Grid
+    measure: str = "share of heads that see the key"
+    rows: str = "query"
+    columns: str = "key"
 
 
 def view_of(
@@ -103,8 +110,8 @@ def view_of(
 ) -> View:
     """The mask where it alone says what is seen, else a sample; `options` are told in the caption."""
     told = ", ".join(f"{name}={value}" for name, value in (options or {}).items())
-    words, grid = seen(mechanism, config, positions)
-    return View(f"{words} ({told})" if told else words, grid)
+    view = seen(mechanism, config, positions)
+    return view._replace(caption=f"{view.caption} ({told})") if told else view
 
 
 def seen(mechanism: Mechanism, config: MechanismConfig, positions: int) -> View:
@@ -114,12 +121,13 @@ def seen(mechanism: Mechanism, config: MechanismConfig, positions: int) -> View:
         return View("the mask: which keys (columns) each query (row) sees", mask_grid(spec.mask, positions))
     if mechanism.can(Capability.WEIGHTS, Capability.CHOOSES):
         words = "example: the keys (columns) that each query (row) sees in one head, random layer and input"
-        return View(words, seen_grid(mechanism, config, positions))
+        return View(words, seen_grid(mechanism, config, positions), "whether the head sees the key")
     if mechanism.can(Capability.WEIGHTS):
         words = "example: mean weights of keys (columns) for each query (row), random layer and input"
-        return View(words, sample_grid(mechanism, config, positions))
+        return View(words, sample_grid(mechanism, config, positions), "mean attention weight")
     words = "example: how much each output (row) depends on each input (column), one head, random layer and input"
-    return View(words, influence_grid(mechanism, config, positions))
+    grid = influence_grid(mechanism, config, positions)
+    return View(words, grid, "length of the derivative, as a share of the most in its row", "output", "input")
 
 
 def mask_grid(mask: Mask, positions: int) -> Grid:
@@ -150,16 +158,25 @@ def shade(share: float) -> str:
     return SHADES[max(round(share * steps), share > LEAST)]
 
 
-def draw_grid(grid: Grid, title: str, path: Path) -> None:
+def draw_grid(drawn: View, name: str, path: Path) -> None:
     """Write the grid as a picture; raises as `save` does."""
+    save(grid_figure(drawn, name), path)
+
+
+def grid_figure(drawn: View, name: str) -> Any:
+    """The grid with its caption, axes from position 0 and a colour bar from 0; raises `MissingPackage`."""
     figure = new_figure((5.5, 5.2))
     axes = figure.add_subplot()
-    image = axes.imshow(grid, cmap="Blues", vmin=0.0, interpolation="nearest")
-    axes.set_xlabel("key")
-    axes.set_ylabel("query")
-    axes.set_title(title, fontsize="small", wrap=True)
-    figure.colorbar(image, ax=axes, shrink=0.8)
-    save(figure, path)
+    most = max(max(row) for row in drawn.grid) or 1.0
+    image = axes.imshow(drawn.grid, cmap="Blues", vmin=0.0, vmax=most, interpolation="nearest")
+    axes.set_xlabel(f"{drawn.columns} position")
+    axes.set_ylabel(f"{drawn.rows} position")
+    title = textwrap.wrap(f"{name}: {drawn.caption}".replace("$", r"\$"), TITLE_WIDTH)
+    figure.suptitle("\n".join(title), fontsize=9)
+    bar = figure.colorbar(image, ax=axes, shrink=0.8)
+    bar.set_label(drawn.measure, fontsize=8)
+    bar.ax.tick_params(labelsize=7)
+    return figure
 
 
 def draw_curves(curves: Mapping[str, Mapping[str, Sequence[float]]], lengths: Sequence[int], path: Path) -> None:

@@ -228,10 +228,21 @@ class AsyncJobs:
         self._connection = connection
 
     async def submit(
-        self, config: TrainingConfig, *, job_id: str = "", validate_only: bool = False, timeout: float | None = None
+        self,
+        config: TrainingConfig,
+        *,
+        job_id: str = "",
+        validate_only: bool = False,
+        priority: int = 0,
+        timeout: float | None = None,
     ) -> TrainingJob:
-        """Start a job; with the same `job_id` and configuration again, that job is returned."""
-        return await self._connection.unary(jobs.submit(config, job_id, validate_only=validate_only), timeout)
+        """Start a job; with the same `job_id` and configuration again, that job is returned.
+
+        Jobs of a higher `priority` start first, and running ones of a lower one leave for them and come back.
+        """
+        return await self._connection.unary(
+            jobs.submit(config, job_id, validate_only=validate_only, priority=priority), timeout
+        )
 
     async def estimate(self, config: TrainingConfig, *, job_id: str = "", timeout: float | None = None) -> JobEstimate:
         """What a job would run, hold and take: checked as `submit` does, with a few steps on the server's machine."""

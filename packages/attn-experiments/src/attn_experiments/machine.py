@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 from attn_core.errors import InvalidValue, UnknownName
-from attn_schema.output import print_json, print_table
+from attn_schema.output import Json, print_json, print_table
 
 TEN = {"k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18, "Z": 21}
 
@@ -180,23 +180,23 @@ def roofline_command(
     seq: Annotated[int, typer.Option(min=1, help="Tokens of a sequence.")] = 1024,
     num_heads: Annotated[int, typer.Option(min=1, help="Heads.")] = 12,
     head_dim: Annotated[int, typer.Option(min=1, help="Elements of a head.")] = 64,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    json: Json = False,
 ) -> None:
     """Bound the time and energy of attention on a GPU from its data sheet; nothing is measured.
 
     Example: `attn roofline a100-40gb --seq 4096`
     """
     on, call = gpu(name), Call(batch=batch, tokens=seq, heads=num_heads, size=head_dim)
-    found = [bound_row(kind, bound) for kind, bound in bounds(call, on).items()]
+    found = bounds(call, on)
     if json:
-        print_json({"gpu": on.name, "ridge": on.ridge, "attention": found})
+        print_json({"gpu": on.name, "ridge": on.ridge, "attention": [_plain(*pair) for pair in found.items()]})
         return
     rates = f"{prefixed(on.flops)}FLOP/s in 16 bits, {prefixed(on.bandwidth)}B/s"
     sram = f"{on.processors} x {on.sram // 1024} KiB of SRAM"
     typer.echo(
         f"{on.name}: {rates}, {sram}, {on.watts:g} W; products bound a kernel from {on.ridge:.0f} FLOPs a byte.\n"
     )
-    print_table(found, "nothing to price")
+    print_table([bound_row(kind, bound) for kind, bound in found.items()], "nothing to price")
 
 
 def energy_command(
@@ -206,7 +206,7 @@ def energy_command(
     train_tokens: Annotated[float, typer.Option(help="Tokens that it is trained on.")] = 9e9,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs that train it.")] = 8,
     utilisation: Annotated[float, typer.Option(help="Share of the peak rate that training reaches.")] = 0.4,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    json: Json = False,
 ) -> None:
     """Calculate the GPU hours and the energy of training a model; nothing is measured.
 
@@ -214,9 +214,16 @@ def energy_command(
     """
     trained = Training(parameters=parameters, tokens=train_tokens, gpus=gpus, on=gpu(name), utilisation=utilisation)
     if json:
-        print_json({"gpu": name, "hours": trained.gpu_hours, "kilowatt hours": trained.kilowatt_hours()})
+        hours = {"gpu_hours": trained.gpu_hours, "days": trained.days, "kilowatt_hours": trained.kilowatt_hours()}
+        print_json({"gpu": name, "gpus": gpus, **hours})
     else:
         print_table([training_facts(trained)], "nothing to train")
+
+
+def _plain(kind: str, bound: Bound) -> dict[str, Any]:
+    """One algorithm for programs: counts, seconds and joules."""
+    seconds = {"products_seconds": bound.compute, "traffic_seconds": bound.traffic}
+    return {"forward": kind, "flops": bound.flops, "bytes": bound.bytes, **seconds, "joules": bound.joules}
 
 
 def bound_row(kind: str, bound: Bound) -> dict[str, Any]:

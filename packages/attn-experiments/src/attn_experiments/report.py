@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from attn_core.errors import InvalidValue
+from attn_schema.output import snake_case
 
 Verdict: TypeAlias = Literal["holds", "holds in part", "does not hold", "not measured"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -139,9 +140,10 @@ def write(figure: Any, path: Path) -> None:
 
 
 def plain(result: Result) -> dict[str, Any]:
-    """A result as JSON holds it; drawings are left out."""
+    """A result as JSON holds it: rows with keys in snake_case, no drawings."""
     found = asdict(replace(result, drawings={}))
-    return {name: value for name, value in found.items() if name != "drawings"}
+    rows = [{snake_case(heading): value for heading, value in row.items()} for row in found["rows"]]
+    return {name: value for name, value in found.items() if name != "drawings"} | {"rows": rows}
 
 
 def save(result: Result, name: str, folder: Path) -> list[Path]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from attn_core.errors import Incompatible, InvalidValue
-from attn_schema.output import print_json, print_table
+from attn_schema.output import Json, note, print_json, print_rows, print_table
 
 from attn_experiments.claims import Claim, claim, claims
 from attn_experiments.report import Result, Settings, as_text, plain, quiet, save
@@ -21,7 +21,7 @@ def reproduce_command(
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each kind, with different random numbers.")] = 3,
     share: Annotated[float, typer.Option(help="Share of the usual steps; less is sooner and less sure.")] = 1.0,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Also write JSON and a picture there.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    json: Json = False,
 ) -> None:
     """Measure a claim about attention on this machine: what is claimed, how it is measured, table, picture, verdict.
 
@@ -29,10 +29,7 @@ def reproduce_command(
     """
     if every or name is None:
         listed = [row_of(found) for found in claims().values()]
-        if json:
-            print_json(listed)
-        else:
-            print_table(listed, "no claim is known")
+        print_rows(listed, "no claim is known", json=json)
         return
     asked = claim(name)
     if asked.experiment is None:
@@ -53,7 +50,7 @@ def reproduce_command(
 
 def progress(words: str) -> None:
     """Say how far an experiment is, on standard error."""
-    typer.echo(f"  {words}", err=True)
+    note(f"  {words}")
 
 
 def row_of(found: Claim) -> dict[str, Any]:
@@ -64,7 +61,7 @@ def row_of(found: Claim) -> dict[str, Any]:
         "what is said": found.said,
         "verdict": found.verdict,
         "how it is measured": "by tests" if experiment is None and found.verdict != "not measured" else measured(found),
-        "minutes": "" if experiment is None else f"{experiment.minutes:g}",
+        "minutes": None if experiment is None else experiment.minutes,
     }
 
 

@@ -108,6 +108,16 @@ def candidates(environ: Mapping[str, str] = os.environ) -> list[InstructionSet]:
     return supported(flags()) if one is None else [one]
 
 
+def statement() -> str:
+    """The instruction set of kernels on this processor, and all that there are, in a line; compiles nothing."""
+    try:
+        able = candidates()
+    except InvalidValue as error:
+        return f"cpu kernels: none ({error.message})"
+    taken = able[0].name if able else f"none: {lacking(flags())}"
+    return f"cpu kernels: {taken} (of {', '.join(INSTRUCTION_SETS)})"
+
+
 def without(needed: Sequence[str], present: frozenset[str]) -> str | None:
     """Which of the parts the processor has not, in a sentence; None if it has them all."""
     missing = [name for name in needed if name not in present]

@@ -27,6 +27,14 @@ def attn_linears() -> list[LinearKernel]:
 
 
 @hookimpl
+def attn_versions() -> list[str]:
+    """The instruction set of the kernels here."""
+    from attn_kernels_cpu.chip import statement
+
+    return [statement()]
+
+
+@hookimpl
 def attn_blocks() -> list[BlockKernel]:
     """Whole pre-norm blocks."""
     from attn_kernels_cpu.blocks import CpuBlock

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from attn_schema import DeviceConfig, EngineConfig
 from attn_schema.flags import with_flags
-from attn_schema.output import print_json
+from attn_schema.output import Json, print_json
 
 
 @with_flags
@@ -22,7 +22,7 @@ def transcribe_command(
     task: Annotated[
         str | None, typer.Option(help="transcribe, or translate into English; the model's if not given.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    json: Json = False,
     engine: DeviceConfig,
 ) -> None:
     """Write down what is said in WAV files, with a Whisper that runs here.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from attn_core.errors import InvalidValue
+from attn_schema.output import Json, print_json
 from typer.core import TyperGroup
 
 from attn_models.sources import convert as convert_model
@@ -17,7 +17,6 @@ from attn_models.sources import pull as pull_source
 from attn_models.sources.hub import DEFAULT_REVISION
 from attn_models.weights import WeightDtype
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Dtype = Annotated[WeightDtype, typer.Option(help="How weights are written; what is stored loses nothing.")]
 
 
@@ -76,7 +75,10 @@ def pull(
 
 
 def _answer(facts: Any, text: str, json: bool) -> None:  # noqa: FBT001  (the user's flag)
-    typer.echo(dumps(facts, indent=2, ensure_ascii=False) if json else text)
+    if json:
+        print_json(facts)
+    else:
+        typer.echo(text)
 
 
 PLAIN = "model"
@@ -187,7 +189,7 @@ def _read(path: Path | None) -> str | None:
 def _answer_converted(converted: Any, json: bool) -> None:  # noqa: FBT001  (the user's flag)
     facts = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(converted).items()}
     if json:
-        typer.echo(dumps(facts, indent=2))
+        print_json(facts)
         return
     lines = [f"{converted.folder} ({converted.layout}), energy kept {converted.energy:.4f}"]
     if converted.loss_before is not None:

@@ -12,7 +12,8 @@ from attn_schema.schema import Checked
 
 MAX_REPLICAS = 1000
 PREFILL_MIN_TOKENS = 256
-"""Below it a prompt takes about as long to compute as its state to move: benchmarks/disaggregated_prefill.py."""
+"""Moving a state costs 15 ms and what its bytes take, as long as a core computes some 60 tokens of a model of 15
+million parameters; accelerators compute more in that time. See benchmarks/disaggregated_prefill.py."""
 
 
 class DeploymentConfig(Checked, frozen=True, kw_only=True):

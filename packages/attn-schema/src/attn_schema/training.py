@@ -139,6 +139,9 @@ class ModelConfig(Checked, frozen=True, kw_only=True):
         if named := sorted(fields & self.model_options.keys()):
             allowed = "fields without an option of their own; the data decide on vocab_size"
             raise InvalidValue.of("model_options", named, allowed)
+        plain = self.family == DECODER and self.base_model is None and self.num_experts is None
+        if plain and self.routing is not None:
+            raise InvalidValue.of("routing", self.routing, "none without num_experts")
 
     @classmethod
     def of(cls, family: str, fields: Mapping[str, Any]) -> Self:
@@ -229,6 +232,8 @@ class DataConfig(Checked, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not self.prepared and not self.document_mask:
+            raise InvalidValue.of("document_mask", self.document_mask, "true without prepared data: it has no effect")
         if not self.prepared:
             return
         prepared_sources(self.prepared)
@@ -468,6 +473,9 @@ class TrainingJob(Schema, frozen=True, kw_only=True):
     model_path: Annotated[
         str, Meta(description="Folder of the finished model on the server; empty before it has succeeded.")
     ] = ""  # fmt: skip
+    priority: Annotated[int, Meta(description="Higher ones start first, and running lower ones leave for them.")] = 0
+    queue_position: Annotated[int, Meta(description="Place among the jobs that wait, from 1; 0 if it does not.")] = 0
+    waiting_for: Annotated[str, Meta(description="What a queued job waits for, in words.")] = ""
 
 
 TRAINING_NOUNS: tuple[type[msgspec.Struct], ...] = (

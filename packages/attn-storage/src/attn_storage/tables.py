@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Double, ForeignKey, Integer, MetaData, Table, Text
+from sqlalchemy import BigInteger, Column, Double, ForeignKey, Index, Integer, MetaData, Table, Text
 
 metadata = MetaData()
 """All tables."""
@@ -30,6 +30,8 @@ jobs = Table(
     Column("started", Double),
     Column("ended", Double),
     Column("last_event", LARGE, nullable=False, server_default="0"),
+    Column("priority", Integer, nullable=False, server_default="0"),
+    Index("jobs_by_end", "ended"),
     sqlite_autoincrement=True,
 )
 """Training jobs; config and metrics as JSON, times since 1970 in seconds. `owner` is a tenant, "" for everybody's."""

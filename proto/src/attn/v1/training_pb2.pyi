@@ -895,6 +895,9 @@ class TrainingJob(_message.Message):
     END_TIME_FIELD_NUMBER: _builtins.int
     LAST_EVENT_ID_FIELD_NUMBER: _builtins.int
     MODEL_PATH_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    QUEUE_POSITION_FIELD_NUMBER: _builtins.int
+    WAITING_FOR_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id given by the client or chosen by the server."""
     state: Global___JobState.ValueType
@@ -907,6 +910,12 @@ class TrainingJob(_message.Message):
     """Id of its newest event; 0 if there is none."""
     model_path: _builtins.str
     """Folder of the finished model on the server; empty before it has succeeded."""
+    priority: _builtins.int
+    """Jobs of a higher priority start first, and running ones of a lower one leave for them, with a checkpoint."""
+    queue_position: _builtins.int
+    """Place among the jobs that wait, from 1; 0 for a job that does not wait."""
+    waiting_for: _builtins.str
+    """What a queued job waits for, in words."""
     @_builtins.property
     def config(self) -> Global___TrainingConfig:
         """What it does, with the server's choices."""
@@ -951,10 +960,13 @@ class TrainingJob(_message.Message):
         end_time: _timestamp_pb2.Timestamp | None = ...,
         last_event_id: _builtins.int = ...,
         model_path: _builtins.str = ...,
+        priority: _builtins.int = ...,
+        queue_position: _builtins.int = ...,
+        waiting_for: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "latest_checkpoint", b"latest_checkpoint", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "config", b"config", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "id", b"id", "last_event_id", b"last_event_id", "last_metrics", b"last_metrics", "latest_checkpoint", b"latest_checkpoint", "model_path", b"model_path", "start_time", b"start_time", "state", b"state", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "config", b"config", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "id", b"id", "last_event_id", b"last_event_id", "last_metrics", b"last_metrics", "latest_checkpoint", b"latest_checkpoint", "model_path", b"model_path", "priority", b"priority", "queue_position", b"queue_position", "start_time", b"start_time", "state", b"state", "step", b"step", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1219,12 +1231,17 @@ class SubmitTrainingJobRequest(_message.Message):
     JOB_ID_FIELD_NUMBER: _builtins.int
     CONFIG_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """The id to use: letters, digits, "-" and "_", at most 64 characters; empty lets the server choose. An id that exists
     with an equal configuration returns that job, so a call may be repeated; with another it is ALREADY_EXISTS.
     """
     validate_only: _builtins.bool
     """Only checks the configuration: the job returned has no id and is not recorded."""
+    priority: _builtins.int
+    """From -100 to 100, above 0 for admins: jobs of a higher one start first, and running ones of a lower one leave for
+    them, with a checkpoint, and come back.
+    """
     @_builtins.property
     def config(self) -> Global___TrainingConfig:
         """What to train."""
@@ -1235,10 +1252,11 @@ class SubmitTrainingJobRequest(_message.Message):
         job_id: _builtins.str = ...,
         config: Global___TrainingConfig | None = ...,
         validate_only: _builtins.bool = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "job_id", b"job_id", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "job_id", b"job_id", "priority", b"priority", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

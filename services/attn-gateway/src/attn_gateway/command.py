@@ -13,6 +13,7 @@ from attn_schema import ClusterConfig, DeploymentConfig, EngineConfig, ServerCon
 from attn_schema.config_file import read_config
 from attn_schema.flags import CONFIG, with_flags
 from attn_schema.home import home_folder
+from attn_schema.output import note
 from attn_schema.schema import Schema
 
 from attn_gateway.cluster import ClusterSettings, ModelToLoad
@@ -124,4 +125,4 @@ def announce(gateway: Gateway) -> None:
     """Tell the person at the terminal where the server listens."""
     secure = "with TLS" if gateway.settings.tls else "without TLS"
     http = "" if gateway.http is None else f", HTTP on {gateway.http.address}"
-    typer.echo(f"attn: serving on {gateway.address}{http} ({secure}); Ctrl-C stops", err=True)
+    note(f"attn: serving on {gateway.address}{http} ({secure}); Ctrl-C stops")

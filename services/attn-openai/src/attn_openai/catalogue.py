@@ -24,7 +24,7 @@ POSITIONS = 24
 """Positions on a side of the picture."""
 DTYPE = "float32"
 MOST = {"hidden_size": 16384, "num_heads": 256, "num_kv_heads": 256, "seq": 2**14}
-"""The largest sizes that may be asked for; pairs of some masks are counted one by one."""
+"""The largest sizes that may be asked for."""
 DEFAULTS = {"hidden_size": 512, "num_heads": 8, "num_kv_heads": None, "seq": 1024}
 DRAWN = {"hidden_size": 32, "num_heads": 4, "num_kv_heads": None}
 """Sizes of the layer that is drawn where the mask alone does not say what is seen: large ones take long."""
@@ -37,8 +37,10 @@ MOST_OPTION = 2**16
 MOST_COMPARED = 6
 CURVE = [2**power for power in range(6, 18)]
 """Sequence lengths of the cost curves."""
-CURVE_SECONDS = 0.3
-"""Time after which a curve ends with the length that it has reached."""
+ALWAYS_PRICED = 2**12
+"""Tokens up to which a price may be asked for, however long it takes to count."""
+CURVE_SECONDS = 0.5
+"""Processor time after which a curve ends with the length that it has reached."""
 FIELDS = {"name", "options", "compare", *MOST}
 
 
@@ -82,7 +84,13 @@ class MechanismView:
         fitted = fitting(self.sizes, mechanism)
         config = fitted.config(mechanism, self._required(mechanism))
         said = describe(mechanism)
-        prices = {key.replace(" ", "_"): value for key, value in price(mechanism, config, self.seq, DTYPE).items()}
+        curves = self._curves(mechanism)
+        # Pairs of some masks are counted row by row: what a curve reached in its time is a price that can be asked for.
+        most = max(curves[0]["tokens"][-1], ALWAYS_PRICED)
+        if self.seq > most:
+            allowed = f"at most {most} with these options, of which counting the allowed pairs takes long"
+            raise InvalidValue.of("seq", self.seq, allowed)
+        prices = price(mechanism, config, self.seq, DTYPE)
         return {
             **said,
             **prices,
@@ -93,7 +101,7 @@ class MechanismView:
             "weights": weights_statement(mechanism),
             "kernels": verdicts(mechanism, config, WholeCall(dtype=DTYPE, tokens=self.seq)),
             "picture": self._picture(mechanism),
-            "curves": self._curves(mechanism),
+            "curves": curves,
         }
 
     def _required(self, mechanism: Mechanism) -> dict[str, Any]:
@@ -159,13 +167,13 @@ def bounded_torch(seconds: float, elements: int) -> Iterator[None]:
 
 
 def _curve(name: str, price_at: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
-    began, prices = time.monotonic(), []
-    for tokens in CURVE:
+    prices = [price_at(CURVE[0])]  # what is imported for the first one is no part of its time
+    began = time.thread_time()
+    for tokens in CURVE[1:]:
         prices.append(price_at(tokens))
-        if time.monotonic() - began > CURVE_SECONDS:
+        if time.thread_time() - began > CURVE_SECONDS:
             break
-    keys = ("allowed flops", "state bytes")
-    values = {key.replace(" ", "_"): [one[key] for one in prices] for key in keys}
+    values = {key: [one[key] for one in prices] for key in ("allowed_flops", "state_bytes")}
     return {"name": name, "tokens": CURVE[: len(prices)]} | values
 
 

@@ -88,11 +88,9 @@ class DisaggregatedBackend:
     async def start(self, streams: Streams) -> ModelInfo:
         """Deploy or join both; raises as `DeploymentBackend.start`, also where only both together find no room."""
         await asyncio.to_thread(self.decode.require_places, self._deployment.together)
-        starting = (self.decode.start(streams), self.prefill.start(Streams()))
-        info, other = await asyncio.gather(*starting, return_exceptions=True)  # one that fails leaves none half started
-        for outcome in (info, other):
-            if isinstance(outcome, BaseException):
-                raise outcome
+        starts = [asyncio.ensure_future(one) for one in (self.decode.start(streams), self.prefill.start(Streams()))]
+        await asyncio.wait(starts)  # one that fails leaves none half started
+        info, _ = [start.result() for start in starts]
         if self._drafts:
             said = (
                 "the draft model computes every prompt where tokens are generated, also one that a prefill replica did"

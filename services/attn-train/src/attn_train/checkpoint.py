@@ -105,7 +105,7 @@ class CheckpointFolder:
     def write_together(
         self, progress: Progress, parts: Parts, group: dist.ProcessGroup | None = None
     ) -> SavedCheckpoint:
-        """As `write`, by all workers of a group, each its own shards of `DTensor`s; called by each of them.
+        """As `write`, by all workers of a group, each its own shards of every `DTensor`; called by each of them.
 
         Any number of workers reads it, with `read_sharded` into tensors of their own layout, or `read_checkpoint`.
         """

@@ -1,15 +1,21 @@
-"""Keeps every unfinished job supervised, up to the operator's number of concurrent jobs."""
+"""Keeps every unfinished job supervised that has room, and lets others wait their turn or leave for them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
+from attn_schema.device import AUTO
 from attn_schema.training import JobState
+from msgspec import structs
 
+from attn_train.job_queue import WINDOW_SECONDS, Room, Schedule, scheduled
 from attn_train.records import JobRecord
+from attn_train.settings import TrainSettings
 from attn_train.store import JobStore
 
 
@@ -28,6 +34,14 @@ class Host(Protocol):
         """Let the job's supervisor, if it is running, read the record now."""
         ...
 
+    def suspend(self, job_id: str, why: str) -> None:
+        """Let the job's supervisor stop the worker with a checkpoint and put the job back into the queue."""
+        ...
+
+    def room(self) -> Room:
+        """What there is for jobs in all, running ones included."""
+        ...
+
     def stop(self, shutdown_timeout: float) -> None:
         """Leave: jobs that cannot go on without this process are suspended within about `shutdown_timeout` seconds."""
         ...
@@ -40,15 +54,25 @@ log = logging.getLogger(__name__)
 
 
 class Dispatcher:
-    """Starts supervisors: at once for jobs that were running, for queued ones when fewer than the maximum run.
+    """Starts supervisors: at once for jobs that were running, for queued ones as `scheduled` says.
 
-    `make_host` is awaited when the first job needs a supervisor, as that may start Ray.
+    `make_host` is awaited when the first job needs a supervisor, as that may start Ray. `weights` gives those of
+    tenants, 1 for others. `schedule` is what was decided last.
     """
 
-    def __init__(self, store: JobStore, make_host: Callable[[], Awaitable[Host]], max_concurrent_jobs: int) -> None:
+    def __init__(
+        self,
+        store: JobStore,
+        make_host: Callable[[], Awaitable[Host]],
+        settings: TrainSettings,
+        weights: Callable[[], Mapping[str, float]] = dict,
+    ) -> None:
         self._store = store
         self._make_host = make_host
-        self._max_concurrent = max_concurrent_jobs
+        self._settings = settings
+        self._weights = weights
+        self.schedule = Schedule()
+        self._started: set[tuple[str, int]] = set()
         self._host: Host | None = None
         self._woken = asyncio.Event()
 
@@ -84,16 +108,32 @@ class Dispatcher:
     async def _look(self) -> None:
         jobs = await asyncio.to_thread(self._store.unfinished)
         if not jobs:
+            self.schedule = Schedule()
             return
         if self._host is None:
             self._host = await self._make_host()
-        await asyncio.to_thread(self._start_supervisors, self._host, jobs)
+        await asyncio.to_thread(self._tend, self._host, jobs)
 
-    def _start_supervisors(self, host: Host, jobs: list[JobRecord]) -> None:
-        waiting = [job for job in jobs if job.state is JobState.QUEUED]
-        at_work = [job for job in jobs if job.state is not JobState.QUEUED]
-        for job in at_work:
-            host.ensure(job.id)
-        room = self._max_concurrent - len(at_work)
-        for job in waiting[: max(room, 0)]:
-            host.ensure(job.id)
+    def _tend(self, host: Host, jobs: list[JobRecord]) -> None:
+        room = host.room()
+        capacity = replace(room, jobs=min(room.jobs, self._settings.max_concurrent_jobs))
+        # A job that was started is queued in the records until its supervisor is there.
+        self._started &= {(job.id, job.attempt) for job in jobs if job.state is JobState.QUEUED}
+        begun = {job_id for job_id, _ in self._started}
+        seen = [structs.replace(job, state=JobState.STARTING) if job.id in begun else job for job in jobs]
+        needs = partial(needed, gpus=self._settings.gpus if capacity.gpus else 0.0)
+        plan = scheduled(seen, capacity, needs, self._weights(), self._store.used_seconds(WINDOW_SECONDS))
+        attempts = {job.id: job.attempt for job in jobs}
+        self._started |= {(job_id, attempts[job_id]) for job_id in plan.start}
+        for job_id in [*(job.id for job in seen if job.state is not JobState.QUEUED), *plan.start]:
+            host.ensure(job_id)
+        for job_id, why in plan.suspend.items():
+            if job_id not in begun:
+                host.suspend(job_id, f"{why}; it goes on when there is room again")
+        self.schedule = plan
+
+
+def needed(job: JobRecord, gpus: float) -> Room:
+    """What a job takes of the cluster: a CPU for each worker, and on a CUDA device this share of a GPU."""
+    workers, device = job.config.workers, job.config.device
+    return Room(cpus=workers, gpus=workers * gpus if device == AUTO or device.startswith("cuda") else 0.0)

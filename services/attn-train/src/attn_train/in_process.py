@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from attn_core.errors import Incompatible
 from attn_schema.training import JobError
 
 from attn_train.attempt import Assignment, Failed, Outcome, SendMessage
+from attn_train.job_queue import Room
 from attn_train.records import Stop, StopFlag
 from attn_train.supervisor import Supervisor, SupervisorSettings
 
@@ -78,6 +80,15 @@ class ThreadHost:
         """Pass it on."""
         if self.alive(job_id):
             self._running[job_id][0].check_now()
+
+    def suspend(self, job_id: str, why: str) -> None:
+        """Pass it on."""
+        if self.alive(job_id):
+            self._running[job_id][0].suspend(why)
+
+    def room(self) -> Room:
+        """Threads take no CPUs of anybody's books."""
+        return Room(jobs=math.inf, cpus=math.inf)
 
     def stop(self, shutdown_timeout: float) -> None:
         """Suspend all jobs and wait for them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -14,10 +15,11 @@ from attn_gateway.ray_gpus import free_gpus, gpu_request, known_gpus
 from attn_schema.training import JobError, LogLine
 
 from attn_train.attempt import Assignment, Failed, Lost, Message, Outcome, SendMessage
+from attn_train.job_queue import Room
 from attn_train.process import keep_freed_memory, spin_briefly
 from attn_train.ray_group import RayGroup
 from attn_train.records import Stop, StopFlag
-from attn_train.supervisor import Supervisor, SupervisorSettings
+from attn_train.supervisor import SERVER_STOPS, Supervisor, SupervisorSettings
 
 
 class RayWorkerActor:
@@ -159,9 +161,9 @@ class RaySupervisorActor:
         """Look at the record now."""
         self._supervisor.check_now()
 
-    def suspend(self) -> None:
+    def suspend(self, why: str = SERVER_STOPS) -> None:
         """Put the job back into the queue."""
-        self._supervisor.suspend()
+        self._supervisor.suspend(why)
 
     def _run(self, me: Any) -> None:
         self._supervisor.run()
@@ -217,6 +219,17 @@ class RayHost:
         actor = self._actor(job_id)
         if actor is not None:
             actor.check_now.remote()
+
+    def suspend(self, job_id: str, why: str) -> None:
+        """Pass it on."""
+        actor = self._actor(job_id)
+        if actor is not None:
+            actor.suspend.remote(why)
+
+    def room(self) -> Room:
+        """What Ray's books have, all nodes together."""
+        known: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        return Room(jobs=math.inf, cpus=known.get("CPU", 0.0), gpus=known.get("GPU", 0.0))
 
     def stop(self, shutdown_timeout: float) -> None:
         """Suspend the jobs of a private cluster; on another one they go on."""

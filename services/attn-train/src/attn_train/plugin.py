@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from json import dumps
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from attn_core.plugins.hooks import Command, hookimpl
 from attn_schema import DeviceConfig
 from attn_schema.flags import with_flags
+from attn_schema.output import Json, print_json
 
 if TYPE_CHECKING:
     from attn_gateway import Cluster
@@ -55,7 +55,7 @@ def evaluate_command(
     *,
     model: Annotated[str, typer.Argument(help="A trained model of this machine by name, or its folder.")],
     dataset: Annotated[str, typer.Option(help="A .npz file or folder of images, a treebank, a text, or a name.")],
-    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    json: Json = False,
     engine: DeviceConfig,
 ) -> None:
     """Evaluate a model on your data, on this machine: perplexity or accuracy.
@@ -69,4 +69,7 @@ def evaluate_command(
     from attn_train.evaluation import evaluate
 
     found = evaluate(ModelStore().find(model), dataset, home_folder(), engine)
-    typer.echo(dumps(found) if json else "\n".join(f"{name:14} {value:.4f}" for name, value in found.items()))
+    if json:
+        print_json(found)
+    else:
+        typer.echo("\n".join(f"{name:14} {value:.4f}" for name, value in found.items()))

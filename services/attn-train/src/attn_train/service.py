@@ -89,6 +89,7 @@ def config_of(message: pb.TrainingConfig) -> TrainingConfig:
     return resolved(config)
 
 
+HIGHEST_PRIORITY = 100
 DEFAULT_PAGE = 100
 LARGEST_PAGE = 1000
 EVENTS_AT_ONCE = 200
@@ -118,6 +119,10 @@ class TrainingServicer(TrainingServiceServicer):
         """Check, record, start."""
         caller = call_of(context).caller
         config = await self._config(request, caller)
+        if not -HIGHEST_PRIORITY <= request.priority <= HIGHEST_PRIORITY:
+            raise InvalidValue.of("priority", request.priority, f"-{HIGHEST_PRIORITY} to {HIGHEST_PRIORITY}")
+        if request.priority > 0:
+            call_of(context).require_admin("a priority above 0")
         if request.validate_only:
             await self._check(config)
             return pb.SubmitTrainingJobResponse(job=to_message(TrainingJob(config=config)))
@@ -127,7 +132,7 @@ class TrainingServicer(TrainingServiceServicer):
             job_id = request.job_id or new_job_id(config.model.label)
             check_model_name_is_free(job_id, self._home)
             await asyncio.to_thread(self._models.record, ModelRecord(job_id, caller.owner))
-            job = await asyncio.to_thread(self._store.submit, job_id, config, caller.owner)
+            job = await asyncio.to_thread(self._store.submit, job_id, config, caller.owner, request.priority)
             self._dispatcher.wake()
         return pb.SubmitTrainingJobResponse(job=_message(job))
 
@@ -148,7 +153,7 @@ class TrainingServicer(TrainingServiceServicer):
     async def GetTrainingJob(self, request: pb.GetTrainingJobRequest, context: Context) -> pb.GetTrainingJobResponse:
         """One job."""
         job = await self._job(request.id, context)
-        (shown,) = await asyncio.to_thread(self._with_stalls, [job])
+        (shown,) = await asyncio.to_thread(self._as_shown, [job])
         return pb.GetTrainingJobResponse(job=_message(shown))
 
     async def ListTrainingJobs(
@@ -164,7 +169,7 @@ class TrainingServicer(TrainingServiceServicer):
         sees = call_of(context).caller.sees
         jobs = await asyncio.to_thread(self._store.page, int(token) if token else None, count + 1, sees)
         following = str(jobs[count - 1].number) if len(jobs) > count else ""
-        shown = await asyncio.to_thread(self._with_stalls, jobs[:count])
+        shown = await asyncio.to_thread(self._as_shown, jobs[:count])
         return pb.ListTrainingJobsResponse(jobs=[_message(job) for job in shown], next_page_token=following)
 
     async def WatchTrainingJob(
@@ -253,6 +258,18 @@ class TrainingServicer(TrainingServiceServicer):
     async def _job(self, job_id: str, context: Context) -> JobRecord:
         return await asyncio.to_thread(self._store.get, job_id, call_of(context).caller.sees)
 
+    def _as_shown(self, jobs: list[JobRecord]) -> list[JobRecord]:
+        """The jobs with their places in the queue, and with stalls that cannot be recorded."""
+        plan = self._dispatcher.schedule
+
+        def placed(job: JobRecord) -> JobRecord:
+            if job.state is not JobState.QUEUED:
+                return job
+            position, why = plan.position(job.id), plan.waiting.get(job.id, "")
+            return msgspec.structs.replace(job, queue_position=position, waiting_for=why)
+
+        return self._with_stalls([placed(job) for job in jobs])
+
     def _with_stalls(self, jobs: list[JobRecord]) -> list[JobRecord]:
         """The jobs; one at work of which nothing can be recorded is STALLED, which cannot be recorded either."""
         if time.monotonic() - self._began < SETTLED_SECONDS:
@@ -317,7 +334,9 @@ class TrainingGrpc:
         self._settings = settings or TrainSettings.from_environment()
         self._database = database_url(cluster.home)
         self._store = JobStore(Database(self._database))
-        self._dispatcher = Dispatcher(self._store, self.make_host, self._settings.max_concurrent_jobs)
+        self._dispatcher = Dispatcher(
+            self._store, self.make_host, self._settings, lambda: cluster.settings.engine.tenant_weights
+        )
         self._servicer = TrainingServicer(cluster.home, self._settings, self._store, self._dispatcher)
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -64,6 +64,7 @@ def job_of(row: RowMapping) -> JobRecord:
         start_time=_datetime(row["started"]),
         end_time=_datetime(row["ended"]),
         last_event_id=row["last_event"],
+        priority=row["priority"],
     )
 
 
@@ -104,12 +105,13 @@ class JobStore:
         """Close the database."""
         self.database.close()
 
-    def submit(self, job_id: str, config: TrainingConfig, owner: str = "") -> JobRecord:
+    def submit(self, job_id: str, config: TrainingConfig, owner: str = "", priority: int = 0) -> JobRecord:
         """Record a job of this owner, or return its own of this id and an equal configuration.
 
         Raises AlreadyExists for an id of another job.
         """
         values = {"id": job_id, "owner": owner, "config": to_json(config), "state": S.QUEUED, "created": time.time()}
+        values |= {"priority": priority}
         try:
             return self._submit(job_id, values)
         except IntegrityError:
@@ -146,6 +148,19 @@ class JobStore:
         with self.database.reading() as connection:
             found = map(job_of, connection.execute(query).mappings())
             return [job for job in found if not job.state.final]
+
+    def used_seconds(self, within: float) -> dict[str, float]:
+        """The seconds that workers of each owner's jobs trained in the last `within` seconds, as far as known: of a job
+        that was started several times, the last start counts."""
+        now, used = time.time(), dict[str, float]()
+        columns = (jobs.c.owner, jobs.c.config, jobs.c.started, jobs.c.ended)
+        recent = jobs.c.started.is_not(None) & (jobs.c.state != S.QUEUED)
+        recent &= jobs.c.ended.is_(None) | (jobs.c.ended > now - within)
+        with self.database.reading() as connection:
+            for owner, config, started, ended in connection.execute(select(*columns).where(recent)):
+                seconds = max(0.0, (ended or now) - max(started, now - within))
+                used[owner] = used.get(owner, 0.0) + seconds * json.loads(config).get("workers", 1)
+        return used
 
     def events(self, job_id: str, after: int, count: int) -> list[JobEvent]:
         """At most `count` events with ids above `after`, in order."""

@@ -57,6 +57,7 @@ class SupervisorSettings:
 
 
 CHECK_NOW = None
+SERVER_STOPS = "the server stops; the job goes on when it starts again"
 
 Recorded: TypeAlias = TrainingStarted | Metrics | Checkpoint | LogLine | Stalled | GoesOn
 """What is recorded of a worker's messages."""
@@ -75,6 +76,7 @@ class Supervisor:
         self._store = JobStore(Database(settings.database or database_url(settings.home)))
         self._inbox: queue.SimpleQueue[tuple[int, Outcome] | None] = queue.SimpleQueue()
         self._suspended = False
+        self._why = SERVER_STOPS
         self._claimed = False
         self._last_message: tuple[int, float] | None = None
         self._files: MetricsFiles | None = None
@@ -105,8 +107,9 @@ class Supervisor:
         """Look at the record now."""
         self._inbox.put(CHECK_NOW)
 
-    def suspend(self) -> None:
-        """Stop the worker with a checkpoint and put the job back into the queue."""
+    def suspend(self, why: str = SERVER_STOPS) -> None:
+        """Stop the worker with a checkpoint and put the job back into the queue; its log says why."""
+        self._why = why
         self._suspended = True
         self.check_now()
 
@@ -248,7 +251,7 @@ class Supervisor:
         elif job.state is JobState.CANCELLING:
             store.change(job.id, attempt, JobState.CANCELLED)
         elif isinstance(outcome, Stopped):
-            store.append(job.id, attempt, [LogLine(text="the server stops; the job goes on when it starts again")])
+            store.append(job.id, attempt, [LogLine(text=self._why)])
             store.suspend(job.id, attempt)
         else:
             return self._recover(job, attempt, outcome)

@@ -24,7 +24,7 @@ from attn_core.errors import Incompatible, InvalidValue, MissingPackage, Unknown
 from attn_core.models import ModelShape, checked_kv_sharing, kv_source_layer_of
 from attn_core.options import parse_options
 from attn_core.states import dtype_name
-from attn_schema.output import print_table
+from attn_schema.output import Json, print_json, print_table
 
 from attn_cli.facts import price
 from attn_cli.main import CommandElsewhere, FlagCommand, load
@@ -40,14 +40,14 @@ from attn_cli.options import (
     fitting,
     own_groups,
 )
-from attn_cli.output import Json, human_bytes, human_count, print_facts, print_json
+from attn_cli.output import human_bytes, human_count, print_facts
 from attn_cli.pictures import draw_curves
 
-CURVES = {"allowed flops": "FLOPs of a forward pass", "state bytes": "bytes remembered"}
-COUNTS = {"weights": "parameters", "flops": "flops", "allowed": "allowed flops"}
+CURVES = {"allowed_flops": "FLOPs of a forward pass", "state_bytes": "bytes remembered"}
+COUNTS = {"weights": "parameters", "flops": "flops", "allowed": "allowed_flops"}
 TRAINING = "compare-training"
 """The command that compares by training, wherever it is installed."""
-SIZES = {"state": "state bytes", "a token": "state bytes per token"}
+SIZES = {"state": "state_bytes", "a token": "state_bytes_per_token"}
 
 
 class CompareCommand(FlagCommand):
@@ -120,7 +120,7 @@ def row(name: str, sizes: Sizes, length: int, dtype: str) -> dict[str, Any]:
     mechanism = installed().mechanisms.get(name)
     fitted = own_groups(fitting(sizes, mechanism), mechanism, {})
     facts = price(mechanism, fitted.config(mechanism, {}), length, dtype)
-    kept = ("tokens", "parameters", "flops", "allowed flops", "state bytes", "state bytes per token")
+    kept = ("tokens", "parameters", "flops", "allowed_flops", "state_bytes", "state_bytes_per_token")
     return {"name": name} | {key: facts[key] for key in kept}
 
 
@@ -255,13 +255,12 @@ def cost_command(
         return
     readable: dict[str, Any] = {}
     for key, value in facts.items():
-        words = key.replace("_", " ")
         if "bytes" in key:
-            readable[words.replace("bytes", "size")] = f"{human_bytes(value)} ({value} bytes)"
+            readable[key.replace("bytes", "size")] = f"{human_bytes(value)} ({value} bytes)"
         elif "flops" in key or "parameters" in key:
-            readable[words] = human_count(value)
+            readable[key] = human_count(value)
         else:
-            readable[words] = value
+            readable[key] = value
     print_facts(readable)
 
 

@@ -16,10 +16,9 @@ from attn_core.plugins.catalog import Catalog
 from attn_core.plugins.hooks import Finding
 from attn_core.plugins.loader import PluginStatus
 from attn_core.plugins.registry import Registry
-from attn_schema.output import print_table
+from attn_schema.output import Json, print_json, print_rows, print_table
 
 from attn_cli.main import FlagCommand, FlagGroup
-from attn_cli.output import Json, print_json
 
 
 class Kinds(FlagGroup):
@@ -44,16 +43,12 @@ def root(context: typer.Context, json: Json = False) -> None:
     install or write a package and its mechanisms appear here. `attn show NAME` tells more.
     """
     if context.invoked_subcommand is None:
-        print_rows("mechanisms", json)
+        print_kind("mechanisms", json)
 
 
-def print_rows(kind: str, json: bool) -> None:
+def print_kind(kind: str, json: bool) -> None:
     """Print what is installed of a kind, a key of `ROWS`."""
-    rows = ROWS[kind](installed())
-    if json:
-        print_json(rows)
-    else:
-        print_table(rows, f"no {kind} are installed")
+    print_rows(ROWS[kind](installed()), f"no {kind} are installed", json=json)
 
 
 def plugins(catalog: Catalog) -> list[dict[str, Any]]:
@@ -141,7 +136,7 @@ ROWS: dict[str, Callable[[Catalog], list[dict[str, Any]]]] = {
 def _add(kind: str) -> None:
     def listed(context: typer.Context, json: Json = False) -> None:
         before = context.parent.params["json"] if context.parent else False
-        print_rows(kind, json or before)
+        print_kind(kind, json or before)
 
     listed.__doc__ = ROWS[kind].__doc__
     list_command.command(kind, cls=FlagCommand)(listed)
@@ -157,7 +152,7 @@ def plugins_command(json: Json = False) -> None:
     A plugin that raises, exits, lacks a dependency or was built for another core is listed with its reason and
     harms no other. `ATTN_PLUGINS=attn-variants,attn-cli attn ...` loads only the packages named.
     """
-    print_rows("plugins", json)
+    print_kind("plugins", json)
 
 
 def doctor_command(json: Json = False) -> None:

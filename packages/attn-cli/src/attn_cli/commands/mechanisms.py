@@ -13,7 +13,7 @@ from attn_core.kernels.rowwise import ROW_FORMS
 from attn_core.options import parse_options
 from attn_core.states import dtype_name
 from attn_schema.device import DEVICES
-from attn_schema.output import print_table
+from attn_schema.output import Json, note, print_json, print_rows
 
 from attn_cli.equations import as_text as equation_text
 from attn_cli.facts import (
@@ -37,7 +37,7 @@ from attn_cli.options import (
     Sizes,
     fitting,
 )
-from attn_cli.output import Json, human_bytes, human_count, print_facts, print_json
+from attn_cli.output import human_bytes, human_count, print_facts
 from attn_cli.pictures import as_text, device_type, draw_grid, view_of
 
 RECORDED = "cuda"
@@ -79,8 +79,7 @@ def show_command(
     config, shown = fitted.config(mechanism, given), given or dict(mechanism.sketch)
     sketched = fitted.config(mechanism, shown)
     if draw is not None:
-        drawn = view_of(mechanism, sketched, DRAWN, shown)
-        draw_grid(drawn.grid, f"{mechanism.name}: {drawn.caption}", draw)
+        draw_grid(view_of(mechanism, sketched, DRAWN, shown), mechanism.name, draw)
     kernels = verdicts(mechanism, config, WholeCall(dtype=dtype_name(dtype), tokens=seq))
     facts = describe(mechanism) | price(mechanism, config, seq, dtype)
     facts |= {"weights": weights_statement(mechanism), "kernels": kernels}
@@ -94,9 +93,9 @@ def show_command(
 def readable(facts: dict[str, Any]) -> dict[str, Any]:
     """The facts as people read them."""
     said = dict(facts) | {"equation": equation_text(facts["equation"])}
-    for key in ("state bytes per token", "state bytes"):
+    for key in ("state_bytes_per_token", "state_bytes"):
         said[key] = human_bytes(facts[key])
-    for key in ("flops", "allowed flops", "parameters"):
+    for key in ("flops", "allowed_flops", "parameters"):
         said[key] = human_count(facts[key])
     said["capabilities"] = ", ".join(facts["capabilities"]) or "none"
     said["states"] = "\n".join(map(_in_words, facts["states"])) or "none"
@@ -180,10 +179,7 @@ def whole_rows(mechanism: Mechanism, config: MechanismConfig, call: WholeCall) -
     if not beyond_a_step(call) and (config.causal or config.cross):
         found.append(recorded_step(mechanism, config, dtype=call.dtype, device=RECORDED))
     if call.varlen and all(row["verdict"] != "runs" for row in found):
-        typer.echo(
-            "no kernel here computes documents together: each is computed alone, see without --varlen",
-            err=True,
-        )
+        note("no kernel here computes documents together: each is computed alone, see without --varlen")
     return found
 
 
@@ -208,10 +204,12 @@ def beyond_a_step(call: WholeCall) -> bool:
 
 def show(found: list[dict[str, Any]], *, json: bool) -> None:
     """The verdicts as a table or as JSON."""
-    if json:
-        print_json(found)
-    else:
-        print_table(found, "no kernel is installed; pip install attn-variants")
+    empty = "no kernel is installed; pip install attn-variants"
+    print_rows(found if json else [row | {"cost": _short(row["cost"])} for row in found], empty, json=json)
+
+
+def _short(cost: float | None) -> str:
+    return "" if cost is None else f"{cost:g}"
 
 
 def check_command(
@@ -243,10 +241,7 @@ def check_command(
         }
         for result in results
     ]
-    if json:
-        print_json(rows)
-    else:
-        print_table(rows, "no law applies")
+    print_rows(rows, "no law applies", json=json)
     if not all(result.passed for result in results if result.applied):
         raise typer.Exit(1)
 

@@ -12,9 +12,8 @@ import typer
 from attn_core.errors import InvalidValue, UserError
 from attn_schema import ConnectionOptions
 from attn_schema.flags import with_flags
-from attn_schema.output import print_json
+from attn_schema.output import Json, print_json
 
-from attn_client.commands.options import Json
 from attn_client.serving_load import (
     METRICS,
     AttnBackend,

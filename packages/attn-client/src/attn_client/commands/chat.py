@@ -12,7 +12,7 @@ import typer
 from attn_core.errors import InvalidValue
 from attn_schema import ChatMessage, ConnectionOptions, EngineConfig, SamplingParams
 from attn_schema.flags import with_flags
-from attn_schema.output import print_table
+from attn_schema.output import note, print_table
 from attn_schema.schema import Checked
 from msgspec import Meta
 
@@ -113,7 +113,7 @@ def _print_list(store: ConversationStore) -> None:
         for found in store.listed()
     ]
     print_table(rows, "no conversation is kept yet")
-    typer.echo(f"in {store.folder}", err=True)
+    note(f"in {store.folder}")
 
 
 def talk(
@@ -127,7 +127,7 @@ def talk(
     if person:
         import readline  # noqa: F401  (importing it gives input() editing and history)
 
-        typer.echo(f"{name}: {FORGET} begins anew, {LEAVE} or Ctrl-D ends, Ctrl-C ends an answer", err=True)
+        note(f"{name}: {FORGET} begins anew, {LEAVE} or Ctrl-D ends, Ctrl-C ends an answer")
     while (line := _read(person)) is not None and line.strip() != LEAVE:
         if line.strip() == FORGET:
             conversation.forget()

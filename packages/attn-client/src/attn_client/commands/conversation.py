@@ -8,6 +8,7 @@ from contextlib import closing
 import typer
 from attn_core.errors import ContextLengthExceeded
 from attn_schema import ChatMessage, SamplingParams
+from attn_schema.output import note
 
 from attn_client.writer import Writer
 
@@ -80,4 +81,4 @@ class Conversation:
                 if len(self._turns) < 3:
                     raise
                 del self._turns[:2]
-                typer.echo("[the oldest turn is forgotten: the context is full]", err=True)
+                note("[the oldest turn is forgotten: the context is full]")

@@ -10,9 +10,9 @@ import typer
 from attn_core.errors import InvalidValue
 from attn_schema import ConnectionOptions, DeviceConfig, EngineConfig
 from attn_schema.flags import with_flags
-from attn_schema.output import print_json
+from attn_schema.output import Json, print_json
 
-from attn_client.commands.options import Json, connect, here, refuse_engine_options
+from attn_client.commands.options import connect, here, refuse_engine_options
 
 SHOWN = 60
 WORDS_HELP = "Name of a server's encoder unless --model is given, then texts; - reads them, one a line."
@@ -33,7 +33,7 @@ def embed_command(
 
     A server's encoder does it, or with `--model` one that runs here. Examples: `attn pull minilm`, then `attn embed
     --model minilm "a cat" "a kitten" "the tax return"`, or `attn embed minilm ...` where `attn serve --model minilm`
-    runs; with `--json` the vectors themselves, one a line. Device and element type are for an encoder that runs here.
+    runs; with `--json` the vectors themselves. Device and element type are for an encoder that runs here.
     """
     name, texts = (words[0], words[1:]) if model is None else (model, words)
     given = [line for text in texts for line in (sys.stdin.read().splitlines() if text == "-" else [text]) if line]
@@ -49,8 +49,7 @@ def embed_command(
         with here(EngineConfig(dtype=engine.dtype, device=engine.device)) as local:
             vectors = local.embed(name, given)
     if json:
-        for text, vector in zip(given, vectors, strict=True):
-            print_json({"text": text, "embedding": vector})
+        print_json([{"text": text, "embedding": vector} for text, vector in zip(given, vectors, strict=True)])
         return
     for number, (text, vector) in enumerate(zip(given, vectors, strict=True), start=1):
         similarity = " ".join(f"{_cosine(vector, other):6.3f}" for other in vectors[:number])

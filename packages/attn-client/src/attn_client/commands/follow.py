@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 import typer
-from attn_schema.output import print_json
+from attn_schema.output import note, print_json
 from attn_schema.training import Checkpoint, JobEvent, JobState, LogLine, Metrics, StateChange, TrainingJob
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -46,13 +46,13 @@ def follow(client: Client, job_id: str, *, after: int, json: bool) -> TrainingJo
                 view.show(update)
     except KeyboardInterrupt:
         message = f"{job_id} goes on; follow it with: attn jobs watch {job_id}, stop it with: attn jobs cancel {job_id}"
-        typer.echo(f"\nattn: {message}", err=True)
+        note(f"\nattn: {message}")
         raise
     job = client.jobs.get(job_id)
     if job.state is JobState.FAILED and job.error is not None:
         raise job.error.error()
     if job.state is JobState.CANCELLED:
-        typer.echo(f"attn: {job_id} was cancelled at step {job.step}; go on with: attn jobs resume {job_id}", err=True)
+        note(f"attn: {job_id} was cancelled at step {job.step}; go on with: attn jobs resume {job_id}")
         raise typer.Exit(1)
     if not json:
         typer.echo(f"{job_id} {job.state}: {describe(job.last_metrics)}")

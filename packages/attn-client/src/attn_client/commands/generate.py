@@ -22,15 +22,15 @@ from attn_schema import (
     Usage,
 )
 from attn_schema.flags import with_flags
-from attn_schema.output import print_json
+from attn_schema.output import Json, detail, print_json
 
-from attn_client.commands.options import Json, ModelHere, writer_for
+from attn_client.commands.options import ModelHere, writer_for
 
 WORDS_HELP = "Name of a server's model (see `attn models list`) unless --model is given, and the prompt; - reads it."
 
 
 @with_flags
-def generate_command(  # noqa: PLR0913 - a command has the options it has  # noqa: PLR0913 - a command has the options it has
+def generate_command(  # noqa: PLR0913 - a command has the options it has
     *,
     words: Annotated[list[str] | None, typer.Argument(metavar="[SERVED] PROMPT", help=WORDS_HELP)] = None,
     model: ModelHere = None,
@@ -48,9 +48,6 @@ def generate_command(  # noqa: PLR0913 - a command has the options it has  # noq
     engine: EngineConfig,
     timeout: Annotated[float | None, typer.Option(help="Maximum time, in seconds.")] = None,
     json: Json = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Say after the text how many tokens a second were generated.")
-    ] = False,
     connection: ConnectionOptions,
 ) -> None:
     """Generate text: with a server's model, or with `--model` one that runs here; the text appears as it is generated.
@@ -58,7 +55,7 @@ def generate_command(  # noqa: PLR0913 - a command has the options it has  # noq
     The options of engines are for a model that runs here. With `--regex "(yes|no)"` the text matches that
     expression, with `--json-schema person.json` it is JSON of that form. Examples: `attn generate
     smollm2-135m-instruct --chat "Where is Paris?"` asks a server, `attn generate --model smollm2-135m-instruct "Once"`
-    needs none.
+    needs none. With `--verbose` it says after the text how many tokens a second were generated.
     """
     name, prompt = _asked(words or [], model, encoder_prompt)
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -69,8 +66,7 @@ def generate_command(  # noqa: PLR0913 - a command has the options it has  # noq
         with closing(deltas):
             timed = TimedDeltas(deltas)
             show(timed, json=json, several=sampling.n > 1)
-    if verbose:
-        typer.echo(timed.report(), err=True)
+    detail(timed.report())
 
 
 class TimedDeltas:

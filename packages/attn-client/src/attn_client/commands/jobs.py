@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 from attn_schema import ConnectionOptions
 from attn_schema.flags import with_flags
-from attn_schema.output import print_json, print_table
+from attn_schema.output import Json, print_json, print_table
 from attn_schema.training import JobEvent, TrainingJob
 
 from attn_client.commands.follow import follow
-from attn_client.commands.options import Json, connect
+from attn_client.commands.options import connect
 
 app = typer.Typer(no_args_is_help=True, help="The training jobs of a server.")
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job; see `attn jobs list`.")]
@@ -25,8 +25,7 @@ def list_command(*, json: Json = False, connection: ConnectionOptions) -> None:
     with connect(connection) as client:
         jobs = client.jobs.list()
     if json:
-        for job in jobs:
-            print_json(job)
+        print_json(jobs)
     else:
         print_table([_row(job) for job in jobs], "no job yet; start one with: attn train")
 
@@ -120,10 +119,11 @@ def _row(job: TrainingJob) -> dict[str, str]:
     loss = job.last_metrics.get("validation_loss", job.last_metrics.get("loss"))
     return {
         "job": job.id,
-        "state": job.state,
+        "state": f"{job.state}, {job.queue_position}." if job.queue_position else job.state,
+        "priority": str(job.priority),
         "steps": f"{job.step}/{job.config.optimizer.steps}",
         "loss": "" if loss is None else f"{loss:.4f}",
         "model": job.config.model.label,
-        "why": job.error.message if job.error else "",
+        "why": job.error.message if job.error else job.waiting_for,
         "created": f"{job.create_time:%Y-%m-%d %H:%M}" if job.create_time else "",
     }

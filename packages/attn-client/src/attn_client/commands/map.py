@@ -11,10 +11,10 @@ import typer
 from attn_core.errors import InvalidValue
 from attn_schema import ConnectionOptions, DeviceConfig, EngineConfig, Prompt
 from attn_schema.flags import with_flags
-from attn_schema.output import print_json
+from attn_schema.output import Json, print_json
 from attn_ui import AttentionPage
 
-from attn_client.commands.options import Json, ModelHere, connect, here, refuse_engine_options
+from attn_client.commands.options import ModelHere, connect, here, refuse_engine_options
 
 Option = typer.Option
 WORDS_HELP = "Name of a server's model unless --model is given, then the sentence to look at; - reads standard input."

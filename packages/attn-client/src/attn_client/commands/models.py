@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
 import typer
@@ -12,9 +12,9 @@ from attn_core import installed
 from attn_core.errors import InvalidValue, MissingPackage, UnknownName
 from attn_schema import ConnectionOptions, DeploymentConfig, EngineConfig, ModelInfo
 from attn_schema.flags import with_flags
-from attn_schema.output import print_json, print_table
+from attn_schema.output import Json, note, print_json, print_table
 
-from attn_client.commands.options import Json, connect
+from attn_client.commands.options import connect
 
 app = typer.Typer(no_args_is_help=True, help="The models of a server, and of this machine.")
 
@@ -26,8 +26,7 @@ def list_command(*, json: Json = False, connection: ConnectionOptions) -> None:
     with connect(connection) as client:
         models = client.models.list()
     if json:
-        for model in models:
-            print_json(model)
+        print_json(models)
     else:
         print_table([_row(model) for model in models], "no model is loaded; load one with: attn models load NAME")
 
@@ -80,7 +79,7 @@ def load_command(  # noqa: PLR0913 - flags
             )
     typer.echo(f"{model.name} is {model.state}: {model.num_parameters:,} parameters, max_seq_len {model.max_seq_len}")
     if model.note:
-        typer.echo(f"attn: {model.note}", err=True)
+        note(f"attn: {model.note}")
 
 
 @app.command("scale")
@@ -152,7 +151,10 @@ def unload_command(
 def local_command(*, json: Json = False) -> None:
     """List the models of this machine: those that were pulled, converted or trained, and those half fetched."""
     models = _store().models()
-    found = [
+    if json:
+        print_json([_local_facts(model) for model in models])
+        return
+    rows = [
         {
             "name": model.name,
             "size": f"{model.nbytes / 1e6:.1f} MB",
@@ -162,11 +164,12 @@ def local_command(*, json: Json = False) -> None:
         }
         for model in models
     ]
-    if json:
-        for model, row in zip(models, found, strict=True):
-            print_json(row | {"size": model.nbytes, "path": str(model.path), "state": row["state"] or "complete"})
-    else:
-        print_table(found, "no model is on this machine; fetch one with: attn pull NAME")
+    print_table(rows, "no model is on this machine; fetch one with: attn pull NAME")
+
+
+def _local_facts(model: LocalModel) -> dict[str, Any]:
+    facts = {"name": model.name, "path": str(model.path), "bytes": model.nbytes, "family": model.family}
+    return facts | {"origin": model.origin, "complete": model.complete}
 
 
 @app.command("rm")

@@ -16,7 +16,6 @@ from attn_client.client import Client
 from attn_client.settings import ClientSettings
 from attn_client.writer import Writer
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs, one value a line.")]
 ModelHere = Annotated[str | None, typer.Option("--model", "-m", help="Model to run here: a pulled one, or a folder.")]
 
 

@@ -8,14 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 from attn_core.errors import AttnError, Incompatible
 from attn_schema import ConnectionOptions, EngineStats, ModelInfo, ModelState
 from attn_schema.flags import with_flags
-from attn_schema.output import print_json, print_table
+from attn_schema.output import Json, print_json, print_table
 
 from attn_client.client import Client
-from attn_client.commands.options import Json, connect
+from attn_client.commands.options import connect
 
 if TYPE_CHECKING:
     from attn_schema.training import TrainingJob
@@ -49,6 +50,13 @@ class Snapshot:
         except Incompatible:
             jobs = []
         return cls(time.monotonic(), models, stats, jobs)
+
+    def plain(self) -> dict[str, Any]:
+        """Models, each with its stats or null, and jobs, as JSON has them."""
+        models = [
+            msgspec.to_builtins(model, enc_hook=str) | {"stats": self.stats.get(model.name)} for model in self.models
+        ]
+        return {"models": models, "jobs": self.jobs}
 
     def model_rows(self, before: Snapshot | None) -> list[Row]:
         """A row a model; rates are those since `before`."""
@@ -130,7 +138,7 @@ def top_command(
     with connect(connection) as client:
         snapshot = Snapshot.of(client)
         if json:
-            print_json({"models": snapshot.models, "stats": snapshot.stats, "jobs": snapshot.jobs})
+            print_json(snapshot.plain())
         elif once or not sys.stdout.isatty():
             print_table(snapshot.model_rows(None), "no model is loaded")
             print_table(snapshot.job_rows(), "no job is open")

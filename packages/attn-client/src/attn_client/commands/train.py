@@ -12,17 +12,17 @@ import typer
 from attn_schema import ConnectionOptions
 from attn_schema.estimate import JobEstimate
 from attn_schema.flags import with_flags
-from attn_schema.output import print_json, print_table
+from attn_schema.output import Json, print_json, print_table
 from attn_schema.prepared import PreparedSource
 from attn_schema.training import TrainingConfig
 
 from attn_client.commands.follow import follow
-from attn_client.commands.options import Json, connect
+from attn_client.commands.options import connect
 from attn_client.recipe import located, recipe_names, recipe_under
 
 
 @with_flags(top="training", defaults=recipe_under)
-def train_command(
+def train_command(  # noqa: PLR0913 - options, given by name
     *,
     training: TrainingConfig,
     recipe: Annotated[  # noqa: ARG001 - `recipe_under` reads it
@@ -30,6 +30,10 @@ def train_command(
     ] = "",
     job: Annotated[str, typer.Option(help="Id for the job; the server chooses one if not given.")] = "",
     detach: Annotated[bool, typer.Option("--detach", help="Print the job's id and do not follow it.")] = False,
+    priority: Annotated[
+        int,
+        typer.Option(help="Higher ones start first, and running lower ones leave for them; above 0 for admins."),
+    ] = 0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would run, hold and take, and start nothing.")
     ] = False,
@@ -51,7 +55,7 @@ def train_command(
         if dry_run:
             show_estimate(client.jobs.estimate(config, job_id=job), json=json)
             return
-        submitted = client.jobs.submit(config, job_id=job)
+        submitted = client.jobs.submit(config, job_id=job, priority=priority)
         if not detach:
             follow(client, submitted.id, after=0, json=json)
         elif json:

@@ -13,10 +13,10 @@ import typer
 from attn_core.errors import InvalidValue
 from attn_schema import ConnectionOptions, EncoderPrompt, EngineConfig, Prompt, SamplingParams
 from attn_schema.flags import with_flags
-from attn_schema.output import print_json
+from attn_schema.output import Json, note, print_json
 
 from attn_client.bleu import Bleu, corpus_bleu
-from attn_client.commands.options import Json, writer_for
+from attn_client.commands.options import writer_for
 from attn_client.writer import Writer
 
 Option = typer.Option
@@ -59,7 +59,7 @@ def translate_command(
         unknown = unknown_words(writer, name, lines)
     if unknown:
         said = ", ".join(map(repr, unknown[:NAMED])) + (" and others" if len(unknown) > NAMED else "")
-        typer.echo(f"attn: words that {name} does not know, and reads as one and the same: {said}", err=True)
+        note(f"attn: words that {name} does not know, and reads as one and the same: {said}")
     if wanted is not None:
         _tell(corpus_bleu(found, wanted), json=json)
 

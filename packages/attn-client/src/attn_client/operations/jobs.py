@@ -15,10 +15,12 @@ SERVICE = "/attn.v1.TrainingService"
 
 
 def submit(
-    config: TrainingConfig, job_id: str, *, validate_only: bool
+    config: TrainingConfig, job_id: str, *, validate_only: bool, priority: int = 0
 ) -> Operation[pb.SubmitTrainingJobResponse, TrainingJob]:
     """Record and start a job."""
-    request = pb.SubmitTrainingJobRequest(config=to_message(config), job_id=job_id, validate_only=validate_only)
+    request = pb.SubmitTrainingJobRequest(
+        config=to_message(config), job_id=job_id, validate_only=validate_only, priority=priority
+    )
     method, repeatable = f"{SERVICE}/SubmitTrainingJob", bool(job_id) or validate_only
     return Operation(method, request, pb.SubmitTrainingJobResponse, _job, repeatable)
 

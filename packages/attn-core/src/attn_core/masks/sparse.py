@@ -96,6 +96,9 @@ class Earlier(Mask):
     def runs(self, query: int, keys: int) -> Runs:
         return of_keys(range(query % self.stride, min(keys, query - self.stride), self.stride))
 
+    def count(self, queries: int, keys: int) -> int:
+        return sum(max(0, query // self.stride - 1) for query in range(max(0, keys - queries), keys))
+
 
 @dataclass(frozen=True)
 class Strided(Mask):
@@ -134,6 +137,9 @@ class Strided(Mask):
 
     def runs(self, query: int, keys: int) -> Runs:
         return unite(self.local.runs(query, keys), self.column.runs(query, keys))
+
+    def count(self, queries: int, keys: int) -> int:
+        return sum(part.count(queries, keys) for part in self.split)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +184,14 @@ class Summaries(Mask):
         starts = range(self.first, max(stop, 0), self.block)
         return merged((start, min(stop, start + self.cells)) for start in starts)
 
+    def count(self, queries: int, keys: int) -> int:
+        return sum(map(self._before, range(max(0, keys - queries) + 1, keys + 1)))
+
+    def _before(self, stop: int) -> int:
+        """How many summary cells there are before a position."""
+        blocks, rest = divmod(stop, self.block)
+        return blocks * self.cells + min(max(rest - self.first, 0), self.cells)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Fixed(Mask):
@@ -215,6 +229,10 @@ class Fixed(Mask):
 
     def runs(self, query: int, keys: int) -> Runs:
         return unite(self.local.runs(query, keys), self.column.runs(query, keys))
+
+    def count(self, queries: int, keys: int) -> int:
+        rows = (divmod(query, self.block) for query in range(max(0, keys - queries), keys))
+        return sum(blocks * self.summaries + own + 1 for blocks, own in rows)
 
 
 @dataclass(frozen=True, kw_only=True)

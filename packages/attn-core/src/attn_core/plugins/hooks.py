@@ -117,5 +117,10 @@ def attn_http_servers() -> list[Any]:  # type: ignore[empty-body]
 
 
 @hookspec
+def attn_versions() -> list[str]:  # type: ignore[empty-body]
+    """Lines of `attn --version` beside the versions; such as what of the processor is used; cheap to make."""
+
+
+@hookspec
 def attn_doctor_checks() -> list[Callable[[], list[Finding]]]:  # type: ignore[empty-body]
     """Checks of this machine and installation."""

@@ -11,7 +11,7 @@ import typer
 from attn_core.errors import Incompatible, InvalidValue, UnknownName
 from attn_models.loading import load_model
 from attn_models.sources.store import ModelStore
-from attn_schema.output import print_json, print_table
+from attn_schema.output import Json, print_json, print_table
 from rich.console import Console
 from torch import Tensor, nn
 
@@ -37,7 +37,7 @@ def attribute_command(
     next_token: Annotated[str | None, typer.Option(help="The token after it; by default the most likely one.")] = None,
     method: Methods = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page with the coloured text.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    json: Json = False,
 ) -> None:
     """Show which tokens the next one depends on: attention, rollout, integrated gradients, Shapley values.
 
@@ -92,7 +92,7 @@ def show(found: dict[str, Tensor], tokens: list[str], title: str, page: Path | N
     """Coloured text, the methods' agreement, and the page."""
     shares = {name: values.tolist() for name, values in found.items()}
     agreements = [
-        {"methods": f"{one} and {other}", "Kendall's τ": f"{kendall_tau(found[one].abs(), found[other].abs()):.2f}"}
+        {"methods": f"{one} and {other}", "kendall_tau": round(kendall_tau(found[one].abs(), found[other].abs()), 2)}
         for place, one in enumerate(found)
         for other in list(found)[place + 1 :]
     ]
@@ -111,6 +111,7 @@ def show(found: dict[str, Tensor], tokens: list[str], title: str, page: Path | N
         console.print(f"\n{name}", highlight=False)
         console.print(coloured(tokens, values))
     typer.echo("")
-    print_table(agreements, "one method alone is compared with nothing")
+    rows = [{"methods": row["methods"], "Kendall's τ": f"{row['kendall_tau']:.2f}"} for row in agreements]
+    print_table(rows, "one method alone is compared with nothing")
     if page is not None:
         typer.echo(str(page))

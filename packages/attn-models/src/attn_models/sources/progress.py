@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TextIO
 
+from attn_schema.output import Verbosity, verbosity
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
@@ -32,8 +33,14 @@ def silent(step: Step) -> None:
 
 @contextmanager
 def shown_progress(stream: TextIO | None = None) -> Iterator[Report]:
-    """A Report that draws bars on a terminal and prints plain lines anywhere else (standard error by default)."""
+    """A Report that draws bars on a terminal and prints plain lines anywhere else (standard error by default).
+
+    With `--quiet` it says nothing.
+    """
     output = sys.stderr if stream is None else stream
+    if verbosity() < Verbosity.NORMAL:
+        yield silent
+        return
     if not output.isatty():
         yield PlainLines(output).report
         return

@@ -169,7 +169,7 @@ class Mechanism {
     this.flops.set(curves("allowed_flops"));
     this.state.set(curves("state_bytes"));
     const head = h("tr", {}, ["part", "kernel", "verdict", "cost", "reasons"].map((name) => h("th", { scope: "col" }, name)));
-    const body = facts.kernels.map((row) => h("tr", {}, h("td", {}, row.part), h("td", {}, row.name), h("td", { class: row.verdict === "runs" ? "state-good" : "" }, row.verdict), h("td", {}, row.cost), h("td", { class: "words" }, row.reasons)));
+    const body = facts.kernels.map((row) => h("tr", {}, h("td", {}, row.part), h("td", {}, row.name), h("td", { class: row.verdict === "runs" ? "state-good" : "" }, row.verdict), h("td", { class: "number" }, row.cost === null ? "" : number(row.cost, 3)), h("td", { class: "words" }, row.reasons)));
     this.kernels.replaceChildren(h("table", {}, h("thead", {}, head), h("tbody", {}, body)));
   }
 

@@ -95,7 +95,7 @@ class Models {
     const rows = [
       ["state", h("span", { class: now === "serving" ? "state-good" : now === "failed" ? "state-bad" : "" }, now + (model.state_detail ? `: ${model.state_detail}` : ""))],
       ["architecture", `${model.architecture}, ${model.mechanisms.join(", ") || "no attention"}`],
-      ["size", `${count(model.num_parameters)} parameters, ${model.num_layers} layers of ${model.num_heads} heads, context ${model.max_seq_len}`],
+      ["size", `${count(model.num_parameters)} parameters, ${plural(model.num_layers, "layer")} of ${plural(model.num_heads, "head")}, context ${model.max_seq_len}`],
       ["computes", `${model.dtype} on ${model.device}, weights ${model.quantization || "as they are"}`],
     ];
     if (model.base_model) rows.push(["adapter of", model.base_model]);
@@ -110,10 +110,12 @@ class Models {
       { class: "card" },
       h("h2", {}, model.name),
       h("dl", { class: "facts-list" }, rows.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
-      h("div", { class: "toolbar" }, links, model.replicas > 1 ? [replicas, scale] : null, unload),
+      h("div", { class: "toolbar" }, links, model.base_model ? null : [replicas, scale], unload),
     );
   }
 }
+
+const plural = (many, one) => `${many} ${one}${Number(many) === 1 ? "" : "s"}`;
 
 function busy(stats) {
   const [used, total] = [Number(stats.kv_tokens_used), Number(stats.kv_tokens_total)];

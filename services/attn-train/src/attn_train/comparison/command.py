@@ -13,14 +13,13 @@ from typing import Annotated, Any
 
 import typer
 from attn_client.client import Client
-from attn_client.commands.options import Json
 from attn_client.recipe import located, recipe_names, recipe_under
 from attn_client.settings import ClientSettings
 from attn_core.errors import WrongState
 from attn_schema import ConnectionOptions
 from attn_schema.flags import with_flags
 from attn_schema.home import home_folder
-from attn_schema.output import print_json, print_table
+from attn_schema.output import Json, note, print_json, print_rows, print_table
 from attn_schema.training import TrainingConfig
 
 Threads = Annotated[int | None, typer.Option(help="CPU threads of runs in this process.", min=1)]
@@ -148,7 +147,7 @@ def _start(question: Any, runs: Any, where: Where, connection: ConnectionOptions
     home = home_folder()
     if where.dry_run:
         rows = [_priced(run) for run in runs if run.seed == runs[0].seed]
-        print_json(rows) if where.json else print_table(rows, "nothing would run")
+        print_rows(rows if where.json else [_in_words(row) for row in rows], "nothing would run", json=where.json)
         return
     folder = ComparisonFolder(home, question.title)
     runs = folder.settled(question, runs)
@@ -193,11 +192,16 @@ def _priced(run: Any) -> dict[str, Any]:
         "mechanism": f"{run.label} {run.size}".strip(),
         "data": run.dataset,
         "parameters": run.price.parameters,
-        "FLOPs a step": f"{run.price.flops:.4g}",
+        "FLOPs a step": run.price.flops,
         "steps": run.config.optimizer.steps,
-        "FLOPs": f"{run.flops:.4g}",
+        "FLOPs": run.flops,
         "KV cache bytes": run.price.cache_bytes,
     }
+
+
+def _in_words(row: dict[str, Any]) -> dict[str, Any]:
+    """The row as people read it."""
+    return row | {heading: f"{row[heading]:.4g}" for heading in ("FLOPs a step", "FLOPs")}
 
 
 def _say(*, json: bool) -> Callable[[str], None]:
@@ -206,7 +210,7 @@ def _say(*, json: bool) -> Callable[[str], None]:
 
 
 def _progress(words: str) -> None:
-    typer.echo(words, err=True)
+    note(words)
 
 
 def _silent(_words: str) -> None:

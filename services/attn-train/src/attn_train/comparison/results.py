@@ -107,16 +107,24 @@ def _probe(groups: Sequence[Group], like: Group, probe: str) -> dict[str, str]:
 
 
 def scaling(question: Question, groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """The exponent of each mechanism's loss in parameters outside of embeddings; empty with one size."""
+    """A row for each mechanism with the exponent that `exponents` finds."""
+    return [
+        {"mechanism": label, "exponent of parameters": fit.text(), "points": points}
+        for label, fit, points in exponents(question, groups)
+    ]
+
+
+def exponents(question: Question, groups: Sequence[Group]) -> list[tuple[str, Interval, int]]:
+    """(mechanism, exponent of its loss in parameters outside of embeddings, points); empty with fewer than 3 sizes."""
     if len(question.sizes) < 3:
         return []
-    rows = []
+    found = []
     for label in dict.fromkeys(group.label for group in groups):
         points = scaling_points(groups, label, question.config.data.dataset)
         if len({size for size, _ in points}) >= 3:
             fit = fitted_exponent([size for size, _ in points], [loss for _, loss in points])
-            rows.append({"mechanism": label, "exponent of parameters": fit.text(), "points": len(points)})
-    return rows
+            found.append((label, fit, len(points)))
+    return found
 
 
 def scaling_points(groups: Sequence[Group], label: str, dataset: str) -> list[tuple[float, float]]:
@@ -131,14 +139,17 @@ def scaling_points(groups: Sequence[Group], label: str, dataset: str) -> list[tu
 
 
 def as_json(question: Question, groups: Sequence[Group]) -> dict[str, Any]:
-    """Everything that was found, as JSON holds it: the tables, and each run with its curve and model."""
+    """Everything that was found, as JSON holds it: groups of runs, fits, and each run with its curve and model."""
     return {
         "name": question.title,
         "budget": question.spent,
         "seeds": question.seeds,
         "datasets": question.datasets(),
-        "table": table(question, groups),
-        "scaling": scaling(question, groups),
+        "groups": [_plain_group(group) for group in groups if group.runs],
+        "scaling": [
+            {"mechanism": label, "exponent": fit.plain(), "points": points}
+            for label, fit, points in exponents(question, groups)
+        ],
         "failures": [failure for group in groups for failure in group.failures],
         "runs": [
             run.facts() | {"last": course.last, "curve": course.curve(LOSS), "model_path": course.model_path}
@@ -146,3 +157,19 @@ def as_json(question: Question, groups: Sequence[Group]) -> dict[str, Any]:
             for run, course in group.runs
         ],
     }
+
+
+def _plain_group(group: Group) -> dict[str, Any]:
+    """The prices of a group, and the means of what its runs measured."""
+    run, _ = group.runs[0]
+    measured = {name: group.interval(name) for name in (LOSS, ACCURACY, "elapsed_seconds")}
+    return {
+        "mechanism": group.label,
+        "size": group.size,
+        "dataset": group.dataset,
+        "parameters": run.price.parameters,
+        "steps": run.config.optimizer.steps,
+        "flops": run.flops,
+        "cache_bytes": run.price.cache_bytes,
+        "runs": len(group.runs),
+    } | {name: None if found is None else found.plain() for name, found in measured.items()}

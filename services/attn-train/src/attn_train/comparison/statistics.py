@@ -38,6 +38,10 @@ class Interval:
         error = statistics.stdev(values) / math.sqrt(len(values))
         return cls(value=mean, half_width=t_quantile(len(values) - 1) * error)
 
+    def plain(self) -> dict[str, float | None]:
+        """As JSON holds it: `value`, and `half_width`, which is None where it is not known."""
+        return {"value": self.value, "half_width": None if math.isnan(self.half_width) else self.half_width}
+
     def text(self, digits: int = 4) -> str:
         """`1.2345 ± 0.0123`; the value alone where the width is not known."""
         if math.isnan(self.half_width):

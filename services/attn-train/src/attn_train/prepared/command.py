@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ import typer
 from attn_core.errors import InvalidValue
 from attn_models.sources.store import ModelStore
 from attn_schema.flags import with_flags
-from attn_schema.output import print_json
+from attn_schema.output import Json, note, print_json
 from attn_schema.prepared import PrepareConfig
 
 from attn_train.prepared.pools import inline, processes, ray_tasks
@@ -23,7 +22,6 @@ from attn_train.tasks.seq2seq import is_byte_pairs
 
 app = typer.Typer(no_args_is_help=True, help="Prepare data for training that does not fit into memory, and look at it.")
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 LINE_SECONDS = 10.0
 """How often progress is told."""
 
@@ -99,7 +97,7 @@ def _progress(began: float) -> Progress:
         now = time.monotonic()
         if now - told[0] > LINE_SECONDS:
             told[0] = now
-            sys.stderr.write(f"{done} of {units} parts after {now - began:.0f} s\n")
+            note(f"{done} of {units} parts after {now - began:.0f} s")
 
     return tell
 

@@ -1,0 +1,130 @@
+"""Which queued job starts next, which running one makes room for it, and why the others wait.
+
+Jobs of a higher priority come first, and take the room of running jobs of a lower one. Among equals the tenant comes
+first that has the least for its weight: of what runs now, then of what it had in the last day; then the older job. A
+job that does not fit is waited for, so that small ones do not keep a large one out for ever; one that would not fit
+into the empty cluster is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from attn_schema.training import JobState
+
+from attn_train.records import JobRecord
+
+WINDOW_SECONDS = 86400.0
+"""How far back the use of tenants counts."""
+ROUNDING = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """What jobs need, or the cluster has for them: jobs at once, and of Ray's books CPUs and GPUs."""
+
+    jobs: float = 1.0
+    cpus: float = 0.0
+    gpus: float = 0.0
+
+    def __add__(self, other: Room) -> Room:
+        return Room(jobs=self.jobs + other.jobs, cpus=self.cpus + other.cpus, gpus=self.gpus + other.gpus)
+
+    def without(self, other: Room) -> Room:
+        """What is left."""
+        return Room(jobs=self.jobs - other.jobs, cpus=self.cpus - other.cpus, gpus=self.gpus - other.gpus)
+
+    def lacks(self, needed: Room) -> str:
+        """What is missing for `needed`, in words; empty where it fits."""
+        if needed.jobs > self.jobs + ROUNDING:
+            return "a job that runs now to end (ATTN_TRAIN_JOBS)"
+        for name, has, wants in (("CPUs", self.cpus, needed.cpus), ("GPUs", self.gpus, needed.gpus)):
+            if wants > has + ROUNDING:
+                return f"{wants:g} {name}, of which {max(has, 0):g} are free"
+        return ""
+
+    def share_of(self, whole: Room) -> float:
+        """The largest share of anything that `whole` has (dominant resource fairness, Ghodsi et al. 2011)."""
+        pairs = ((self.jobs, whole.jobs), (self.cpus, whole.cpus), (self.gpus, whole.gpus))
+        return max((mine / all_ for mine, all_ in pairs if all_ > 0), default=0.0)
+
+
+@dataclass(kw_only=True)
+class Schedule:
+    """What is to be done now: jobs to start, jobs to suspend, and what each queued job waits for, in its order."""
+
+    start: list[str] = field(default_factory=list)
+    suspend: dict[str, str] = field(default_factory=dict)
+    waiting: dict[str, str] = field(default_factory=dict)
+
+    def position(self, job_id: str) -> int:
+        """The place of a job among those that wait, from 1; 0 for others."""
+        return [*self.waiting].index(job_id) + 1 if job_id in self.waiting else 0
+
+
+def scheduled(
+    jobs: Sequence[JobRecord],
+    capacity: Room,
+    needs: Callable[[JobRecord], Room],
+    weights: Mapping[str, float],
+    used: Mapping[str, float],
+) -> Schedule:
+    """What to do with the unfinished `jobs`. `used` are the seconds that jobs of each owner ran of late."""
+    working = [job for job in jobs if job.state is not JobState.QUEUED]
+    queued = [job for job in jobs if job.state is JobState.QUEUED]
+    taken = _sum(map(needs, working))
+    mine = {owner: _sum(needs(job) for job in working if job.owner == owner) for owner in {job.owner for job in jobs}}
+    found = Schedule()
+    blocked = ""
+
+    def order(job: JobRecord) -> tuple[float, ...]:
+        weight = weights.get(job.owner, 1.0)
+        return (
+            -job.priority,
+            mine[job.owner].share_of(capacity) / weight,
+            used.get(job.owner, 0.0) / weight,
+            job.number,
+        )
+
+    while queued:
+        job = min(queued, key=order)
+        queued.remove(job)
+        needed = needs(job)
+        if never := capacity.lacks(needed):
+            found.waiting[job.id] = f"the cluster has too little: {never}"
+            continue
+        lacking = blocked or capacity.without(taken).lacks(needed)
+        if not lacking:
+            found.start.append(job.id)
+            taken, mine[job.owner] = taken + needed, mine[job.owner] + needed
+            continue
+        found.waiting[job.id] = f"waits for {lacking}"
+        if not blocked:
+            blocked = "its turn"
+            found.suspend |= _leaving(job, needed, working, capacity.without(taken), needs)
+    return found
+
+
+def _leaving(
+    job: JobRecord, needed: Room, working: Sequence[JobRecord], free: Room, needs: Callable[[JobRecord], Room]
+) -> dict[str, str]:
+    """Running jobs of a lower priority that are to leave for `job`: the lowest first, of those the newest; none where
+    even all of them would not do."""
+    leaving = {}
+    for lower in sorted(working, key=lambda found: (found.priority, -found.number)):
+        if not free.lacks(needed):
+            break
+        if lower.priority < job.priority:
+            free = free + needs(lower)
+            if lower.state in LEAVES:
+                leaving[lower.id] = f"makes room for a job of priority {job.priority}"
+    return {} if free.lacks(needed) else leaving
+
+
+LEAVES = frozenset({JobState.STARTING, JobState.RUNNING, JobState.RECOVERING, JobState.STALLED})
+"""States of jobs that can be suspended; one that is being cancelled leaves anyway."""
+
+
+def _sum(rooms: Iterable[Room]) -> Room:
+    return sum(rooms, start=Room(jobs=0.0))
