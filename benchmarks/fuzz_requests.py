@@ -16,21 +16,23 @@ from pathlib import Path
 
 import grpc.aio
 import structlog
-from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn_gateway import serving
 from attn_schema import EngineConfig
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "services" / "attn-serve" / "tests"))
 
 from fuzzing import fuzz
+from report import write_report
 
 from conftest import LocalInference, save_encoder, save_tiny
 
 BATCH = 2000
+TOGETHER = 300
+"""Calls of a connection at a time: more than it may run."""
 
 
-async def run(count: int, seed: int, home: Path) -> int:
-    """Fuzz, and print how requests ended; the number of faults."""
+async def run(count: int, seed: int, home: Path) -> tuple[Counter[str], list[str]]:
+    """Fuzz, and print how requests ended; how they did, and the faults."""
     total: Counter[str] = Counter()
     faults: list[str] = []
     began = time.monotonic()
@@ -38,7 +40,7 @@ async def run(count: int, seed: int, home: Path) -> int:
     async with serving([inference]) as gateway, grpc.aio.insecure_channel(gateway.address) as channel:
         await inference.fleet.load("tiny-linear", "", EngineConfig(num_threads=1))
         for place in range(0, count, BATCH):
-            ended, found = await fuzz(InferenceServiceStub(channel), seed + place, min(BATCH, count - place), 32)
+            ended, found = await fuzz(channel, seed + place, min(BATCH, count - place), TOGETHER)
             total += ended
             faults += found
             print(
@@ -46,7 +48,7 @@ async def run(count: int, seed: int, home: Path) -> int:
             )
             for fault in found[:3]:
                 print(fault, flush=True)
-    return len(faults)
+    return total, faults
 
 
 def main() -> int:
@@ -54,6 +56,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--count", type=int, default=200_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="where to write the figures; by default among the results")
     asked = parser.parse_args()
     logging.disable(logging.ERROR)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
@@ -61,7 +64,11 @@ def main() -> int:
         for name, mechanism, seed in (("tiny", "mha", 1), ("tiny-linear", "linear", 2)):
             save_tiny(Path(home) / "models" / name, mechanism, seed=seed)
         save_encoder(Path(home) / "models" / "tiny-bert")
-        return int(asyncio.run(run(asked.count, asked.seed, Path(home))) > 0)
+        total, faults = asyncio.run(run(asked.count, asked.seed, Path(home)))
+    facts = {"question": "is any request answered with a fault of the server?", "requests": asked.count}
+    facts |= {"seed": asked.seed, "calls of a connection at a time": TOGETHER, "faults": len(faults)}
+    write_report("fuzz", facts, [dict(total)], asked.out)
+    return int(bool(faults))
 
 
 if __name__ == "__main__":

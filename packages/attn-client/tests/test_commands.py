@@ -93,6 +93,24 @@ def test_chat_with_a_server_shows_it_the_conversation_so_far(shell: Shell, serve
     assert turns == [("system", "terse"), ("user", "hello"), ("assistant", answer), ("user", "again")]
 
 
+def test_images_go_with_the_message_that_they_are_shown_with(shell: Shell, server: Any) -> None:
+    one, other = (shell.folder / name for name in ("one.png", "other.png"))
+    one.write_bytes(b"one")
+    other.write_bytes(b"other")
+    assert shell.run("generate", "words", "look", "--image", str(one), "--image", str(other))[0] == 0
+    (turn,) = server.words.requests[-1].prompt.chat.messages
+    assert (turn.role, turn.content, list(turn.images)) == ("user", "look", [b"one", b"other"])
+    lines = f"hello\n/image {other}\n/image {shell.folder}/none\nagain\n"
+    code, _, err = shell.run("chat", "words", "--max-new-tokens", "2", "--image", str(one), text=lines)
+    assert code == 0
+    assert "none" in err
+    turns = [(turn.content, list(turn.images)) for turn in server.words.requests[-1].prompt.chat.messages]
+    assert turns[::2] == [("hello", [b"one"]), ("again", [b"other"])]
+    code, _, err = shell.run("generate", "words", "look", "--image", str(shell.folder / "none"))
+    assert code == 2
+    assert "a file that can be read" in err
+
+
 def test_generate_wants_a_model_and_a_prompt(shell: Shell) -> None:
     code, _, err = shell.run("generate", "words")
     assert code == 2

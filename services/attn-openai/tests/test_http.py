@@ -15,6 +15,8 @@ from attn_openai.app import PATHS
 from attn_openai.server import UvicornServer
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "to be?"}], "max_completion_tokens": 4}
+ELSEWHERE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}
+NO_BASE64 = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAAA"}}
 LONG = CHAT | {"max_completion_tokens": 900, "ignore_eos": True}
 
 
@@ -39,7 +41,10 @@ async def post(http: httpx2.AsyncClient, body: Any, path: str = "/v1/chat/comple
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "oracle", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].image_url"),
+        ({"messages": [{"role": "user", "content": [ELSEWHERE]}]}, "messages[0].content[0].image_url"),
+        ({"messages": [{"role": "user", "content": [NO_BASE64]}]}, "messages[0].content[0].image_url"),
         ({"messages": [{"role": "user", "content": "x", "weight": 1}]}, "messages[0].weight"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tool_choice": "required"}, "tool_choice"),

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import random
 from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import grpc.aio
-from attn.v1 import common_pb2, inference_pb2
+from attn.v1 import common_pb2, inference_pb2, model_pb2
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
+from attn.v1.model_pb2_grpc import ModelServiceStub
 
-VALID = 0.65
+VALID = 0.75
 """Share of requests that are valid as far as can be said without a model."""
 TEXTS = ("To be", "a", "?", "x" * 200, "the quick brown fox", "A\n", " ")
 ODD_TEXTS = ("", "é", "\x00", "𝔘", "x" * 5000, "\u202eabc", "{{ 7*7 }}", "<|endoftext|>", "%n%s", "a" * 255)
@@ -65,6 +69,21 @@ NUMBERS = (
 )
 INTEGERS = (0, 1, -1, 2, 3, 64, 255, 256, 257, 2**15, 2**31 - 1, -(2**31))
 
+ODD_NAMES = ("", "nothing", "x" * 5000, "../tiny", "tiny\n", "é" * 2500, "tiny@" + "v" * 5000, "\x00")
+ODD_METADATA = (
+    ("x-request-id", "r" * 5000),
+    ("x-request-id", ""),
+    ("authorization", "Bearer " + "t" * 5000),
+    ("authorization", "t" * 5000),
+    ("user", "u" * 5000),
+    ("user-bin", bytes(range(256)) * 20),
+    ("u" * 200, "x"),
+    ("traceparent", "00-" + "0" * 5000),
+)
+"""Together never more than the 8 kB of headers beyond which gRPC itself refuses a call."""
+ODD_SHARE = 0.06
+"""Share of requests that are about models and adapters, by names that there are none of."""
+
 FIELDS = inference_pb2.SamplingParams.DESCRIPTOR.fields
 FLOATS = [
     field.name for field in FIELDS if field.cpp_type == field.CPPTYPE_FLOAT or field.cpp_type == field.CPPTYPE_DOUBLE
@@ -77,20 +96,36 @@ def is_repeated(name: str) -> bool:
     return bool(field.is_repeated)
 
 
+@dataclass(frozen=True)
+class Manner:
+    """How a call is made: with what metadata, when it is given up, and how its request is sent.
+
+    `messages` other than None sends so many where one is expected; without `closes` the client's half stays open.
+    """
+
+    metadata: tuple[tuple[str, str | bytes], ...] = ()
+    after_first: bool = False
+    after_seconds: float | None = None
+    messages: int | None = None
+    closes: bool = True
+
+
 class RequestFuzzer:
     """Draws requests; equal seeds draw equal ones."""
 
-    def __init__(self, seed: int, models: tuple[str, ...] = ("tiny", "tiny-linear")) -> None:
+    def __init__(self, seed: int, models: tuple[str, ...]) -> None:
         self.rng = random.Random(seed)
         self.models = models
 
     def next(self) -> tuple[str, Any, bool]:
         """A method, a request of it, and whether the request was meant to be valid."""
+        if self.rng.random() < ODD_SHARE:
+            return self._about_models()
         valid = self.rng.random() < VALID
         method = self.rng.choices(("Generate", "Score", "Tokenize", "Embed"), (80, 8, 8, 4))[0]
         model = self.rng.choice(self.models)
         if not valid and self.rng.random() < 0.05:
-            model = self.rng.choice(("", "nothing", "x" * 5000, "../tiny", "tiny\n", "é" * 300))
+            model = self.rng.choice(ODD_NAMES)
         prompt = self._prompt(valid)
         if method == "Generate":
             sampling = self._valid_sampling() if valid else self._odd_sampling()
@@ -103,6 +138,33 @@ class RequestFuzzer:
             return method, inference_pb2.TokenizeRequest(model=model, prompt=prompt), valid
         # A model that is no encoder refuses it, whatever it says.
         return method, inference_pb2.EmbedRequest(model=model, texts=[self._text(valid)]), False
+
+    def _about_models(self) -> tuple[str, Any, bool]:
+        """A request to load, unload or describe a model or an adapter that there cannot be."""
+        name, other = self.rng.choice(ODD_NAMES), self.rng.choice(ODD_NAMES)
+        source = self.rng.choice(("tiny", "x" * 5000, "/" + "x/" * 2500, "~nobody-here/x", "\x00", "../" * 100))
+        requests = {
+            "GetModel": model_pb2.GetModelRequest(name=name),
+            "ListModels": model_pb2.ListModelsRequest(page_size=self.rng.choice(INTEGERS), page_token=name),
+            "UnloadModel": model_pb2.UnloadModelRequest(name=name),
+            "LoadModel": model_pb2.LoadModelRequest(name=name, source=source, base_model=other),
+            "ScaleModel": model_pb2.ScaleModelRequest(name=name),
+            "SetTraffic": model_pb2.SetTrafficRequest(name=name, traffic={other: self.rng.choice(NUMBERS)}),
+        }
+        method = self.rng.choice(list(requests))
+        return method, requests[method], False
+
+    def manner(self) -> Manner:
+        """How a call is made: most are made as all clients do."""
+        kind = self.rng.random()
+        metadata = (self.rng.choice(ODD_METADATA),) if self.rng.random() < 0.1 else ()
+        if kind < 0.05:
+            return Manner(metadata, after_first=True)
+        if kind < 0.15:
+            return Manner(metadata, after_seconds=self.rng.choice((0.0, self.rng.random() / 20)))
+        if kind < 0.2:
+            return Manner(metadata, messages=self.rng.choice((0, 1, 2)), closes=self.rng.random() < 0.5)
+        return Manner(metadata)
 
     def _text(self, valid: bool) -> str:
         if valid or self.rng.random() < 0.5:
@@ -188,13 +250,42 @@ class RequestFuzzer:
         return params
 
 
-async def answer_to(stub: InferenceServiceStub, method: str, request: Any, cancelled: bool = False) -> grpc.StatusCode:
-    """The code with which a call ends; `cancelled` leaves after the first message."""
-    call = getattr(stub, method)(request, timeout=60)
+SERVICES = {"Generate": "Inference", "Score": "Inference", "Tokenize": "Inference", "Embed": "Inference"}
+"""Services by method; the others are those of models."""
+PATIENCE_SECONDS = 300.0
+"""The deadline of calls, which no machine is so slow as to miss."""
+OPEN_SECONDS = 0.2
+"""How long the client's half of a call stays open that is not closed."""
+
+
+def begun(channel: grpc.aio.Channel, method: str, request: Any, manner: Manner) -> Any:
+    """The call, made in this manner."""
+    service = SERVICES.get(method, "Model")
+    if manner.messages is None:
+        stub = InferenceServiceStub(channel) if service == "Inference" else ModelServiceStub(channel)
+        return getattr(stub, method)(request, timeout=PATIENCE_SECONDS, metadata=manner.metadata)
+
+    async def messages() -> AsyncIterator[bytes]:
+        for _ in range(manner.messages or 0):
+            yield request.SerializeToString()
+        if not manner.closes:
+            await asyncio.sleep(OPEN_SECONDS)
+
+    path = f"/attn.v1.{service}Service/{method}"
+    return channel.stream_stream(path)(messages(), timeout=2, metadata=manner.metadata)
+
+
+async def answer_to(
+    channel: grpc.aio.Channel, method: str, request: Any, manner: Manner
+) -> tuple[grpc.StatusCode, str]:
+    """The code with which a call ends, and what is said of it."""
+    call = begun(channel, method, request, manner)
+    if manner.after_seconds is not None:
+        asyncio.get_running_loop().call_later(manner.after_seconds, call.cancel)
     try:
-        if method == "Generate":
+        if method == "Generate" or manner.messages is not None:
             async for _ in call:
-                if cancelled:
+                if manner.after_first:
                     call.cancel()
         else:
             await call
@@ -203,36 +294,43 @@ async def answer_to(stub: InferenceServiceStub, method: str, request: Any, cance
     except BaseException:
         if not call.cancelled():
             raise
-    code: grpc.StatusCode = await call.code()
-    return code
+    return await call.code(), str(await call.details())
 
 
-def described(method: str, request: Any) -> str:
+def described(method: str, request: Any, manner: Manner) -> str:
     """A request in one line, for the report of a failure."""
-    return f"{method} {json.dumps(str(request))[:800]}"
+    return f"{method} {json.dumps(str(request))[:800]} {str(manner)[:200]}"
 
 
 FAULTS = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS, grpc.StatusCode.UNAVAILABLE}
 """Codes that no request may be answered with."""
+CLIENT_LIBRARY = "Internal error from Core"
+"""What gRPC's own client says where a call has ended before it could send all: no server has said it."""
 
 
-async def fuzz(stub: InferenceServiceStub, seed: int, count: int, together: int = 16) -> tuple[Counter[str], list[str]]:
+async def fuzz(
+    channel: grpc.aio.Channel,
+    seed: int,
+    count: int,
+    together: int = 16,
+    models: tuple[str, ...] = ("tiny", "tiny-linear"),
+) -> tuple[Counter[str], list[str]]:
     """How so many requests ended, `together` at a time, and those that ended with a fault of the server."""
-    import asyncio
-
-    fuzzer, ended, faults, left = RequestFuzzer(seed), Counter[str](), [], count
+    fuzzer, ended, faults, left = RequestFuzzer(seed, models), Counter[str](), [], count
 
     async def work() -> None:
         nonlocal left
         while left > 0:
             left -= 1
             method, request, valid = fuzzer.next()
-            code = await answer_to(stub, method, request, cancelled=fuzzer.rng.random() < 0.05)
+            manner = fuzzer.manner()
+            code, details = await answer_to(channel, method, request, manner)
             ended[code.name] += 1
             ended["meant valid"] += valid
-            ended["valid and refused"] += valid and code is grpc.StatusCode.INVALID_ARGUMENT
-            if code in FAULTS:
-                faults.append(f"{code.name}: {described(method, request)}")
+            plain = valid and manner.messages is None
+            ended["valid and refused"] += plain and code is grpc.StatusCode.INVALID_ARGUMENT
+            if code in FAULTS and details != CLIENT_LIBRARY:
+                faults.append(f"{code.name} ({details[:200]}): {described(method, request, manner)}")
 
     await asyncio.gather(*(work() for _ in range(together)))
     return ended, faults

@@ -166,3 +166,12 @@ async def test_a_named_kernel_computes_the_same(models: ModelServiceStub, stub: 
     await models.LoadModel(load("plain", "tiny", kernel="plain"))
     chosen = await complete(stub, ask(max_new_tokens=20))
     assert await complete(stub, ask(model="plain", max_new_tokens=20)) == chosen
+
+
+@pytest.mark.parametrize("source", ["/" + "x/" * 2500, "/" + "x" * 5000, "~nobody-here/x", "/\x00"])
+async def test_a_source_that_can_be_no_path_is_refused_as_one_that_is_not_there(
+    models: ModelServiceStub, source: str
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await models.LoadModel(wire.LoadModelRequest(name="odd", source=source))
+    assert caught.value.code() in {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}

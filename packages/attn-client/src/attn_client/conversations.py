@@ -21,6 +21,14 @@ FILE_LIMIT = 64 << 20
 FORMAT = 1
 
 
+class KeptTurn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A message as it is kept, with the bytes of its image files."""
+
+    role: str
+    content: str
+    images: tuple[bytes, ...] = ()
+
+
 class KeptConversation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a file holds: all turns, those too that the context of the model no longer holds.
 
@@ -31,7 +39,7 @@ class KeptConversation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     model: str
     served: bool
     started: str
-    messages: list[dict[str, str]]
+    messages: list[KeptTurn]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +99,7 @@ class ConversationStore:
     @staticmethod
     def messages(kept: KeptConversation) -> list[ChatMessage]:
         """The turns of a conversation, a system message first if it has one."""
-        return [ChatMessage(role=turn["role"], content=turn["content"]) for turn in kept.messages]
+        return [ChatMessage(role=turn.role, content=turn.content, images=turn.images) for turn in kept.messages]
 
     def write(self, name: str, kept: KeptConversation) -> None:
         """Keep a conversation, whole or as it was; raises OSError for a disk that fails."""
@@ -114,7 +122,7 @@ class ConversationStore:
             except StateInvalid as error:
                 found.append(ListedConversation(id=name, model="", answers=0, begins=error.message))
                 continue
-            said = [turn["content"] for turn in kept.messages if turn["role"] == "user"]
+            said = [turn.content for turn in kept.messages if turn.role == "user"]
             begins = " ".join(said[0].split())[:60] if said else ""
             found.append(ListedConversation(id=name, model=kept.model, answers=len(said), begins=begins))
         return found

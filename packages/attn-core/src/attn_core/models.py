@@ -122,6 +122,18 @@ class MixesAdapters(Protocol):
         ...
 
 
+@runtime_checkable
+class TakesEmbeddings(Protocol):
+    """A language model whose steps take rows in the place of embeddings of some tokens, such as rows of images."""
+
+    embedding_size: int
+    """Elements of a row."""
+
+    def placing(self, places: Tensor, rows: Tensor) -> AbstractContextManager[None]:
+        """Within it, a step takes `rows` [places, embedding_size] for its tokens at `places` [places], int64."""
+        ...
+
+
 class ModelFamily(ABC):
     """A kind of model that a plugin offers by name. `config` is the family's own frozen dataclass.
 

@@ -7,7 +7,7 @@ from attn_engine.draft_model import DraftModel
 from attn_engine.engine import Engine
 from attn_engine.loop import EngineLoop
 from attn_engine.moved_prompts import PromptState
-from attn_engine.request import Request, RequestOutput
+from attn_engine.request import PromptEmbeddings, Request, RequestOutput
 
 __all__ = [
     "DraftModel",
@@ -16,6 +16,7 @@ __all__ = [
     "EngineLoop",
     "EngineStats",
     "FinishReason",
+    "PromptEmbeddings",
     "PromptState",
     "Request",
     "RequestOutput",

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 from attn_core.errors import DeadlineExceeded, InvalidValue, Unavailable, UserError
-from attn_core.models import LanguageModel, MixesAdapters, Tokenizer
+from attn_core.models import LanguageModel, MixesAdapters, TakesEmbeddings, Tokenizer
 from attn_core.stores import BranchingStore, StateStore, TreeStore
 from attn_schema import EngineConfig, EngineStats, OutputDelta, SamplingParams, Usage
 from attn_schema.engine import DRAFT_MODEL_TOKENS
@@ -127,6 +127,7 @@ class Engine:
             max_seq_len=model.max_seq_len,
             max_encoder_len=self._runner.max_encoder_len,
             encoder_features=getattr(model, "encoder_features", None),
+            embedding_size=model.embedding_size if isinstance(model, TakesEmbeddings) else None,
         )
         self._groups: dict[str, SequenceGroup] = {}
         self._outputs: list[RequestOutput] = []

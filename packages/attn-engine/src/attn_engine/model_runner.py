@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 import torch
 from attn_core import RaggedBatch, Source
 from attn_core.errors import InternalError
-from attn_core.models import EncoderDecoderModel, GreedyHead, LanguageModel, MixesAdapters
+from attn_core.models import EncoderDecoderModel, GreedyHead, LanguageModel, MixesAdapters, TakesEmbeddings
 from attn_core.stores import StateStore
 from torch import Tensor
 
@@ -87,7 +87,8 @@ class ModelRunner:
         numbers = self.store.order(list(by_number))
         ordered = [by_number[number] for number in numbers]
         adapted = any(chunk.sequence.request.adapter is not None for chunk in ordered)
-        if self.graphs is not None and tracer is None and not adapted:
+        placed = self._placed(ordered)
+        if self.graphs is not None and tracer is None and not adapted and placed is None:
             found = self.graphs.run(ordered)
             if found is not None:
                 return ordered, found
@@ -99,13 +100,28 @@ class ModelRunner:
         ]
         state = self.store.view(batch, names)
         together = nullcontext() if self._ranks is None else self._ranks.step(tokens)
-        with self._stepping(ordered) if adapted else nullcontext(), together:
+        with self._stepping(ordered) if adapted else nullcontext(), placed or nullcontext(), together:
             hidden = self.model.step(self._tensor(tokens), batch, tracer.observed(state) if tracer else state)
         if hidden.dim() != 2 or len(hidden) != len(tokens):
             raise InternalError(f"the model gave hidden rows {tuple(hidden.shape)} for {len(tokens)} tokens")
         if tracer:
             tracer.check_output(hidden)
         return ordered, hidden
+
+    def _placed(self, ordered: Sequence[ScheduledChunk]) -> AbstractContextManager[None] | None:
+        """What lets a step take rows in the place of embeddings of its tokens; None where no prompt has any there."""
+        places, rows, offset = list[int](), list[Tensor](), 0
+        for chunk in ordered:
+            given = chunk.sequence.request.prompt_embeddings
+            first, last = (0, 0) if given is None else given.within(chunk.start, chunk.length)
+            if given is not None and first < last:
+                places += [offset + place - chunk.start for place in given.places[first:last]]
+                rows.append(given.rows[first:last])
+            offset += chunk.rows
+        if not rows:
+            return None
+        model = cast("TakesEmbeddings", self.model)
+        return model.placing(self._tensor(places), torch.cat(rows).to(self.device))
 
     def _stepping(self, ordered: Sequence[ScheduledChunk]) -> AbstractContextManager[None]:
         if self.adapters is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
+from bisect import bisect_left
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -18,12 +20,30 @@ from attn_engine.moved_prompts import PromptState, prompt_digest
 GREEDY = SamplingParams()
 
 
+@dataclass(frozen=True)
+class PromptEmbeddings:
+    """What stands for some tokens of a prompt in the place of their embeddings, such as rows of images.
+
+    `rows` [places, hidden_size], floating point, are for the tokens at `places`, which rise. Prompts of equal tokens
+    and `key` have equal rows.
+    """
+
+    places: tuple[int, ...]
+    rows: Tensor
+    key: str
+
+    def within(self, start: int, length: int) -> tuple[int, int]:
+        """The first and the last, exclusive, of the places among the tokens from `start` on."""
+        return bisect_left(self.places, start), bisect_left(self.places, start + length)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """A prompt to complete (`params` are `SamplingParams`) or to score (`params` are `ScoringParams`).
 
     `token_ids` is the prompt; `encoder_token_ids` what the encoder of an encoder-decoder model reads, or
-    `encoder_features` [frames, size], floating point, where it hears audio. `deadline` is a time of
+    `encoder_features` [frames, size], floating point, where it hears audio; `prompt_embeddings` what a model that sees
+    images takes in the place of some tokens. `deadline` is a time of
     `time.monotonic()`, in seconds. Requests are scheduled by `priority`, highest first, then by `tenant` (fair
     queueing, see `EngineConfig.tenant_weights`), then by deadline and arrival. The KV cache of equal prefixes is shared
     between requests of one `scope`, such as a tenant's, and one `adapter`, with which the model computes; None shares
@@ -45,6 +65,7 @@ class Request:
     params: SamplingParams | ScoringParams = GREEDY
     encoder_token_ids: tuple[int, ...] | None = None
     encoder_features: Tensor | None = None
+    prompt_embeddings: PromptEmbeddings | None = None
     suppress_tokens: frozenset[int] = frozenset()
     begin_suppress_tokens: frozenset[int] = frozenset()
     deadline: float | None = None
@@ -137,12 +158,14 @@ class RequestOutput(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class ModelLimits:
     """What a request must fit, in tokens; `max_encoder_len` is None for a model without an encoder. `encoder_features`
-    is the shape of what a model reads that hears audio, None for one that reads tokens."""
+    is the shape of what a model reads that hears audio, None for one that reads tokens; `embedding_size` the elements
+    of a row that may stand for a token, None for a model that takes none."""
 
     vocab_size: int
     max_seq_len: int
     max_encoder_len: int | None
     encoder_features: tuple[int, int] | None = None
+    embedding_size: int | None = None
 
     def max_new_tokens(self, request: Request) -> int:
         """The most tokens to generate for a request; 0 for scoring and where only the prompt is computed."""
@@ -164,6 +187,7 @@ class ModelLimits:
         if self.encoder_features is None:
             self._check_encoder_ids(request.encoder_token_ids)
         self._check_encoder_features(request)
+        self._check_prompt_embeddings(request)
         if request.encoder_features is not None and (request.prefill_only or request.state is not None):
             raise InvalidValue.of("encoder_features", "given", "none, as the state of a prompt is moved")
         new_tokens = self.max_new_tokens(request)
@@ -202,6 +226,18 @@ class ModelLimits:
             raise InvalidValue.of(name, "none" if shape is None else f"the shape {shape}", allowed)
         if self.encoder_features is not None and request.encoder_token_ids is not None:
             raise InvalidValue.of("encoder_token_ids", "tokens", "none, as the model hears audio")
+
+    def _check_prompt_embeddings(self, request: Request) -> None:
+        given, name = request.prompt_embeddings, "prompt_embeddings"
+        if given is None:
+            return
+        if self.embedding_size is None:
+            raise InvalidValue.of(name, f"{len(given.places)} rows", "none, as the model sees no images")
+        wanted, shape = (len(given.places), self.embedding_size), tuple(given.rows.shape)
+        rising = all(one < other for one, other in itertools.pairwise((-1, *given.places, len(request.token_ids))))
+        if shape != wanted or not rising:
+            allowed = f"the shape {wanted}, for rising places below {len(request.token_ids)}"
+            raise InvalidValue.of(name, f"the shape {shape}", allowed)
 
     def _check_encoder_ids(self, ids: tuple[int, ...] | None) -> None:
         name = "encoder_token_ids"

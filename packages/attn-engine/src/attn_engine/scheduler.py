@@ -116,6 +116,8 @@ class Scheduler:
             self._store.release(sequence.number)
         else:
             self.waiting.pop(sequence.number, None)
+        # It names the sequence itself: whatever its request holds would live until garbage is collected.
+        sequence.co_scheduled = []
 
     def fork(self, sequence: Sequence) -> list[Sequence]:
         """Fork the KV cache for the followers of a sequence; returns them. Those without room compute the prompt."""

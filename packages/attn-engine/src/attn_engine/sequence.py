@@ -114,7 +114,9 @@ class Sequence:
         heard = self.request.encoder_features is not None  # nobody asks whether two audios are equal
         shares = self.request.scope is not None and self.scoring is None and not heard
         adapter = self.request.adapter.key if self.request.adapter is not None else ""
-        self.scope = f"{self.request.scope}\0{self.request.encoder_token_ids}\0{adapter}" if shares else None
+        seen = self.request.prompt_embeddings.key if self.request.prompt_embeddings is not None else ""
+        read = f"{self.request.encoder_token_ids}\0{adapter}\0{seen}"
+        self.scope = f"{self.request.scope}\0{read}" if shares else None
         self.stops = StopStrings(stop)
 
     def rank_with(self, other: Sequence) -> None:

@@ -16,6 +16,7 @@ from attn_schema import AttentionMap, AttentionMapsRequest, EngineConfig, Engine
 from attn_host.adapters import LoadedAdapters
 from attn_host.attention_maps import compute_maps
 from attn_host.host import Deliver, ModelHost, TextTask, with_process
+from attn_host.image_rows import ImageRows
 from attn_host.loading import load_draft_model, quantization_of, use_kernel
 from attn_host.memory import explain_too_small, with_kv_cache_memory
 from attn_host.rank_processes import local_ranks
@@ -59,7 +60,12 @@ class EngineHost(ModelHost):
         if self._ranks is not None:
             self._ranks.meet(self._loaded.device)
         use_kernel(model, config.kernel)
-        self._tokenizer = PromptTokenizer(tokenizer, encoder=self._loaded.max_encoder_len is not None)
+        self._images = ImageRows.of(self._loaded)
+        self._tokenizer = PromptTokenizer(
+            tokenizer,
+            encoder=self._loaded.max_encoder_len is not None,
+            images=None if self._images is None else self._images.prompts,
+        )
         draft, device = load_draft_model(self._loaded, config), self._loaded.device
         config = with_kv_cache_memory(config, model, device, drafts=draft is not None)
         leader = None if self._ranks is None else self._ranks.leader
@@ -101,9 +107,11 @@ class EngineHost(ModelHost):
         self._loop.submit(self._request(task).prefill())
 
     def _request(self, task: TextTask) -> Request:
+        prompt = self._tokenizer.with_images(task.prompt)
         return Request(
             id=task.id,
-            token_ids=self._tokenizer.ids(task.prompt),
+            token_ids=prompt.token_ids,
+            prompt_embeddings=None if self._images is None else self._images.embeddings(prompt),
             encoder_token_ids=self._tokenizer.encoder_ids(task.prompt),
             params=task.params,
             deadline=None if task.timeout is None else time.monotonic() + task.timeout,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -25,15 +26,24 @@ def find_folder(source: str, home: Path, hidden: Collection[str] = ()) -> Path:
 
     Raises `UnknownName` with near names, or `CheckpointInvalid` for a path that is no model folder.
     """
-    given = Path(source).expanduser()
+    given = path_of(source)
     if given.is_absolute():
-        if not any((given / name).is_file() for name in CONFIGS):
+        # Unlike `Path.is_file`, this raises nothing for paths that are too long or closed to us.
+        if not any(os.path.isfile(given / name) for name in CONFIGS):  # noqa: PTH113
             raise CheckpointInvalid.of(given, "is not a model folder: it has no config.json")
         return given
     known = sorted(set(model_names(home, CONFIGS)).difference(hidden))
     if source not in known:
         raise UnknownName.of("model", source, known)
     return models_folder(home) / model_folder_name(source)
+
+
+def path_of(source: str) -> Path:
+    """The path that a source would be, with a home folder for `~`; as it is where nobody has that home."""
+    try:
+        return Path(source).expanduser()
+    except RuntimeError:
+        return Path(source)
 
 
 def quantization_of(model: Any) -> str:

@@ -26,7 +26,7 @@ GRAMMAR_COST = 32
 MAX_WAITING_BYTES = 64 * 2**20
 MAX_WAITING = 4096
 """What may wait to be prepared for one model; more is refused."""
-LANES = {"text": 2, "chat": 2, "large": 1}
+LANES = {"text": 2, "chat": 2, "large": 1, "images": 1}
 """Threads by what they prepare. A template that loops is ended after a second: it has threads of its own."""
 
 
@@ -75,7 +75,10 @@ class Preparation:
         return self._run(size_of(prompt), prompt, partial(host.tokenize, prompt))
 
     def _run(self, size: int, prompt: Prompt, work: Callable[[], Any], name: str | None = None) -> Future[Any]:
-        lane = "large" if size > LARGE_BYTES else "chat" if prompt.chat is not None else "text"
+        if any(message.images for message in prompt.chat or ()):
+            lane = "images"
+        else:
+            lane = "large" if size > LARGE_BYTES else "chat" if prompt.chat is not None else "text"
         with self._lock:
             if self._bytes + size > MAX_WAITING_BYTES or self._count >= MAX_WAITING:
                 text = f"{self._count} requests of {self._bytes} bytes wait to be prepared already"
@@ -100,7 +103,7 @@ class Preparation:
 def size_of(prompt: Prompt, params: object = None) -> int:
     """How much there is to prepare, in bytes of text."""
     size = len(prompt.text or "") + 4 * len(prompt.token_ids or ())
-    size += sum(len(message.content) for message in prompt.chat or ())
+    size += sum(len(message.content) + sum(map(len, message.images)) for message in prompt.chat or ())
     if prompt.encoder_prompt is not None:
         size += len(prompt.encoder_prompt.text or "") + 4 * len(prompt.encoder_prompt.token_ids or ())
     if isinstance(params, SamplingParams) and params.structured_output is not None:

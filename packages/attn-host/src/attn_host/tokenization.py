@@ -8,17 +8,22 @@ from functools import lru_cache
 from attn_core.errors import InvalidValue
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.tokenizer import decoder_start_ids, encoder_input_ids
+from attn_models.vision_language.prompts import ImagePrompt, ImagePrompts
 from attn_schema import Prompt, Token, Tokenization
 
 CACHED_TOKENS = 65536
 
 
 class PromptTokenizer:
-    """Tokenizes prompts for one model; `encoder` says whether the model reads an encoder prompt."""
+    """Tokenizes prompts for one model.
 
-    def __init__(self, tokenizer: Tokenizer, *, encoder: bool = True) -> None:
+    `encoder` says whether the model reads an encoder prompt; `images` writes the conversations of one that sees images.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, encoder: bool = True, images: ImagePrompts | None = None) -> None:
         self._tokenizer = tokenizer
         self._encoder = encoder
+        self._images = images
         self._text = lru_cache(CACHED_TOKENS)(lambda token: tokenizer.decode([token], skip_special=False))
 
     @property
@@ -29,8 +34,25 @@ class PromptTokenizer:
     def ids(self, prompt: Prompt) -> tuple[int, ...]:
         """The token ids of a prompt; with an encoder prompt, those the decoder starts with.
 
-        Raises `InvalidValue` for an empty prompt, and for an encoder prompt if the model has no encoder.
+        Raises `InvalidValue` for an empty prompt, for an encoder prompt if the model has no encoder, and for images if
+        it sees none.
         """
+        return self.with_images(prompt).token_ids
+
+    def with_images(self, prompt: Prompt) -> ImagePrompt:
+        """The token ids of a prompt and what is seen in its images; raises as `ids` does."""
+        if self._images is not None and prompt.chat:
+            return self._images.encode(self._messages(prompt), [message.images for message in prompt.chat])
+        for place, message in enumerate(prompt.chat or ()):
+            if message.images:
+                given, allowed = f"{len(message.images)} images", "none, as the model sees no images"
+                raise InvalidValue.of(f"prompt.chat[{place}].images", given, allowed)
+        ids = self._ids(prompt)
+        if self._images is not None:
+            self._images.require_none(ids)
+        return ImagePrompt(ids)
+
+    def _ids(self, prompt: Prompt) -> tuple[int, ...]:
         if prompt.encoder_prompt is not None:
             if not self._encoder:
                 raise InvalidValue.of("prompt.encoder_prompt", "a prompt", "none, as the model has no encoder")
@@ -60,7 +82,7 @@ class PromptTokenizer:
         ids = self.ids(prompt)
         text = prompt.text
         if text is None and prompt.chat is not None:
-            text = self._tokenizer.render_chat(self._messages(prompt))
+            text = self._tokenizer.render_chat(self._messages(prompt), images=self._images is not None)
         elif text is None:
             text = self._tokenizer.decode(ids, skip_special=False)
         unknown = self._unknown(prompt.text, ids)

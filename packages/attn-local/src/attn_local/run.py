@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 from attn_client.commands.chat import Keeper, talk
-from attn_client.commands.options import here
+from attn_client.commands.options import Images, here, read_images
 from attn_client.conversations import ConversationStore
 from attn_models.sources import ModelStore, pull, pull_repository, shown_progress
 from attn_models.sources.hub import DEFAULT_REVISION
@@ -24,6 +24,7 @@ def run_command(
     revision: Annotated[str, typer.Option(help="Branch, tag or commit of a repository.")] = DEFAULT_REVISION,
     file: Annotated[str | None, typer.Option(help="The GGUF file of a repository that has several.")] = None,
     system: Annotated[str | None, typer.Option(help="System message before the conversation.")] = None,
+    image: Images = None,
     sampling: SamplingParams,
     engine: EngineConfig,
 ) -> None:
@@ -40,4 +41,5 @@ def run_command(
                 pull(model, report=report)
     before = [ChatMessage(role="system", content=system)] if system else []
     with here(engine) as writer:
-        talk(writer, model, sampling, before, Keeper(ConversationStore(), model, None, served=False))
+        keeper = Keeper(ConversationStore(), model, None, served=False)
+        talk(writer, model, sampling, before, keeper, images=read_images(image or ()))

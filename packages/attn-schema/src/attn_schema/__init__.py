@@ -14,6 +14,7 @@ from attn_schema.device import DeviceConfig
 from attn_schema.engine import EngineConfig, EngineStats, ReplicaStats
 from attn_schema.finetuning import LoraConfig, ObjectiveConfig
 from attn_schema.inference import (
+    IMAGE_PLACE,
     AttentionMap,
     AttentionMapsRequest,
     ChatMessage,
@@ -54,6 +55,7 @@ from attn_schema.training import (
 )
 
 __all__ = [
+    "IMAGE_PLACE",
     "AttentionMap",
     "AttentionMapsRequest",
     "BrokenPlugin",

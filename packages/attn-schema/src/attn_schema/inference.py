@@ -18,6 +18,10 @@ MAX_EMBED_TEXTS = 1024
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
+IMAGE_PLACE = "\N{OBJECT REPLACEMENT CHARACTER}"
+"""Stands in a message where an image is shown."""
+
+
 class ChatMessage(Checked, frozen=True, kw_only=True):
     """One message of a conversation."""
 
@@ -25,6 +29,10 @@ class ChatMessage(Checked, frozen=True, kw_only=True):
         str, Meta(description='Role known to the model\'s chat template, usually "system", "user" or "assistant".')
     ]
     content: Annotated[str, Meta(description="Text of the message.")]
+    images: Annotated[
+        tuple[bytes, ...],
+        Meta(description="Image files, shown where U+FFFC stands in the content, or before it; for models that see."),
+    ] = ()  # fmt: skip
 
 
 class EncoderPrompt(Checked, frozen=True, kw_only=True):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from attn_core.errors import InvalidValue
-from attn_schema import ChatMessage, Prompt
+from attn_schema import IMAGE_PLACE, ChatMessage, Prompt
 
 from attn_openai.tools import CLOSING, OPENING, Tools
 
@@ -19,6 +21,8 @@ KNOWN_FIELDS = {
 """Fields of a message; clients send an answer back with all that it had. Those that are not read must be empty."""
 READ_FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id"}
 TEXT_PARTS = ("text", "input_text", "output_text")
+IMAGE_PARTS = ("image_url", "input_image")
+DATA_URL = re.compile(r"data:image/[a-z0-9.+-]{1,40};base64,([A-Za-z0-9+/=]+)")
 
 
 def conversation(messages: Any, tools: Tools) -> Prompt:
@@ -29,8 +33,16 @@ def conversation(messages: Any, tools: Tools) -> Prompt:
     return Prompt(chat=tuple(_joined(_told(found, tools.instructions))))
 
 
-def _message(message: Any, place: str) -> tuple[str, str]:
-    """Role and text of a message; a result of a tool keeps the role "tool"."""
+class Said(NamedTuple):
+    """Role and text of a message, U+FFFC where an image stands, and the images' files."""
+
+    role: str
+    text: str
+    images: tuple[bytes, ...] = ()
+
+
+def _message(message: Any, place: str) -> Said:
+    """What a message says; a result of a tool keeps the role "tool"."""
     if not isinstance(message, dict):
         raise InvalidValue.of(place, message, "an object with role and content")
     for name, value in message.items():
@@ -42,27 +54,48 @@ def _message(message: Any, place: str) -> tuple[str, str]:
     if role not in ROLES:
         raise InvalidValue.of(f"{place}.role", role, ", ".join(ROLES))
     calls = message.get("tool_calls") or []
-    text = text_of(message.get("content"), f"{place}.content", optional=role == "assistant" and bool(calls))
+    text, images = _shown(message.get("content"), f"{place}.content", optional=role == "assistant" and bool(calls))
     if calls:
         text = "\n".join(filter(None, [text, *_calls(calls, f"{place}.tool_calls")]))
-    return ("system" if role == "developer" else str(role)), text
+    return Said("system" if role == "developer" else str(role), text, images)
 
 
-def text_of(content: Any, place: str, *, optional: bool = False) -> str:
-    """The text of a content, given as text or as parts; raises `InvalidValue` for a part that is not text."""
+def _shown(content: Any, place: str, *, optional: bool = False) -> tuple[str, tuple[bytes, ...]]:
+    """The text of a content, U+FFFC where an image stands, and the images' files.
+
+    Raises `InvalidValue` for a part that is neither text nor an image in a data URL.
+    """
     if content is None and optional:
-        return ""
+        return "", ()
     if isinstance(content, str):
-        return content
+        return content, ()
     if not isinstance(content, Sequence):
-        raise InvalidValue.of(place, content, "a text, or a list of parts of type text")
-    texts = []
+        raise InvalidValue.of(place, content, "a text, or a list of parts of type text and image_url")
+    texts, images = list[str](), list[bytes]()
     for number, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in TEXT_PARTS or not isinstance(part.get("text"), str):
-            raise InvalidValue.of(f"{place}[{number}].type", kind, "text")
-        texts.append(part["text"])
-    return "".join(texts)
+        if kind in IMAGE_PARTS:
+            images.append(_image(part, f"{place}[{number}].image_url"))
+            texts.append(IMAGE_PLACE)
+        elif kind in TEXT_PARTS and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        else:
+            raise InvalidValue.of(f"{place}[{number}].type", kind, "text or image_url")
+    return "".join(texts), tuple(images)
+
+
+def _image(part: dict[str, Any], place: str) -> bytes:
+    """The file in a data URL, of OpenAI's `image_url` or `input_image`; an address elsewhere is not fetched."""
+    given = part.get("image_url")
+    url = given.get("url") if isinstance(given, dict) else given
+    found = DATA_URL.fullmatch(url) if isinstance(url, str) else None
+    if found is None:
+        shown = url[:60] if isinstance(url, str) else url
+        raise InvalidValue.of(place, shown, "data:image/TYPE;base64,... (nothing is fetched from elsewhere)")
+    try:
+        return base64.b64decode(found[1], validate=True)
+    except ValueError:
+        raise InvalidValue.of(place, f"{len(found[1])} characters", "base64") from None
 
 
 def call_text(name: str, arguments: str) -> str:
@@ -83,25 +116,28 @@ def _calls(calls: Iterable[Any], place: str) -> Iterable[str]:
         yield call_text(function["name"], function.get("arguments") or "{}")
 
 
-def _told(messages: list[tuple[str, str]], instructions: str) -> list[tuple[str, str]]:
+def _told(messages: list[Said], instructions: str) -> list[Said]:
     """The messages with the instructions at the end of the system message, or as one."""
     if not instructions:
         return messages
-    if messages[0][0] == "system":
-        return [("system", f"{messages[0][1]}\n\n{instructions}"), *messages[1:]]
-    return [("system", instructions), *messages]
+    first = messages[0]
+    if first.role == "system":
+        return [first._replace(text=f"{first.text}\n\n{instructions}"), *messages[1:]]
+    return [Said("system", instructions), *messages]
 
 
-def _joined(messages: Iterable[tuple[str, str]]) -> Iterable[ChatMessage]:
+def _joined(messages: Iterable[Said]) -> Iterable[ChatMessage]:
     """The messages as templates know them: results of tools that follow one another are one message of the user."""
     results: list[str] = []
-    for role, text in messages:
+    for role, text, images in messages:
         if role == "tool":
+            if images:
+                raise InvalidValue.of("messages", "an image in a result of a tool", "text alone")
             results.append(f"<tool_response>\n{text}\n</tool_response>")
             continue
         if results:
             yield ChatMessage(role="user", content="\n".join(results))
             results = []
-        yield ChatMessage(role=role, content=text)
+        yield ChatMessage(role=role, content=text, images=images)
     if results:
         yield ChatMessage(role="user", content="\n".join(results))

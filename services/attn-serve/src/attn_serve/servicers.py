@@ -6,7 +6,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from typing import Any, TypeVar
 
+import msgspec
 from attn.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_pb2_grpc
 from attn_core.errors import InvalidValue
 from attn_gateway import Call, Context, call_of, page_of
@@ -34,6 +36,9 @@ from attn_serve.versions import base_name
 
 DEFAULT_SHUTDOWN_TIMEOUT = 30.0
 MAX_SHUTDOWN_TIMEOUT = 3600.0
+LARGE_BYTES = 64 * 1024
+"""Requests of more bytes are read in a thread."""
+Noun = TypeVar("Noun", bound=msgspec.Struct)
 
 
 def text_task(
@@ -44,6 +49,13 @@ def text_task(
 ) -> TextTask:
     """A task under an id of its own, with the deadline and the tenant of the call."""
     return TextTask(prompt=prompt, params=params, timeout=call.remaining(), tenant=call.tenant, resume=resume)
+
+
+async def read(noun: type[Noun], request: Any) -> Noun:
+    """The request that a message says. One of millions of token ids or messages would keep other calls waiting."""
+    if request.ByteSize() <= LARGE_BYTES:
+        return from_message(noun, request)
+    return await asyncio.to_thread(from_message, noun, request)
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
@@ -59,7 +71,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         call = call_of(context)
         self._engine(request.model, call)  # an unknown model is told before anything else
         size = self._size_of(request, call)
-        asked = from_message(GenerateRequest, request)
+        asked = await read(GenerateRequest, request)
         begun_with = asked.resume.model if asked.resume else ""
         if begun_with and base_name(begun_with) != base_name(asked.model):
             raise InvalidValue.of("resume.model", begun_with, f"a version of {asked.model!r}")
@@ -78,7 +90,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         call = call_of(context)
         self._engine(request.model, call)
         size = self._size_of(request, call)
-        asked = from_message(ScoreRequest, request)
+        asked = await read(ScoreRequest, request)
         engine = self._fleet.choose(asked.model, asked.prompts[0], call.caller.sees).engine
         params = ScoringParams(top_logprobs=asked.top_logprobs)
         with engine.refusals.apply(size):
@@ -91,7 +103,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Embed texts."""
         call = call_of(context)
         self._engine(request.model, call)
-        asked = from_message(EmbedRequest, request)
+        asked = await read(EmbedRequest, request)
         engine = self._fleet.choose(asked.model, Prompt(text=asked.texts[0]), call.caller.sees).engine
         task = EmbedTask(texts=asked.texts, timeout=call.remaining())
         response: inference_pb2.EmbedResponse = to_message(await engine.embed(task))
@@ -104,9 +116,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.TokenizeResponse:
         """Tokenise a prompt."""
         engine = self._engine(request.model, call_of(context))
-        found = await engine.tokenize(from_message(TokenizeRequest, request).prompt)
-        # A long text has so many tokens that writing them down would keep other calls waiting.
-        response: inference_pb2.TokenizeResponse = await asyncio.to_thread(to_message, found)
+        found = [await engine.tokenize((await read(TokenizeRequest, request)).prompt)]
+        # A long text has so many tokens that writing them down, and freeing them, would keep other calls waiting.
+        response: inference_pb2.TokenizeResponse = await asyncio.to_thread(lambda: to_message(found.pop()))
         return response
 
     async def AttentionMaps(
@@ -116,8 +128,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[inference_pb2.AttentionMapsResponse]:
         """Stream attention weights, one layer a message."""
         engine = self._engine(request.model, call_of(context))
-        for found in await engine.attention_maps(from_message(AttentionMapsRequest, request)):
-            yield to_message(found)
+        for found in await engine.attention_maps(await read(AttentionMapsRequest, request)):
+            yield await asyncio.to_thread(to_message, found)
 
     async def GetEngineStats(
         self,

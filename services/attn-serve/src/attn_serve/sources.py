@@ -6,6 +6,7 @@ from pathlib import Path
 
 from attn_core.errors import InvalidValue, UnknownName
 from attn_host import find_folder
+from attn_host.loading import path_of
 from attn_storage import ArtifactStore, ModelRecords
 
 
@@ -26,7 +27,7 @@ class ModelSources:
         Raises `UnknownName` with near names of those that it may use, `InvalidValue` for a path from who is no admin,
         and what fetching from the artefact store raises.
         """
-        if tenant is not None and Path(source).expanduser().is_absolute():
+        if tenant is not None and path_of(source).is_absolute():
             raise InvalidValue.of("source", source, "the name of a model; paths are for admins")
         records = {record.name: record for record in self._records.all()} if self._records else {}
         hidden = {name for name, record in records.items() if not record.belongs_to(tenant)}

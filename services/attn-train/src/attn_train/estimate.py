@@ -64,6 +64,8 @@ def estimated(config: TrainingConfig, home: Path) -> JobEstimate:
     plain, allowed = _priced(config, dataset)
     said = _said(config, dataset, home, needed=TRAINING_BYTES * trained + 4 * frozen)
     checkpoint = CHECKPOINT_BYTES * trained
+    # Checkpoints are written from a copy.
+    process += checkpoint // layout.dp_shard
     return JobEstimate(
         device=str(device),
         workers=layout.workers,

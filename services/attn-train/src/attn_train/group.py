@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch.distributed as dist
 from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 
 from attn_train.precision import set_up_blocks
 from attn_train.records import Stop
+from attn_train.sharded_checkpoint import Held
 
 Tensors = Mapping[str, Tensor]
 """Tensors by the name of their parameter or buffer; moments of the optimizer as "moment:parameter"."""
@@ -21,6 +23,8 @@ class Group:
 
     leads = True
     workers = 1
+    writers: dist.ProcessGroup | None = None
+    """Those who write checkpoints together, beside what else they do; None: this one is alone."""
 
     def set_up(self, model: nn.Module, config: TrainingConfig) -> nn.Module:
         """Prepare the model, in place, for its updates; returns what the optimizer updates: a module whose parameters
@@ -51,16 +55,12 @@ class Group:
     def updated(self, step: int) -> None:
         """To be called after each update; `step` were done before."""
 
-    def whole(self, tensors: Tensors) -> dict[str, Tensor]:
-        """The tensors of the whole model, from those of each worker; every worker is to call it."""
-        return dict(tensors)
-
-    def part(self, tensors: Tensors) -> dict[str, Tensor]:
-        """This worker's part of tensors of the whole model."""
+    def held(self, tensors: Tensors) -> dict[str, Held]:
+        """Which elements of the tensors of the whole model this worker's are, in the same memory."""
         return dict(tensors)
 
     def random_states(self, states: Tensors) -> dict[str, Tensor]:
-        """What a checkpoint keeps of the random numbers of all workers; every worker is to call it."""
+        """What this worker adds to a checkpoint of the random numbers of all workers."""
         return dict(states)
 
     def own_random_states(self, states: Tensors, seed: Callable[[str], int]) -> dict[str, Tensor]:
@@ -80,7 +80,7 @@ class Group:
         return asked
 
     def agreed_step(self, step: int) -> int:
-        """The step of the leading worker's newest checkpoint; every worker is to call it."""
+        """The step that the leading worker gives; every worker is to call it."""
         return step
 
     def agreed_choice(self, *, chosen: bool) -> bool:

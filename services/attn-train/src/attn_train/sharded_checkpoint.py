@@ -1,151 +1,226 @@
-"""Checkpoints that several workers write together, each its own shards, by `torch.distributed.checkpoint`.
+"""The files of a checkpoint: each worker writes the blocks of tensors that it has, and any layout reads them.
 
-Shards are safetensors files with their offsets as JSON (`HuggingFaceStorageWriter`): no file is a pickle. Any
-other layout of workers, or one alone, reads them. Around the shards a checkpoint is as any other: a folder with a
-manifest of hashes that is there whole or not at all.
+By `torch.distributed.checkpoint`, in safetensors files with their offsets as JSON, those that torch's
+`HuggingFaceStorageReader` reads: no file is a pickle. One worker alone writes the same files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import json
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
-from attn_core.errors import CheckpointInvalid, CheckpointWriteFailed
-from attn_models.weights import read_manifest, staged_folder, verify_manifest
+from attn_core.errors import CheckpointInvalid
 from torch import Tensor
+from torch.distributed.checkpoint._hf_utils import CUSTOM_METADATA_KEY, SAVED_OFFSETS_KEY
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
-Parts = Mapping[str, Mapping[str, Tensor]]
-"""Tensors by name, by part: {"weights": {...}, "optimizer": {...}, "random": {...}}."""
 SEPARATOR = "/"
 """Between the part and the name of a tensor."""
-LONGEST_NAME = 4096
+
+# Said at every write and read of one worker, for which it is meant.
+warnings.filterwarnings("ignore", message="torch.distributed is (disabled|unavailable)", category=UserWarning)
 
 
-def write_sharded(target: Path, parts: Parts, files: Mapping[str, str], group: dist.ProcessGroup | None = None) -> None:
-    """Write the folder `target` together with all workers of `group`; it is there when this returns, in each of them.
+class Block(NamedTuple):
+    """Some of the elements of a larger tensor: where they begin in it, and they themselves."""
 
-    A `DTensor` is written by those that hold its shards, any other tensor, which all hold alike, by one; `files` are
-    texts beside them by name. Every worker calls this with tensors of the same names, and sees the folder at the same
-    path. Raises `CheckpointWriteFailed` in all of them, with what was there before untouched.
+    offsets: tuple[int, ...]
+    tensor: Tensor
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """What a worker has of a tensor of this shape; blocks that several workers have alike are written by one."""
+
+    shape: torch.Size
+    blocks: tuple[Block, ...]
+
+    def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
+        """As torch asks for it."""
+        return [
+            WriteItem(
+                index=MetadataIndex(name, torch.Size(block.offsets)),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(
+                    chunk=_chunk(block),
+                    properties=TensorProperties.create_from_tensor(block.tensor),
+                    size=self.shape,
+                ),
+            )
+            for block in self.blocks
+        ]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        """As torch asks for it."""
+        return [_chunk(block) for block in self.blocks]
+
+    def at(self, offsets: Any) -> Tensor:
+        """The block that begins there."""
+        return next(block.tensor for block in self.blocks if block.offsets == tuple(offsets))
+
+
+def _chunk(block: Block) -> ChunkStorageMetadata:
+    return ChunkStorageMetadata(offsets=torch.Size(block.offsets), sizes=block.tensor.shape)
+
+
+Held: TypeAlias = Tensor | Pieces
+"""A tensor as a worker holds it: all of it, or some blocks."""
+Parts: TypeAlias = Mapping[str, Mapping[str, Held]]
+"""Tensors by name, by part: {"weights": {...}, "optimizer": {...}, "random": {...}}."""
+
+
+class _SavePlanner(DefaultSavePlanner):
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        found = self.state_dict[index.fqn]
+        return found.at(index.offset) if isinstance(found, Pieces) else super().lookup_object(index)
+
+
+class _LoadPlanner(DefaultLoadPlanner):
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+    def set_up_planner(
+        self,
+        state_dict: dict[str, Any],
+        metadata: Metadata | None = None,
+        is_coordinator: bool = False,  # noqa: FBT001, FBT002 -- as torch calls it
+    ) -> None:
+        # The default one knows tensors alone, and prepares those without memory.
+        self.state_dict = self.original_state_dict = state_dict
+        self.metadata, self.is_coordinator = metadata, is_coordinator
+
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        found = self.state_dict[index.fqn]
+        return found.at(index.offset) if isinstance(found, Pieces) else super().lookup_tensor(index)
+
+
+class _Writer(HuggingFaceStorageWriter):
+    """Writes files PART-WORKER-of-WORKERS.safetensors from the memory of the tensors, without a copy in between."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(str(folder), save_distributed=True)
+        self.folder = folder
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        plans = super().prepare_global_plan(plans)
+        for plan in plans:
+            plan.storage_data["workers"] = len(plans)
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        from safetensors.torch import save_file
+
+        files: dict[str, dict[str, WriteItem]] = {}
+        for item in plan.items:
+            part = item.index.fqn.partition(SEPARATOR)[0]
+            # Of a tensor, a file holds one block.
+            names = (part if not further else f"{part}-{further}" for further in range(len(plan.items)))
+            name = next(name for name in names if item.index.fqn not in files.get(name, {}))
+            files.setdefault(name, {})[item.index.fqn] = item
+        for part, items in files.items():
+            tensors, offsets = {}, {}
+            for name, item in items.items():
+                data = planner.resolve_data(item)
+                if not isinstance(data, Tensor) or item.tensor_data is None:
+                    raise TypeError(f"{name} is no tensor")
+                tensors[name] = data.detach().cpu().contiguous()
+                offsets[name] = {SAVED_OFFSETS_KEY: item.tensor_data.chunk.offsets}
+            place = self.folder / self._file_name(part, plan.storage_data)
+            save_file(tensors, place, {"format": "pt", CUSTOM_METADATA_KEY: json.dumps(offsets)})
+        done: Future[list[WriteResult]] = Future()
+        done.set_result([])
+        return done
+
+    def _file_name(self, part: str, plan: Mapping[str, int]) -> str:
+        if plan["workers"] == 1:
+            return f"{part}.safetensors"
+        return f"{part}-{plan['shard_index']:05d}-of-{plan['workers']:05d}.safetensors"
+
+
+def write_shards(folder: Path, parts: Parts, group: dist.ProcessGroup | None = None) -> None:
+    """Write this worker's files into `folder`, which may be another one on every worker of `group`; None: it is alone.
+
+    Every worker calls this; what all hold alike is written by one of them. Raises `OSError` in all of them where one
+    cannot write.
     """
-    failure: CheckpointWriteFailed | None = None
+    from safetensors import SafetensorError
+
+    alone = group is None
     try:
-        with _shared_stage(target, group) as stage:
-            _save(_flat(parts), stage, group)
-            for name, text in files.items() if _first(group) else ():
-                (stage / name).write_text(text, encoding="utf-8")
-    except CheckpointWriteFailed as error:
-        failure = error
-    except OSError as error:
-        failure = CheckpointWriteFailed.of(target, error)
-    _agree(failure, target, group)
-
-
-def read_sharded(path: Path, into: Parts, group: dist.ProcessGroup | None = None) -> None:
-    """Fill the tensors of `into`, whole ones or `DTensor`s of any layout, from a folder, in every worker of `group`.
-
-    Raises `CheckpointInvalid` for a folder that is not what was written, or lacks a tensor of this name and shape.
-    """
-    records = read_manifest(path)
-    if records is None:
-        raise CheckpointInvalid.of(path, "has no manifest")
-    verify_manifest(path, records)
-    flat = _flat(into)
-    known = HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
-    for name, tensor in flat.items():
-        found = known.get(name)
-        if not isinstance(found, TensorStorageMetadata):
-            raise CheckpointInvalid.of(path, f"has no tensor {name}")
-        if found.size != tensor.shape:
-            raise CheckpointInvalid.of(path, f"{name} has the shape {tuple(found.size)}, not {tuple(tensor.shape)}")
-    load(flat, storage_reader=HuggingFaceStorageReader(str(path)), process_group=group, no_dist=not _together())
-
-
-def read_whole(path: Path) -> dict[str, dict[str, Tensor]]:
-    """The whole tensors of a folder whose files were compared with its manifest, by part and name, on the CPU."""
-    known = HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
-    flat = {
-        name: torch.empty(found.size, dtype=found.properties.dtype)
-        for name, found in known.items()
-        if isinstance(found, TensorStorageMetadata)
-    }
-    load(flat, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=True)
-    parts: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in flat.items():
-        part, _, own = name.partition(SEPARATOR)
-        parts.setdefault(part, {})[own] = tensor
-    return parts
-
-
-def _save(flat: dict[str, Tensor], stage: Path, group: dist.ProcessGroup | None) -> None:
-    writer = HuggingFaceStorageWriter(str(stage), save_distributed=True)
-    try:
-        save(flat, storage_writer=writer, process_group=group, no_dist=not _together())
+        save(_flat(parts), storage_writer=_Writer(folder), planner=_SavePlanner(), process_group=group, no_dist=alone)
     except CheckpointException as error:
         told = next(iter(error.failures.values()))[0]
-        raise OSError(f"{type(told).__name__}: {told}") from error
+        kind = OSError if isinstance(told, OSError | SafetensorError) else RuntimeError
+        raise kind(f"{type(told).__name__}: {told}") from error
 
 
-def _flat(parts: Parts) -> dict[str, Tensor]:
-    return {f"{part}{SEPARATOR}{name}": tensor.detach() for part, own in parts.items() for name, tensor in own.items()}
+def stored_tensors(folder: Path) -> dict[str, dict[str, Tensor]]:
+    """The tensors that files in `folder` hold, by part and name: their shapes and dtypes, without memory (`meta`)."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in _stored(folder):
+        part, _, own = name.partition(SEPARATOR)
+        found.setdefault(part, {})[own] = torch.empty(tensor.size, dtype=tensor.properties.dtype, device="meta")
+    return found
 
 
-def _together() -> bool:
-    return dist.is_available() and dist.is_initialized()
+def read_shards(folder: Path, into: Parts) -> None:
+    """Fill the tensors and pieces of `into` from files in `folder`, which are what was written.
 
-
-def _first(group: dist.ProcessGroup | None) -> bool:
-    return not _together() or dist.get_rank(group) == 0
-
-
-@contextmanager
-def _shared_stage(target: Path, group: dist.ProcessGroup | None) -> Iterator[Path]:
-    """The folder that the first worker stages, in all of them; it is sealed when the first one leaves the block.
-
-    Raises `CheckpointWriteFailed` in all of them where it cannot be made.
+    Raises `CheckpointInvalid` where they lack a tensor of this name and shape.
     """
-    if not _first(group):
-        named = _told("", group)
-        if not named:
-            raise CheckpointWriteFailed.of(target, OSError("the first worker could not make the folder"))
-        yield Path(named)
-        return
-    told = False
-    try:
-        with staged_folder(target) as stage:
-            _told(str(stage), group)
-            told = True
-            yield stage
-    finally:
-        if not told:
-            _told("", group)
+    flat, known = _flat(into), dict(_stored(folder))
+    for name, held in flat.items():
+        if name not in known:
+            raise CheckpointInvalid.of(folder, f"has no tensor {name}")
+        if known[name].size != held.shape:
+            shapes = f"{tuple(known[name].size)}, not {tuple(held.shape)}"
+            raise CheckpointInvalid.of(folder, f"{name} has the shape {shapes}")
+    load(flat, storage_reader=HuggingFaceStorageReader(str(folder)), planner=_LoadPlanner(), no_dist=True)
 
 
-def _told(text: str, group: dist.ProcessGroup | None) -> str:
-    """The text of the first worker, in all of them."""
-    if not _together():
-        return text
-    data = torch.zeros(LONGEST_NAME, dtype=torch.uint8)
-    given = text.encode()
-    data[: len(given)] = torch.frombuffer(bytearray(given or b"\0"), dtype=torch.uint8)[: len(given)]
-    dist.broadcast(data, group=group, group_src=0)
-    return bytes(data.tolist()).rstrip(b"\0").decode()
+def read_whole(folder: Path, parts: Collection[str] | None = None) -> dict[str, dict[str, Tensor]]:
+    """The whole tensors of some parts, or of all, of files in `folder`, on the CPU."""
+    found = {
+        part: {name: torch.empty_like(tensor, device="cpu") for name, tensor in tensors.items()}
+        for part, tensors in stored_tensors(folder).items()
+        if parts is None or part in parts
+    }
+    read_shards(folder, found)
+    return found
 
 
-def _agree(failure: CheckpointWriteFailed | None, target: Path, group: dist.ProcessGroup | None) -> None:
-    """Raise in every worker what failed in one of them."""
-    if _together():
-        failed = torch.tensor([int(failure is not None)])
-        dist.all_reduce(failed, dist.ReduceOp.MAX, group=group)
-        if failure is None and int(failed):
-            failure = CheckpointWriteFailed.of(target, OSError("another worker could not write its part"))
-    if failure is not None:
-        raise failure
+def _stored(folder: Path) -> Iterator[tuple[str, TensorStorageMetadata]]:
+    for name, found in HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata.items():
+        if isinstance(found, TensorStorageMetadata):
+            yield name, found
+
+
+def _flat(parts: Parts) -> dict[str, Any]:
+    return {
+        f"{part}{SEPARATOR}{name}": held if isinstance(held, Pieces) else held.detach()
+        for part, own in parts.items()
+        for name, held in own.items()
+    }

@@ -28,6 +28,7 @@ from attn_train.group import Group, Tensors
 from attn_train.layout import MeshLayout
 from attn_train.precision import blocks_of, set_up_blocks
 from attn_train.records import Stop
+from attn_train.sharded_checkpoint import Block, Held, Pieces
 
 BUCKET = 25 << 20
 """Bytes of gradients that are summed in one call, as in torch's DistributedDataParallel."""
@@ -73,6 +74,7 @@ class Together(Group):
         self.tp = Rank(self.mesh.get_local_rank("tp"), layout.tp)
         self._data = self.mesh["dp_replicate", "cp", "dp_shard"]._flatten("data").get_group()  # noqa: SLF001 -- torch's own way
         self._tp = self.mesh["tp"].get_group()
+        self.writers = dist.new_group(backend="gloo")
         self._context: Any = None
         self._splits: Mapping[str, ParameterSplit] = {}
         self._partial: list[str] = []
@@ -195,28 +197,30 @@ class Together(Group):
             found[key] = own
         return found
 
-    def part(self, tensors: Tensors) -> dict[str, Tensor]:
-        """The rank's heads, then the worker's shard."""
-        found = {}
-        for key, tensor in tensors.items():
-            name = key.rpartition(":")[2]
-            parameter: Any = self._kept.whole.get(name)
-            split = self._splits.get(name)
-            own = split.of(tensor, self.tp) if split is not None and tensor.dim() else tensor
-            if isinstance(parameter, DTensor) and tensor.dim():
-                most = -(-parameter.shape[0] // self.layout.dp_shard)
-                first = self.mesh.get_local_rank("dp_shard") * most
-                own = own[first : first + most]
-            found[key] = own
-        return found
+    def held(self, tensors: Tensors) -> dict[str, Held]:
+        """Rows of the shard, of the heads of the rank."""
+        return {key: self._held(key.rpartition(":")[2], tensor.detach()) for key, tensor in tensors.items()}
+
+    def _held(self, name: str, own: Tensor) -> Held:
+        parameter: Any = self._kept.whole.get(name)
+        split = self._splits.get(name)
+        sharded = isinstance(parameter, DTensor)
+        if not own.dim() or not (sharded or split is not None):
+            return own
+        shape, first = list(own.shape), 0
+        if sharded:
+            shape[0] = parameter.shape[0]
+            first = self.mesh.get_local_rank("dp_shard") * -(-shape[0] // self.layout.dp_shard)
+        if split is None:
+            blocks = [Block((first,) + (0,) * (own.dim() - 1), own)]
+            return Pieces(torch.Size(shape), tuple(block for block in blocks if block.tensor.numel()))
+        return blocks_of_rank(own, shape, first, split, self.tp)
 
     def random_states(self, states: Tensors) -> dict[str, Tensor]:
         """Those of the leading worker, and of dropout on each of the others."""
-        own = states["cpu"]
-        parts = [torch.empty_like(own) for _ in range(self.workers)]
-        dist.all_gather(parts, own)
-        others = {f"cpu-of-{rank}": part for rank, part in enumerate(parts) if rank}
-        return {**states, **others, "workers": torch.tensor(self.workers)}
+        if self.leads:
+            return {**states, "workers": torch.tensor(self.workers)}
+        return {f"cpu-of-{dist.get_rank()}": states["cpu"]}
 
     def own_random_states(self, states: Tensors, seed: Callable[[str], int]) -> dict[str, Tensor]:
         """Of a checkpoint of as many workers, this one's; of another number, dropout draws anew."""
@@ -294,6 +298,32 @@ class Together(Group):
             for method in ("project_kv", "weights"):
                 if hasattr(block, method):
                     register_fsdp_forward_method(block, method)
+
+
+def blocks_of_rank(own: Tensor, shape: list[int], first: int, split: ParameterSplit, rank: Rank) -> Pieces:
+    """What a rank has of a whole tensor: `own` are rows, from `first` on, of its part, which has this shape."""
+    if split.axis is None:
+        # What one rank alone has is the first one's.
+        mine = not split.once or rank.index == 0
+        blocks = [Block((first,) + (0,) * (own.dim() - 1), own)] if mine else []
+        return Pieces(torch.Size(shape), tuple(block for block in blocks if block.tensor.numel()))
+    found, of_whole, of_part = [], 0, 0
+    for whole, part in split.blocks:
+        place = of_whole + (0 if whole == part else rank.index * part)
+        offsets, begin, end = [0] * own.dim(), of_part, of_part + part
+        offsets[0] = first
+        if split.axis == 0:
+            begin, end = max(begin, first), min(end, first + len(own))
+            offsets[0] = place + begin - of_part
+            rows = own[begin - first : max(end, begin) - first]
+        else:
+            offsets[split.axis] = place
+            rows = own.narrow(split.axis, begin, part)
+        if rows.numel():
+            found.append(Block(tuple(offsets), rows))
+        of_whole, of_part = of_whole + whole, of_part + part
+    shape[split.axis] = of_whole
+    return Pieces(torch.Size(shape), tuple(found))
 
 
 def sharding_mesh(mesh: DeviceMesh) -> DeviceMesh:

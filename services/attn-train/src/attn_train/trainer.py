@@ -17,13 +17,14 @@ from attn_models.decoder.mixture_of_experts import update_router_biases
 from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 
+from attn_train.async_checkpoint import AsyncCheckpoints, Stops, Written
 from attn_train.base_model import adapter_of
 from attn_train.checkpoint import (
-    CheckpointFolder,
+    Checkpoints,
     Progress,
-    SavedCheckpoint,
+    Saved,
     random_states,
-    read_checkpoint,
+    read_progress,
     restore_random_states,
 )
 from attn_train.gradient_norms import GradientNorms
@@ -36,6 +37,7 @@ from attn_train.optimizer import (
 )
 from attn_train.precision import forward_precision, validation_precision
 from attn_train.records import Stop, StopFlag
+from attn_train.sharded_checkpoint import Held, Parts, read_shards, read_whole, stored_tensors
 from attn_train.tasks.base import Dataset, batch_weight, derived, position_of, restore_position
 from attn_train.weight_average import WeightAverage
 
@@ -51,8 +53,8 @@ class Reporter(Protocol):
         """Values measured when `step` updates were done, by name."""
         ...
 
-    def checkpoint(self, step: int, path: Path, size: int) -> None:
-        """The folder `path` of `size` bytes holds a complete checkpoint."""
+    def checkpoint(self, step: int, where: str, size: int) -> None:
+        """A complete checkpoint of `size` bytes lies at the path or URL `where`."""
         ...
 
     def log(self, text: str) -> None:
@@ -73,7 +75,7 @@ class NullReporter:
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Nothing."""
 
-    def checkpoint(self, step: int, path: Path, size: int) -> None:
+    def checkpoint(self, step: int, where: str, size: int) -> None:
         """Nothing."""
 
     def log(self, text: str) -> None:
@@ -110,7 +112,7 @@ class Trainer:
         dataset: Dataset,
         config: TrainingConfig,
         *,
-        checkpoints: CheckpointFolder | None = None,
+        checkpoints: Checkpoints | None = None,
         group: Group | None = None,
         rebuild: Callable[[], Any] | None = None,
     ) -> None:
@@ -119,6 +121,7 @@ class Trainer:
         self.step = 0
         self.elapsed = 0.0
         self._checkpoints = checkpoints
+        self._writer: AsyncCheckpoints | None = None
         self._group, self._rebuild = group or Group(), rebuild
         self._kept = self._group.set_up(model, config)
         self._optimizer = optimizer_of(self._kept, config.optimizer)
@@ -132,40 +135,61 @@ class Trainer:
         self._average = None if decay is None else WeightAverage(self._kept, decay)
         self._throughput = Throughput()
         self._saved_step: int | None = None
+        if checkpoints is not None:
+            keep, writers = config.checkpoint.save_total_limit, self._group.writers
+            self._writer = AsyncCheckpoints(checkpoints, keep, writers, leads=self._group.leads)
+
+    @property
+    def checkpoint_stops(self) -> Stops:
+        """For how long training stood still for checkpoints."""
+        return Stops() if self._writer is None else self._writer.stops
 
     def resume(self, report: Reporter | None = None) -> bool:
         """Go to where the newest checkpoint is that is whole; False if there is none. Damaged ones are reported."""
 
-        def damaged(found: SavedCheckpoint, error: CheckpointInvalid) -> None:
+        def damaged(found: Saved, error: CheckpointInvalid) -> None:
             said = f"{error.reason}: the checkpoint of step {found.step} is damaged: {error.message}"
             (report or NullReporter()).log(f"{said}; training goes on from an earlier one")
 
         newest = None
         if self._checkpoints is not None and self._group.leads:
             newest = self._checkpoints.newest_whole(damaged)
-        step = self._group.agreed_step(-1 if newest is None else newest.progress.step)
+        step = self._group.agreed_step(-1 if newest is None else newest.step)
         if step < 0 or self._checkpoints is None:
             return False
-        progress, parts = read_checkpoint(self._checkpoints.of_step(step)) if newest is None else newest[1:]
-        weights = self._group.part(parts["weights"])
-        with torch.no_grad():
-            kept = dict(self._kept.named_parameters())
-            for name, tensor in _saved_tensors(self.model).items():
-                kept.get(name, tensor).copy_(weights[name])
+        with self._checkpoints.opened(step) as folder:
+            self._restore(folder)
+        return True
+
+    def _restore(self, folder: Path) -> None:
+        """Go to where a checkpoint is, whose files lie in `folder`: each worker reads what it holds."""
+        progress, stored = read_progress(folder), stored_tensors(folder)
+        kept = {name: tensor.detach() for name, tensor in self._kept.named_parameters()}
+        into: dict[str, dict[str, Tensor]] = {
+            "weights": {name: kept.get(name, tensor) for name, tensor in _saved_tensors(self.model).items()}
+        }
+        trained = {name for name, tensor in self._kept.named_parameters() if tensor.requires_grad}
+        for part in ("optimizer", "average"):
+            named = {key: (key.rpartition(":")[2], found) for key, found in stored.get(part, {}).items()}
+            into[part] = {
+                key: torch.empty_like(kept[name] if found.dim() else found, dtype=found.dtype, device=self._device)
+                for key, (name, found) in named.items()
+                if name in trained
+            }
+        read_shards(folder, {part: self._group.held(own) for part, own in into.items()})
+        parts = read_whole(folder, ("random", "loss", "position", "gradient_norms"))
         if self._average is not None:
-            self._average.restore(self._group.part(parts.get("average", {})))
+            self._average.restore(into["average"])
         if self._norms is not None:
             self._norms.restore(parts.get("gradient_norms", {}))
         # Where every step was skipped, the optimizer has no state yet.
         if self._norms is None or self._norms.skipped < progress.step:
-            moments = self._group.part(parts["optimizer"])
-            restore_optimizer_state(self._kept, self._optimizer, moments, self.config.optimizer)
-        states = self._group.own_random_states(parts["random"], partial(derived, self.config.seed + step))
-        restore_random_states(self._task.generator, states)
+            restore_optimizer_state(self._kept, self._optimizer, into["optimizer"], self.config.optimizer)
+        seed = partial(derived, self.config.seed + progress.step)
+        restore_random_states(self._task.generator, self._group.own_random_states(parts["random"], seed))
         self._task.reinforce.restore(parts.get("loss", {}))
         restore_position(self._task, parts.get("position", {}))
         self.step, self.elapsed, self._saved_step = progress.step, progress.elapsed_seconds, progress.step
-        return True
 
     def run(self, report: Reporter, stop: StopFlag) -> Stop | None:
         """Train to the last step and return None, or stop when asked to and return how.
@@ -173,6 +197,13 @@ class Trainer:
         Raises TrainingDiverged when the loss is not finite, CheckpointWriteFailed if the last checkpoint cannot
         be written, which the next call tries again; a failure of an earlier one is reported and the run goes on.
         """
+        try:
+            return self._run(report, stop)
+        finally:
+            # Whatever ends the run, nothing is written after it.
+            self._tell(self._finished(report), report)
+
+    def _run(self, report: Reporter, stop: StopFlag) -> Stop | None:
         self.model.train()
         if self.step == 0:
             torch.manual_seed(derived(self.config.seed, self._group.dropout_use()))
@@ -183,33 +214,68 @@ class Trainer:
                     self._try_save(report)
                 return asked
             self._one_step(report)
+            if self._writer is not None:
+                self._tell(self._writer.ended(), report)
         self.save(report)
         return None
 
     def save(self, report: Reporter) -> None:
-        """Write a checkpoint unless the newest is of this step. Raises CheckpointWriteFailed."""
-        if self._checkpoints is None or self._group.agreed_step(self._saved_step or 0) == self.step:
+        """Write a checkpoint unless the newest is of this step, and return when it is there.
+
+        Raises CheckpointWriteFailed.
+        """
+        self._begin_save(report)
+        written = self._finished(report)
+        if written is not None and written.error is not None:
+            raise written.error
+        self._tell(written, report)
+
+    def _begin_save(self, report: Reporter) -> None:
+        """Have a checkpoint of this step written beside the next ones, after the one before; unless it is there."""
+        if self._writer is None:
+            return
+        began = time.perf_counter()
+        self._writer.stops.waits += self._writer.busy
+        self._tell(self._finished(report), report)
+        if self._group.agreed_step(self._saved_step or 0) == self.step:
             return
         report.flush()
-        parts = {
-            "weights": self._group.whole(_saved_tensors(self.model)),
-            "optimizer": self._group.whole(optimizer_state(self._kept, self._optimizer)),
+        self._writer.begin(Progress(step=self.step, elapsed_seconds=self.elapsed), self._state())
+        self._writer.stops.seconds[-1] += time.perf_counter() - began
+
+    def _finished(self, report: Reporter) -> Written | None:
+        return None if self._writer is None else self._writer.finished(report.heartbeat)
+
+    def _tell(self, written: Written | None, report: Reporter) -> None:
+        """Report what became of a checkpoint."""
+        if written is None:
+            return
+        if written.error is not None:
+            report.log(f"{written.error.reason}: {written.error.message}; the checkpoint before it stays")
+        elif written.saved is not None:
+            self._saved_step = written.step
+            if self._group.leads:
+                report.checkpoint(written.step, written.saved.where, written.saved.size)
+
+    def _state(self) -> Parts:
+        """What a checkpoint holds. What only updates change may be copied until the next one; the rest is a copy."""
+        kept = dict(self._kept.named_parameters())
+        saved = _saved_tensors(self.model)
+        weights = {name: kept[name] if name in kept else tensor.clone() for name, tensor in saved.items()}
+        parts: dict[str, Mapping[str, Held]] = {
+            "weights": self._group.held(weights),
+            "optimizer": self._group.held(optimizer_state(self._kept, self._optimizer)),
             "random": self._group.random_states(random_states(self._task.generator)),
         }
         if loss := self._task.reinforce.state():
             parts["loss"] = dict(loss)
         if position := position_of(self._task):
-            parts["position"] = position
-        if self._average is not None and (average := self._group.whole(self._average.state())):
+            parts["position"] = {name: tensor.clone() for name, tensor in position.items()}
+        if self._average is not None and (average := self._group.held(self._average.state())):
             parts["average"] = average
         if self._norms is not None:
             parts["gradient_norms"] = dict(self._norms.state())
-        if not self._group.leads:
-            return
-        written = self._checkpoints.write(Progress(step=self.step, elapsed_seconds=self.elapsed), parts)
-        self._saved_step = self.step
-        report.checkpoint(written.step, written.path, written.size)
-        self._checkpoints.prune(self.config.checkpoint.save_total_limit)
+        return parts
 
     def validation_loss(self, batches: int, on_batch: Callable[[], None] = lambda: None) -> float | None:
         """Mean loss, in nats a token, over `batches` batches kept for validation; None if there are too few.
@@ -224,13 +290,19 @@ class Trainer:
 
         With `ema_decay` the weights are their averages from then on: only for the end of a run.
         """
+        self._wait_for_copy()
         if self._average is not None:
             self._average.exchange()
             self._average = None
         return self._gathered()
 
+    def _wait_for_copy(self) -> float:
+        """Return once the weights may change, which a checkpoint is made of, after so many seconds."""
+        return 0.0 if self._writer is None else self._writer.wait_for_copy()
+
     def _exported(self) -> AbstractContextManager[None]:
         """Within it, the weights are those that are exported."""
+        self._wait_for_copy()
         return nullcontext() if self._average is None else self._average.in_place()
 
     def _gathered(self) -> nn.Module | None:
@@ -260,7 +332,7 @@ class Trainer:
         if values:
             report.metrics(self.step, values)
         if self.step % self.config.checkpoint.save_steps == 0 and not last:
-            self._try_save(report)
+            self._begin_save(report)
 
     def _validation_losses(self, report: Reporter) -> Mapping[str, float]:
         """The loss of what is kept for validation; where that are several sets, the mean, and each by its name."""
@@ -288,6 +360,9 @@ class Trainer:
         limit = self.config.optimizer.max_grad_norm or math.inf
         self._group.finish_gradients()
         norm = self._group.clip(self._trained, limit)
+        waited = self._wait_for_copy()
+        self.elapsed -= waited
+        self._throughput.seconds -= waited
         if not self._skips(loss, norm, report):
             for group in self._optimizer.param_groups:
                 group["lr"] = rate
@@ -346,6 +421,7 @@ class Trainer:
             )
 
     def _try_save(self, report: Reporter) -> None:
+        """As `save`; a failure is reported."""
         try:
             self.save(report)
         except CheckpointWriteFailed as error:

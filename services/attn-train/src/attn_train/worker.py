@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -32,7 +31,7 @@ from attn_train.attempt import (
     TrainingStarted,
 )
 from attn_train.base_model import load_base
-from attn_train.checkpoint import CheckpointFolder
+from attn_train.checkpoint import CheckpointFolder, Checkpoints
 from attn_train.data.load import load_dataset
 from attn_train.group import Group
 from attn_train.model import configured
@@ -103,9 +102,9 @@ class MessageReporter:
         """As a record."""
         self.send(Metrics(step=step, values=dict(values)))
 
-    def checkpoint(self, step: int, path: Path, size: int) -> None:
+    def checkpoint(self, step: int, where: str, size: int) -> None:
         """As a record."""
-        self.send(Checkpoint(step=step, path=str(path), size_bytes=size, create_time=datetime.now(UTC)))
+        self.send(Checkpoint(step=step, path=where, size_bytes=size, create_time=datetime.now(UTC)))
 
     def log(self, text: str) -> None:
         """As a line."""
@@ -189,12 +188,11 @@ def build_model(config: TrainingConfig, dataset: Dataset) -> Any:
     return family.build(made).to(device)
 
 
-def _newest(checkpoints: CheckpointFolder) -> Checkpoint | None:
+def _newest(checkpoints: Checkpoints) -> Checkpoint | None:
     newest = checkpoints.newest()
     if newest is None:
         return None
-    written = datetime.fromtimestamp(newest.path.stat().st_mtime, UTC)
-    return Checkpoint(step=newest.step, path=str(newest.path), size_bytes=newest.size, create_time=written)
+    return Checkpoint(step=newest.step, path=newest.where, size_bytes=newest.size, create_time=newest.written)
 
 
 def _description(model: Any, dataset: Dataset, workers: int) -> str:

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 SECONDS = 600
 """How long a group may take; it is killed then."""
@@ -234,13 +235,27 @@ def run_of(folder, name, checkpoints, *, steps, **layout):
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("layouts")
+def layouts_folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("layouts")
+
+
+@pytest.fixture
+def checkpoint_files(layouts_folder):
+    """The tensors of a file of a run's checkpoint of the last step."""
+    return lambda run, file: load_file(layouts_folder / run / f"step-{STEPS:09d}" / f"{file}.safetensors")
+
+
+@pytest.fixture(scope="module")
+def found(layouts_folder):
+    folder = layouts_folder
     write_data(folder)
     two = {"workers": 2}
     runs = [run_of(folder, "whole", "whole", steps=STEPS)]
     for name, layout in LAYOUTS.items():
         runs.append(run_of(folder, f"{name}-first", name, steps=4, **two, **layout))
+    runs.append(run_of(folder, "again-whole", "again-whole", steps=STEPS, **two, dp_shard=2))
+    runs.append(run_of(folder, "again-first", "again", steps=4, **two, dp_shard=2))
+    runs.append(run_of(folder, "again", "again", steps=STEPS, **two, dp_shard=2))
     runs.append(run_of(folder, "copies-then-one", "copies", steps=STEPS))
     runs.append(run_of(folder, "shards-then-heads", "shards", steps=STEPS, **two, tp=2))
     runs.append(run_of(folder, "heads-then-shards", "heads", steps=STEPS, **two, dp_shard=2))
@@ -254,3 +269,19 @@ def test_a_run_goes_on_with_another_layout(found, name):
     for step, metrics in found[name]["metrics"].items():
         assert metrics["loss"] == pytest.approx(found["whole"]["metrics"][step]["loss"], abs=BOUND), step
     assert found[name]["weights"] == pytest.approx(found["whole"]["weights"], rel=BOUND)
+
+
+def test_a_run_that_goes_on_with_the_same_layout_is_bit_equal(found):
+    assert set(found["again"]["metrics"]) == {"5", "6", "7", "8"}
+    for step, metrics in found["again"]["metrics"].items():
+        assert metrics["loss"] == found["again-whole"]["metrics"][step]["loss"], step
+    assert found["again"]["weights"] == found["again-whole"]["weights"]
+
+
+def test_each_worker_writes_its_own_part_and_what_all_have_is_written_once(found, checkpoint_files):
+    del found
+    weights = [checkpoint_files("again", f"weights-{worker}-of-00002") for worker in ("00001", "00002")]
+    first, second = (sum(tensor.numel() for tensor in tensors.values()) for tensors in weights)
+    alone = sum(tensor.numel() for tensor in checkpoint_files("whole", "weights").values())
+    assert first + second == alone
+    assert max(first, second) < 0.7 * alone

@@ -15,6 +15,7 @@ from attn_models.lora import read_adapter
 from attn_models.lora.adapter import require_fits
 from attn_models.tokenizers import character_tokenizer
 from attn_models.weights import read_manifest
+from attn_train.checkpoint import read_checkpoint
 from safetensors.torch import load_file
 
 FIELDS = {
@@ -98,8 +99,8 @@ async def test_an_adapter_learns_on_a_frozen_base_and_is_saved_as_peft_has_it(
     adapter = read_adapter(folder, model, base)
     require_fits(adapter, model)
     assert adapter.config.base_model == "small"
-    checkpoint = load_file(Path(job.latest_checkpoint.path) / "weights.safetensors")
-    assert all(name.startswith("lora.") for name in checkpoint), "checkpoints hold the adapter alone"
+    weights = read_checkpoint(Path(job.latest_checkpoint.path))[1]["weights"]
+    assert all(name.startswith("lora.") for name in weights), "checkpoints hold the adapter alone"
 
 
 async def test_an_adapter_that_is_interrupted_goes_on_with_the_same_numbers(server, config, submit, watch):

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Annotated, cast
 
 import typer
@@ -17,14 +18,15 @@ from attn_schema.schema import Checked
 from msgspec import Meta
 
 from attn_client.commands.conversation import Conversation
-from attn_client.commands.options import LocalWriter, ModelHere, writer_for
-from attn_client.conversations import FORMAT, ConversationStore, KeptConversation
+from attn_client.commands.options import Images, LocalWriter, ModelHere, read_images, writer_for
+from attn_client.conversations import FORMAT, ConversationStore, KeptConversation, KeptTurn
 from attn_client.writer import Writer
 
 MAX_NEW_TOKENS = 512
 """Of an answer, if not given."""
 FORGET = "/new"
 LEAVE = "/bye"
+SHOW = "/image "
 
 
 class KeptOptions(Checked, frozen=True, kw_only=True):
@@ -48,7 +50,7 @@ class Keeper:
         if self._name is None:
             self._name = self._store.new_id()
             self._started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        turns = [{"role": message.role, "content": message.content} for message in messages]
+        turns = [KeptTurn(role=each.role, content=each.content, images=each.images) for each in messages]
         kept = KeptConversation(
             format=FORMAT, model=self._model, served=self._served, started=self._started, messages=turns
         )
@@ -63,11 +65,12 @@ class Keeper:
 
 
 @with_flags
-def chat_command(
+def chat_command(  # noqa: PLR0913 - a command has the options it has
     *,
     served: Annotated[str | None, typer.Argument(metavar="[SERVED]", help="Name of a server's model.")] = None,
     model: ModelHere = None,
     system: Annotated[str | None, typer.Option(help="System message before the conversation.")] = None,
+    image: Images = None,
     kept: KeptOptions,
     sampling: SamplingParams,
     engine: EngineConfig,
@@ -76,6 +79,7 @@ def chat_command(
     """Talk with a model, here without a server or, if one is named first, with a server's.
 
     A line is a message. Ctrl-C ends an answer, at the prompt the conversation, as Ctrl-D does; `/new` starts another.
+    `/image FILE` shows an image with the next message, to a model that sees images; `--image` with the first.
     Conversations are kept under $ATTN_HOME/conversations, where you alone can read them, and go on with `--resume`.
     The options of engines are for a model that runs here. An answer has at most 512 tokens, if not given.
 
@@ -104,7 +108,7 @@ def chat_command(
         writer = writer_for(stack, local=served is None, connection=connection, engine=engine)
         chosen = served or model or cast("LocalWriter", writer).only_chat_model()
         keeper = None if kept.no_save else Keeper(store, chosen, name, served=served is not None)
-        talk(writer, chosen, sampling, before, keeper)
+        talk(writer, chosen, sampling, before, keeper, images=read_images(image or ()))
 
 
 def _print_list(store: ConversationStore) -> None:
@@ -117,9 +121,18 @@ def _print_list(store: ConversationStore) -> None:
 
 
 def talk(
-    writer: Writer, name: str, sampling: SamplingParams, before: Sequence[ChatMessage], keeper: Keeper | None
+    writer: Writer,
+    name: str,
+    sampling: SamplingParams,
+    before: Sequence[ChatMessage],
+    keeper: Keeper | None,
+    *,
+    images: Sequence[bytes] = (),
 ) -> None:
-    """Read lines and write answers until there are no more lines; `keeper` None keeps nothing."""
+    """Read lines and write answers until there are no more lines; `keeper` None keeps nothing.
+
+    The first message comes with `images`, the bytes of image files.
+    """
     if sampling.max_new_tokens is None:
         sampling = sampling.replace(max_new_tokens=MAX_NEW_TOKENS)
     conversation = Conversation(writer, name, sampling, before, keeper.keep if keeper else None)
@@ -128,14 +141,28 @@ def talk(
         import readline  # noqa: F401  (importing it gives input() editing and history)
 
         note(f"{name}: {FORGET} begins anew, {LEAVE} or Ctrl-D ends, Ctrl-C ends an answer")
+    shown = list(images)
     while (line := _read(person)) is not None and line.strip() != LEAVE:
-        if line.strip() == FORGET:
+        if line.startswith(SHOW):
+            shown += _shown(line.removeprefix(SHOW).strip())
+        elif line.strip() == FORGET:
+            shown.clear()
             conversation.forget()
             if keeper is not None:
                 keeper.begin_anew()
         elif line.strip():
-            conversation.answer(line, _write)
+            conversation.answer(line, _write, shown)
+            shown.clear()
             typer.echo()
+
+
+def _shown(path: str) -> list[bytes]:
+    """The image of a file; none for one that cannot be read, which is said and ends no conversation."""
+    try:
+        return read_images([Path(path).expanduser()])
+    except InvalidValue as error:
+        typer.echo(f"attn: {error.message}", err=True)
+        return []
 
 
 def _write(text: str) -> None:

@@ -46,13 +46,13 @@ class Conversation:
         self._turns.clear()
         self._all.clear()
 
-    def answer(self, text: str, write: Callable[[str], None]) -> None:
-        """Give the model's answer to a turn to `write`, piece by piece.
+    def answer(self, text: str, write: Callable[[str], None], images: Sequence[bytes] = ()) -> None:
+        """Give the model's answer to a turn, shown `images`, the bytes of image files, to `write`, piece by piece.
 
         Ctrl-C ends it, while writing too; what was said by then stays part of the conversation. A turn that fails does
         not.
         """
-        self._turns.append(ChatMessage(role="user", content=text.rstrip("\n")))
+        self._turns.append(ChatMessage(role="user", content=text.rstrip("\n"), images=tuple(images)))
         said: list[str] = []
         try:
             with closing(self._pieces()) as pieces:

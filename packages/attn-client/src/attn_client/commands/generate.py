@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from typing import Annotated
 
@@ -24,7 +24,7 @@ from attn_schema import (
 from attn_schema.flags import with_flags
 from attn_schema.output import Json, detail, print_json
 
-from attn_client.commands.options import ModelHere, writer_for
+from attn_client.commands.options import Images, ModelHere, read_images, writer_for
 
 WORDS_HELP = "Name of a server's model (see `attn models list`) unless --model is given, and the prompt; - reads it."
 
@@ -38,6 +38,7 @@ def generate_command(  # noqa: PLR0913 - a command has the options it has
         bool, typer.Option("--chat", help="Take the prompt as a user's message, by the model's chat template.")
     ] = False,
     system: Annotated[str | None, typer.Option(help="System message before the prompt; implies --chat.")] = None,
+    image: Images = None,
     encoder_prompt: Annotated[
         str | None,
         typer.Option(
@@ -61,7 +62,8 @@ def generate_command(  # noqa: PLR0913 - a command has the options it has
     text = sys.stdin.read() if prompt == "-" else prompt
     with ExitStack() as stack:
         writer = writer_for(stack, local=model is not None, connection=connection, engine=engine)
-        deltas = writer.generate(name, _prompt(text, system, encoder_prompt, chat=chat), sampling, timeout=timeout)
+        asked = _prompt(text, system, encoder_prompt, read_images(image or ()), chat=chat)
+        deltas = writer.generate(name, asked, sampling, timeout=timeout)
         # Closing cancels, also on a server, also at Ctrl-C.
         with closing(deltas):
             timed = TimedDeltas(deltas)
@@ -111,15 +113,17 @@ def _asked(words: list[str], model: str | None, encoder_prompt: str | None) -> t
     raise InvalidValue.of("arguments", " ".join(words), allowed)
 
 
-def _prompt(text: str, system: str | None, encoder_prompt: str | None, *, chat: bool) -> PromptLike:
+def _prompt(
+    text: str, system: str | None, encoder_prompt: str | None, images: Sequence[bytes], *, chat: bool
+) -> PromptLike:
     if encoder_prompt is not None:
-        if chat or system is not None:
-            raise InvalidValue.of("--encoder-prompt", encoder_prompt, "without --chat and --system")
+        if chat or images or system is not None:
+            raise InvalidValue.of("--encoder-prompt", encoder_prompt, "without --chat, --system and --image")
         return Prompt(text=text, encoder_prompt=EncoderPrompt(text=encoder_prompt))
-    if not chat and system is None:
+    if not chat and not images and system is None:
         return text
     messages = [ChatMessage(role="system", content=system)] if system is not None else []
-    return [*messages, ChatMessage(role="user", content=text)]
+    return [*messages, ChatMessage(role="user", content=text, images=tuple(images))]
 
 
 def show(deltas: Iterable[OutputDelta], *, json: bool, several: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
 from typing import Annotated, Protocol, Self
 
 import typer
@@ -17,6 +18,20 @@ from attn_client.settings import ClientSettings
 from attn_client.writer import Writer
 
 ModelHere = Annotated[str | None, typer.Option("--model", "-m", help="Model to run here: a pulled one, or a folder.")]
+
+
+Images = Annotated[
+    list[Path] | None,
+    typer.Option("--image", help="Image file shown with the message, to a model that sees images; may be repeated."),
+]
+
+
+def read_images(paths: Sequence[Path]) -> list[bytes]:
+    """The bytes of image files; raises `InvalidValue` for one that cannot be read."""
+    try:
+        return [path.read_bytes() for path in paths]
+    except OSError as error:
+        raise InvalidValue.of("--image", str(error.filename), f"a file that can be read ({error.strerror})") from error
 
 
 class LocalWriter(Writer, AbstractContextManager["LocalWriter"], Protocol):

@@ -28,8 +28,9 @@ from attn_models.adapters.gpt2 import Gpt2Adapter
 from attn_models.adapters.llama import LlamaAdapter, MistralAdapter, MixtralAdapter
 from attn_models.adapters.modernbert import ModernBertAdapter
 from attn_models.adapters.native import LAYOUTS, NativeAdapter, NativeEncoderAdapter, NativeVitAdapter
-from attn_models.adapters.qwen3 import Qwen3Adapter, Qwen3NextAdapter
+from attn_models.adapters.qwen3_next import Qwen3NextAdapter
 from attn_models.adapters.reformer import ReformerAdapter
+from attn_models.adapters.smolvlm import Idefics3Adapter, SmolVlmAdapter
 from attn_models.adapters.t5 import Mt5Adapter, T5Adapter
 from attn_models.adapters.vit import VitAdapter
 from attn_models.adapters.whisper import WhisperAdapter
@@ -43,7 +44,6 @@ ADAPTERS: dict[str, StateDictAdapter] = {
         MistralAdapter(),
         MixtralAdapter(),
         Gpt2Adapter(),
-        Qwen3Adapter(),
         Qwen3NextAdapter(),
         Gemma2Adapter(),
         Gemma3Adapter(),
@@ -53,6 +53,8 @@ ADAPTERS: dict[str, StateDictAdapter] = {
         T5Adapter(),
         Mt5Adapter(),
         WhisperAdapter(),
+        SmolVlmAdapter(),
+        Idefics3Adapter(),
     )
 }
 

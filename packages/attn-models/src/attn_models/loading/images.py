@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,30 @@ MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.2757
 BICUBIC = 3
 LARGEST_PIXELS = 100_000_000
 """Pixels of the largest image file that is read."""
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""Of Pillow's; others start programs, or are no pictures."""
 STEPS = {"do_resize": True, "do_center_crop": True, "do_rescale": True, "do_normalize": True, "do_convert_rgb": True}
+
+
+def open_image(source: str | Path | bytes, name: str) -> Any:
+    """The image of a file, or of its bytes, as one of Pillow in RGB, turned as its camera was held.
+
+    Raises `InvalidValue` for `name` where it is no image or is too large, `UserError` without Pillow.
+    """
+    try:
+        from PIL import Image, ImageOps, UnidentifiedImageError
+    except ImportError as error:
+        raise UserError('images need Pillow: pip install "attn-models[images]"') from error
+    given = f"{len(source)} bytes" if isinstance(source, bytes) else str(source)
+    try:
+        with Image.open(BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as image:
+            if image.width * image.height > LARGEST_PIXELS:
+                raise InvalidValue.of(name, given, f"at most {LARGEST_PIXELS} pixels")
+            return ImageOps.exif_transpose(image).convert("RGB")
+    except UnidentifiedImageError as error:
+        raise InvalidValue.of(name, given, f"an image file ({', '.join(FORMATS)})") from error
+    except (OSError, Image.DecompressionBombError) as error:
+        raise InvalidValue.of(name, given, f"an image file ({error})") from error
 
 
 class ImageReader:
@@ -47,20 +71,7 @@ class ImageReader:
 
         Raises `InvalidValue` for a file that is no image or is too large, by its place, `UserError` without Pillow.
         """
-        try:
-            from PIL import Image, UnidentifiedImageError
-        except ImportError as error:
-            raise UserError('images need Pillow: pip install "attn-models[images]"') from error
-        found = []
-        for place, path in enumerate(paths):
-            try:
-                with Image.open(path) as image:
-                    if image.width * image.height > LARGEST_PIXELS:
-                        raise InvalidValue.of(f"images[{place}]", str(path), f"at most {LARGEST_PIXELS} pixels")
-                    found.append(self.pixels(image.convert("RGB")))
-            except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-                raise InvalidValue.of(f"images[{place}]", str(path), f"an image file ({error})") from error
-        return torch.stack(found)
+        return torch.stack([self.pixels(open_image(path, f"images[{place}]")) for place, path in enumerate(paths)])
 
     def pixels(self, image: Any) -> Tensor:
         """Pixels [3, side, side] of an image of Pillow in RGB."""
@@ -90,12 +101,13 @@ def read_preprocessor(folder: Path, side: int) -> ImageReader:
     said = {"resample": (BICUBIC,), "rescale_factor": (1 / 255,), **{name: (on,) for name, on in STEPS.items()}}
     try:
         require_allowed(values, {**sizes, **said})
-        return ImageReader(side, _channels(values, "image_mean", MEAN), _channels(values, "image_std", STD))
+        return ImageReader(side, channel_values(values, "image_mean", MEAN), channel_values(values, "image_std", STD))
     except InvalidValue as error:
         raise CheckpointInvalid.of(path, error.message) from error
 
 
-def _channels(values: Mapping[str, Any], key: str, default: Sequence[float]) -> Sequence[float]:
+def channel_values(values: Mapping[str, Any], key: str, default: Sequence[float]) -> Sequence[float]:
+    """The numbers of three channels at `key`; raises `InvalidValue` for anything else."""
     given = values.get(key, default)
     if len(given) != 3 or not all(isinstance(value, float | int) for value in given):
         raise InvalidValue.of(key, given, "a number for each of three channels")

@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Any
 
 from attn_core.errors import InvalidValue, UserError
+from attn_schema import IMAGE_PLACE
 
 from attn_models.tokenizers import template_child
 
@@ -35,6 +36,12 @@ def check_messages(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]
             raise InvalidValue.of(f"messages[{place}].role", "", "a role such as system, user or assistant")
         checked.append({"role": message["role"], "content": message["content"]})
     return checked
+
+
+def content_parts(content: str) -> list[dict[str, str]]:
+    """A content as templates of models that see images take it: parts of text, and images where `IMAGE_PLACE` is."""
+    pieces = [piece for piece in re.split(f"({IMAGE_PLACE})", content) if piece]
+    return [{"type": "image"} if piece == IMAGE_PLACE else {"type": "text", "text": piece} for piece in pieces]
 
 
 PRIVATE_USE = range(0xF0000, 0xFFFFE)

@@ -15,7 +15,7 @@ from attn_core.errors import CheckpointInvalid, InvalidValue, UserError
 from numpy.typing import NDArray
 from tokenizers import models
 
-from attn_models.tokenizers.chat import ControlTokenPlaceholders, check_messages, render_template
+from attn_models.tokenizers.chat import ControlTokenPlaceholders, check_messages, content_parts, render_template
 from attn_models.tokenizers.settings import CONFIG_NAME, TokenizerSettings, read_settings
 from attn_models.tokenizers.vocabulary import ByteDecoder, CharacterTable, LibraryErrors, byte_of_character, piece_bytes
 from attn_models.weights.manifest import listed_member, read_manifest
@@ -174,30 +174,37 @@ class Tokenizer:
         found: int | None = self.backend.token_to_id(token)
         return found
 
-    def render_chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
+    def render_chat(
+        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True, images: bool = False
+    ) -> str:
         """The text of a conversation in the model's chat template, ready for the assistant's answer.
 
-        `messages` are objects with a `role` and a `content`. The template runs sandboxed in a process
-        of its own for at most a second.
+        `messages` are objects with a `role` and a `content`. The template of a model that sees `images` is given
+        contents as `content_parts` of them. It runs sandboxed in a process of its own for at most a second.
 
         Raises UserError when the model has no template, and for what the template itself refuses.
         """
         template = self.settings.chat_template
         if template is None:
             raise UserError("this model has no chat template; send a plain prompt")
-        values: dict[str, Any] = {"messages": check_messages(messages), "add_generation_prompt": add_generation_prompt}
+        checked: list[Any] = check_messages(messages)
+        if images:
+            checked = [message | {"content": content_parts(message["content"])} for message in checked]
+        values: dict[str, Any] = {"messages": checked, "add_generation_prompt": add_generation_prompt}
         for word in ("bos", "eos", "pad", "unk"):
             values[f"{word}_token"] = getattr(self.settings, f"{word}_token") or ""
         return render_template(template, values)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
-        """The ids of a conversation; raises like `render_chat` and `encode`.
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True, images: bool = False
+    ) -> list[int]:
+        """The ids of a conversation; arguments as of `render_chat`, and raises like it and `encode`.
 
         Control tokens, and those by which the template marks turns, come from the template alone: one spelled in a
         message is encoded as the text it is.
         """
         said = ControlTokenPlaceholders.of(check_messages(messages), self._control_tokens_in)
-        text = self.render_chat(said.messages, add_generation_prompt=add_generation_prompt)
+        text = self.render_chat(said.messages, add_generation_prompt=add_generation_prompt, images=images)
         # The template writes the tokens that begin a text itself.
         return [
             token_id

@@ -1,7 +1,8 @@
-"""Refuses bytes that are not the message a method expects, as the client's mistake."""
+"""Between bytes and messages: what is not the message that a method expects is refused as the client's mistake."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
@@ -14,6 +15,9 @@ from attn_core.errors import UserError
 
 from attn_gateway.call import Context
 from attn_gateway.interceptors.handlers import Continuation, Handler, behaviour_of, rebuild
+
+LARGE_BYTES = 64 * 1024
+"""Answers to requests of more bytes are written in a thread: of millions of tokens, they would hold up all calls."""
 
 
 class InvalidMessage(UserError):  # noqa: N818 - named as its family in attn_core.errors
@@ -42,10 +46,11 @@ class Wire(grpc.aio.ServerInterceptor):
     async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler | None:
         """Make the decoder mark what it cannot read and the handler refuse the mark."""
         handler = await continuation(details)
-        if handler is None or handler.request_deserializer is None:
+        if handler is None or handler.request_deserializer is None or handler.response_serializer is None:
             return handler
         decode = _decoder(handler.request_deserializer, _Undecodable(details.method))
-        return rebuild(handler, _refusing(handler), deserializer=decode)
+        encode = _encoder(handler.response_serializer)
+        return rebuild(handler, _refusing(handler, handler.response_serializer), deserializer=decode, serializer=encode)
 
 
 def _decoder(decode: Callable[[bytes], Any], mark: _Undecodable) -> Callable[[bytes], Any]:
@@ -58,7 +63,14 @@ def _decoder(decode: Callable[[bytes], Any], mark: _Undecodable) -> Callable[[by
     return decode_or_mark
 
 
-def _refusing(handler: Handler) -> Callable[..., Any]:
+def _encoder(encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    def encode_unless_done(response: Any) -> bytes:
+        return response if isinstance(response, bytes) else encode(response)
+
+    return encode_unless_done
+
+
+def _refusing(handler: Handler, encode: Callable[[Any], bytes]) -> Callable[..., Any]:
     behaviour = behaviour_of(handler)
 
     def checked(request: Any) -> Any:
@@ -74,7 +86,10 @@ def _refusing(handler: Handler) -> Callable[..., Any]:
                 yield response
 
     async def single(request: Any, context: Context) -> Any:
-        return await behaviour(checked(request), context)
+        response = await behaviour(checked(request), context)
+        if handler.request_streaming or request.ByteSize() <= LARGE_BYTES:
+            return response
+        return await asyncio.to_thread(encode, response)
 
     return stream if inspect.isasyncgenfunction(behaviour) else single
 

@@ -15,13 +15,14 @@ from attn_models.adapters.families.mpt import MptAdapter
 from attn_models.adapters.families.olmo3 import Olmo3Adapter
 from attn_models.adapters.families.opt import OptAdapter
 from attn_models.adapters.families.phi3 import Phi3Adapter
-from attn_models.adapters.families.qwen2 import Qwen2Adapter
+from attn_models.adapters.families.qwen2 import Qwen2Adapter, Qwen3Adapter
 from attn_models.adapters.families.qwen3_moe import Qwen3MoeAdapter
 from attn_models.adapters.families.smollm3 import SmolLm3Adapter
 from attn_models.adapters.families.starcoder2 import Starcoder2Adapter
 
 FAMILIES = (
     Qwen2Adapter(),
+    Qwen3Adapter(),
     Phi3Adapter(),
     Qwen3MoeAdapter(),
     SmolLm3Adapter(),

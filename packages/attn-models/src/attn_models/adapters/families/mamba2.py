@@ -11,7 +11,7 @@ from attn_core.errors import InvalidValue
 
 from attn_models.adapters.base import StoredTensor, require_allowed, required_count
 from attn_models.adapters.family import FamilyAdapter
-from attn_models.adapters.qwen3 import require_mechanism
+from attn_models.adapters.qwen3_next import require_mechanism
 from attn_models.attention import layer_attentions
 from attn_models.decoder.config import DecoderConfig
 

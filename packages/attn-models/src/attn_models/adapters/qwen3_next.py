@@ -1,4 +1,4 @@
-"""Qwen 3 and Qwen3-Next checkpoints in the layout of Hugging Face's transformers."""
+"""Qwen3-Next checkpoints in the layout of Hugging Face's transformers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from attn_core.errors import Incompatible, InvalidValue, UnknownName
 from attn_core.norms import QkNorm
 
 from attn_models.adapters.base import Layout, StoredTensor, layer_kinds, needed, require_allowed, required_count
-from attn_models.adapters.gemma import MECHANISM, Gemma2Adapter, gemma_options
 from attn_models.adapters.hf_config import common_hf_config, hf_rope_parameters, require_fields
 from attn_models.adapters.llama import BLOCK, FIXED, OUTSIDE, READS, LlamaAdapter
 from attn_models.attention import LayerAttention, layer_attentions
@@ -27,35 +26,6 @@ def require_mechanism(full_name: str, layout: str) -> None:
         package, _, name = full_name.rpartition("/")
         message = f"unknown mechanism {name!r}, which layers of a {layout} model compute; pip install {package}"
         raise UnknownName(message, kind="mechanism", name=name, package=package) from error
-
-
-class Qwen3Adapter(LlamaAdapter):
-    """Llama with RMSNorm on the queries and keys of every head (Yang et al. 2025, arXiv 2505.09388)."""
-
-    model_type = "qwen3"
-    known_keys = READS | {"use_sliding_window", "sliding_window"}
-    block = BLOCK | {name: theirs for name, theirs in Gemma2Adapter.block.items() if name.startswith("attention.norm.")}
-
-    def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
-        """The decoder of a Qwen3Config."""
-        bias = values.get("attention_bias", False)
-        require_allowed(values, {"use_sliding_window": (False, None), "attention_bias": (False,)})
-        plain = super().from_hf_config({"head_dim": 128} | dict(values) | {"mlp_bias": bias})
-        return dataclasses.replace(plain, mechanism=MECHANISM, options={"norm_eps": plain.norm_eps})
-
-    def keys_of(self, config: DecoderConfig) -> dict[str, Any]:
-        """A Qwen3Config that transformers 5 reads."""
-        require_fields(config, FIXED | {"bias": False}, self.model_type)
-        plain = {"norm_eps": config.norm_eps, "cap": None, "window": None, "scale": None}
-        for attention in layer_attentions(config):
-            if gemma_options(attention, self.model_type) != plain:
-                raise Incompatible(f"windows, caps and scales cannot be expressed in a {self.model_type} config.json")
-        return common_hf_config(config, self.model_type, "Qwen3ForCausalLM") | {
-            "hidden_act": "silu",
-            "rope_parameters": hf_rope_parameters(config),
-            "attention_bias": False,
-            "use_sliding_window": False,
-        }
 
 
 NAMES = {name: theirs for name, theirs in BLOCK.items() if not name.startswith("attention.")} | {

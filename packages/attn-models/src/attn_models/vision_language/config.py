@@ -1,0 +1,75 @@
+"""Configs of language models that see images. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from attn_core.errors import InvalidValue
+
+from attn_models.decoder.config import DecoderConfig
+from attn_models.encoder.config import EncoderShape
+from attn_models.plain_config import require_count
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiglipConfig(EncoderShape):
+    """SigLIP's tower (Zhai et al. 2023, arXiv 2303.15343): images of `image` pixels a side in patches of `patch`.
+
+    Raises `InvalidValue` for a field outside its range, and for patches that do not divide the image.
+    """
+
+    image: int
+    patch: int
+    channels: int = 3
+    norm_place: ClassVar[str] = "pre"
+    noun: ClassVar[str] = "a SigLIP tower"
+
+    def __post_init__(self) -> None:
+        for name in ("image", "patch", "channels"):
+            require_count(name, getattr(self, name))
+        if self.image % self.patch:
+            raise InvalidValue.of("patch", self.patch, f"a divisor of the image's side of {self.image} pixels")
+        super().__post_init__()
+
+    @property
+    def side(self) -> int:
+        """Patches along a side of an image."""
+        return self.image // self.patch
+
+    @property
+    def kinds(self) -> int:
+        """The elements of a row."""
+        return self.hidden_size
+
+    @property
+    def places(self) -> int:
+        """The patches of an image."""
+        return self.side**2
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionDecoderConfig(DecoderConfig):
+    """A decoder whose prompts hold images: rows of the tower `vision` stand for tokens `image_token_id`.
+
+    `scale_factor`² neighbouring patches become one row. Raises `InvalidValue` for a field outside its range.
+    """
+
+    vision: SiglipConfig
+    image_token_id: int
+    scale_factor: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_count("scale_factor", self.scale_factor)
+        if self.vision.side % self.scale_factor:
+            allowed = f"a divisor of the {self.vision.side} patches along a side"
+            raise InvalidValue.of("scale_factor", self.scale_factor, allowed)
+        given: Any = self.image_token_id
+        if type(given) is not int or not 0 <= given < self.vocab_size:
+            raise InvalidValue.of("image_token_id", given, f"0 to {self.vocab_size - 1}, a token")
+
+    @property
+    def tokens_per_tile(self) -> int:
+        """The tokens that one image of the tower takes in a prompt."""
+        return (self.vision.side // self.scale_factor) ** 2

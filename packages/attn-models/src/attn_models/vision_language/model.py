@@ -1,0 +1,99 @@
+"""A decoder that sees images: SigLIP's tower, rows of neighbouring patches joined, and a language model that reads
+them as it reads embeddings of tokens (Marafioti et al. 2025, SmolVLM, arXiv 2504.05299, section 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from attn_models.decoder.decoder import Decoder
+from attn_models.decoder.layers import build_norm, initialise
+from attn_models.encoder.encoder import PreNormBlock, require_images
+from attn_models.vision_language.config import SiglipConfig, VisionDecoderConfig
+
+
+def patch_positions(side: int) -> Tensor:
+    """The position [side²] of each patch of a whole image, int64.
+
+    A patch's place along a side is a fraction, and positions are what multiples of 1 / side cut it into; in float32,
+    so that some neighbours share a position where rounding says so, as in training.
+    """
+    cuts = torch.arange(1 / side, 1.0, 1 / side)
+    places = (torch.arange(side, dtype=torch.float32) * (1.0 / torch.tensor(side))).clamp(max=1.0 - 1e-6)
+    along = torch.bucketize(places, cuts, right=True)
+    return (along[:, None] * side + along).flatten()
+
+
+class SiglipTower(nn.Module):
+    """Pre-norm blocks over the patches of an image and learned positions, and a norm (Zhai et al. 2023)."""
+
+    def __init__(self, config: SiglipConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.patches = nn.Conv2d(config.channels, config.hidden_size, config.patch, stride=config.patch)
+        self.positions = nn.Embedding(config.places, config.hidden_size)
+        self.blocks = nn.ModuleList(PreNormBlock(config, layer) for layer in range(config.num_layers))
+        self.norm: nn.Module = build_norm(config.block)
+        initialise(self.positions)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Rows [images, patches, width] of images [images, channels, side, side], floating point.
+
+        Raises `InvalidValue` for images of another shape than the tower's.
+        """
+        require_images(images, self.config.image, self.config.channels)
+        hidden = self.patches(images).flatten(2).transpose(1, 2)
+        hidden = hidden + self.positions(patch_positions(self.config.side).to(images.device))
+        for block in self.blocks:
+            hidden = block(hidden)
+        normed: Tensor = self.norm(hidden)
+        return normed
+
+
+class VisionDecoder(Decoder):
+    """A decoder with a tower. `image_rows` are computed before a prompt; inside `placing` they stand in its steps."""
+
+    config: VisionDecoderConfig
+
+    def __init__(self, config: VisionDecoderConfig) -> None:
+        super().__init__(config)
+        self.vision = SiglipTower(config.vision)
+        joined = config.vision.hidden_size * config.scale_factor**2
+        self.connector = nn.Linear(joined, config.hidden_size, bias=False)
+        self.embedding_size = config.hidden_size
+        self._placed: tuple[Tensor, Tensor] | None = None
+        initialise(self.connector)
+
+    def image_rows(self, images: Tensor) -> Tensor:
+        """Rows [images, tokens, hidden_size] that stand for images [images, channels, side, side], floating point."""
+        rows: Tensor = self.vision(images.to(self.connector.weight))
+        cells, near = self.config.vision.side // self.config.scale_factor, self.config.scale_factor
+        grid = rows.view(len(rows), cells, near, cells, near, -1).transpose(2, 3)
+        joined: Tensor = self.connector(grid.reshape(len(rows), cells * cells, -1))
+        return joined
+
+    @contextmanager
+    def placing(self, places: Tensor, rows: Tensor) -> Iterator[None]:
+        """Steps inside take `rows` [places, hidden_size] instead of the embeddings of tokens at `places`, int64."""
+        self._placed = places, rows
+        try:
+            yield
+        finally:
+            self._placed = None
+
+    def hidden_of_images(self, tokens: Tensor, rows: Tensor) -> Tensor:
+        """Rows [tokens, hidden_size] of one whole prompt [tokens] whose image tokens are these rows, in order."""
+        places = (tokens == self.config.image_token_id).nonzero().flatten()
+        with self.placing(places, rows.flatten(0, -2)):
+            return self.hidden(tokens[None])[0]
+
+    def _embed(self, tokens: Tensor, positions: Tensor, longest: int | None = None) -> Tensor:
+        hidden = super()._embed(tokens, positions, longest)
+        if self._placed is None:
+            return hidden
+        places, rows = self._placed
+        flat = hidden.flatten(0, -2).index_copy(0, places, rows.to(hidden))
+        return flat.view(hidden.shape)

@@ -1,0 +1,106 @@
+"""Conversations with images: their token ids, and which of them the rows of images stand for."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from attn_core.errors import Incompatible, InvalidValue
+from attn_schema import IMAGE_PLACE
+from torch import Tensor
+
+from attn_models.tokenizers import Tokenizer
+from attn_models.vision_language.config import VisionDecoderConfig
+from attn_models.vision_language.images import TileReader, Tiles
+
+AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"
+MOST_IMAGES = 64
+"""Images of one conversation."""
+
+
+@dataclass(frozen=True)
+class ImagePrompt:
+    """Token ids; `places` are those of image tokens among them, in order, and `pixels` [tiles, 3, side, side], float32,
+    the tiles that they show; None without images. Prompts of equal ids and `key` show the same."""
+
+    token_ids: tuple[int, ...]
+    places: tuple[int, ...] = ()
+    pixels: Tensor | None = None
+    key: str = ""
+
+
+class ImagePrompts:
+    """Writes conversations for a model as SmolVLM was trained with them; raises `Incompatible` for a vocabulary without
+    the tokens around images."""
+
+    def __init__(self, tokenizer: Tokenizer, config: VisionDecoderConfig, reader: TileReader) -> None:
+        missing = [token for token in (AROUND, WHOLE) if tokenizer.id(token) is None]
+        if missing:
+            raise Incompatible(f"the tokenizer lacks {', '.join(missing)}, which stand around images")
+        self._tokenizer = tokenizer
+        self._config = config
+        self._reader = reader
+        self._image = tokenizer.token(config.image_token_id)
+
+    def encode(self, messages: Sequence[Mapping[str, str]], images: Sequence[Sequence[bytes]]) -> ImagePrompt:
+        """The prompt of `messages` with a `role` and a `content`, and the `images` of each, the bytes of image files.
+
+        An image is shown where `IMAGE_PLACE` stands in the content, or before it where there is none. Raises
+        `InvalidValue` for other numbers of places than of images, for more than `MOST_IMAGES`, for what is no image,
+        and what the chat template raises; `Incompatible` for a template that leaves images out.
+        """
+        data = [one for each in images for one in each]
+        if len(data) > MOST_IMAGES:
+            raise InvalidValue.of("images", f"{len(data)} images", f"at most {MOST_IMAGES} in a conversation")
+        written = [
+            {**message, "content": _with_places(message["content"], len(each), place)}
+            for place, (message, each) in enumerate(zip(messages, images, strict=True))
+        ]
+        ids = self._tokenizer.encode_chat(written, images=True)
+        shown = ids.count(self._config.image_token_id)
+        if shown != len(data):
+            raise Incompatible(f"the chat template shows {shown} of {len(data)} images")
+        if not data:
+            return ImagePrompt(tuple(ids))
+        tiles = [self._reader.read(one, f"images[{place}]") for place, one in enumerate(data)]
+        return self._expanded(ids, tiles, hashlib.sha256(b"".join(hashlib.sha256(one).digest() for one in data)))
+
+    def require_none(self, token_ids: Sequence[int]) -> None:
+        """Raise `InvalidValue` for a token that stands for an image, in a prompt that has none."""
+        if self._config.image_token_id in token_ids:
+            place = list(token_ids).index(self._config.image_token_id)
+            allowed = "other tokens: images come with the messages of a conversation"
+            raise InvalidValue.of(f"prompt.token_ids[{place}]", self._image, allowed)
+
+    def _expanded(self, ids: Sequence[int], tiles: Sequence[Tiles], key: hashlib._Hash) -> ImagePrompt:
+        image, found, left = self._config.image_token_id, list[int](), iter(tiles)
+        for token in ids:
+            found += self._tokenizer.encode(self._text(next(left)), add_special=False) if token == image else [token]
+        places = tuple(place for place, token in enumerate(found) if token == image)
+        pixels = torch.cat([each.pixels for each in tiles])
+        return ImagePrompt(tuple(found), places, pixels, key.hexdigest())
+
+    def _text(self, tiles: Tiles) -> str:
+        """What stands in a prompt for an image (transformers' processor of these models)."""
+        rows = self._image * self._config.tokens_per_tile
+        whole = f"{AROUND}{WHOLE}{rows}{AROUND}"
+        if not tiles.rows:
+            return whole
+        lines = [
+            "".join(f"{AROUND}<row_{row}_col_{column}>{rows}" for column in range(1, tiles.columns + 1))
+            for row in range(1, tiles.rows + 1)
+        ]
+        return "".join(f"{line}\n" for line in lines) + f"\n{whole}"
+
+
+def _with_places(content: str, images: int, message: int) -> str:
+    """The content with a place for each image; raises `InvalidValue` for other numbers of both."""
+    places = content.count(IMAGE_PLACE)
+    if places == images:
+        return content
+    if places:
+        allowed = f"{places}, one for each place in the content, or no places"
+        raise InvalidValue.of(f"messages[{message}].images", f"{images} images", allowed)
+    return IMAGE_PLACE * images + content

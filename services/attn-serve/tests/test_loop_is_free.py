@@ -1,0 +1,165 @@
+"""Nothing heavy runs on the loop that all streams share: no callback uses the processor for long, whatever is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from asyncio import events
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from asking_inference import ask
+from attn.v1 import common_pb2, inference_pb2, model_pb2
+from attn.v1.inference_pb2_grpc import InferenceServiceStub
+from attn.v1.model_pb2_grpc import ModelServiceStub
+from attn_gateway import Gateway
+from low_rank import make_adapter
+
+LIMIT = 0.1
+"""Seconds of processor time that a callback may use: the largest gap that others may cause to a stream."""
+MESSAGE = 4 * 2**20 - 1000
+"""Bytes of the largest requests."""
+
+
+def name_of(handle: asyncio.Handle) -> str:
+    """The function that a callback goes on with."""
+    callback: Any = handle._callback  # type: ignore[attr-defined]
+    task = getattr(callback, "__self__", None)
+    if isinstance(task, asyncio.Task):
+        return f"{task.get_name()}: {getattr(task.get_coro(), '__qualname__', task)}"
+    return getattr(callback, "__qualname__", repr(callback))
+
+
+@contextmanager
+def callback_seconds() -> Iterator[dict[str, float]]:
+    """The most processor time that a callback of this thread's loop used at once, by its name.
+
+    Of this thread alone, so that other work on the machine changes nothing.
+    """
+    found: dict[str, float] = {}
+    run, thread = events.Handle._run, threading.get_ident()  # type: ignore[attr-defined]
+
+    def timed(handle: asyncio.Handle) -> None:
+        if threading.get_ident() != thread:
+            return run(handle)
+        name, began = name_of(handle), time.thread_time()
+        try:
+            return run(handle)
+        finally:
+            found[name] = max(found.get(name, 0.0), time.thread_time() - began)
+
+    events.Handle._run = timed  # type: ignore[attr-defined]
+    try:
+        yield found
+    finally:
+        events.Handle._run = run  # type: ignore[attr-defined]
+
+
+def heavy(found: dict[str, float]) -> dict[str, float]:
+    """The callbacks that used more than they may."""
+    return {name: round(seconds, 3) for name, seconds in found.items() if seconds > LIMIT}
+
+
+async def test_a_callback_that_computes_is_named_and_one_that_waits_is_not() -> None:
+    async def computes() -> None:
+        until = time.thread_time() + 2 * LIMIT
+        while time.thread_time() < until:
+            pass
+
+    async def waits() -> None:
+        time.sleep(2 * LIMIT)  # noqa: ASYNC251 - as a thread that is not let run
+
+    with callback_seconds() as found:
+        await asyncio.gather(asyncio.create_task(computes()), asyncio.create_task(waits()))
+    assert [name.rpartition(".")[2] for name in heavy(found)] == ["computes"]
+
+
+def schema_of(properties: int) -> str:
+    """A JSON schema of so many objects."""
+    inner = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^[a-z]{3,20}$"}}}
+    return json.dumps({"type": "object", "properties": {f"property{i}": inner for i in range(properties)}})
+
+
+def requests() -> dict[str, tuple[str, Any]]:
+    """What is large or slow, by what it is: the method and the request."""
+    long_text = common_pb2.Prompt(text="a" * MESSAGE)
+    long_ids = common_pb2.Prompt(token_ids=common_pb2.TokenIds(ids=[5] * (MESSAGE - 10)))
+    turns = [common_pb2.ChatMessage(role="user", content="hi")] * (MESSAGE // 16)
+    chat = common_pb2.Prompt(chat=common_pb2.Chat(messages=turns))
+    grammar = inference_pb2.StructuredOutput(json_schema=schema_of(1530))
+    biases = inference_pb2.SamplingParams(logit_bias=dict.fromkeys(range(300_000), 1.0))
+    maps = common_pb2.Prompt(text="a" * 250)
+    return {
+        "a long prompt": ("Generate", inference_pb2.GenerateRequest(model="tiny", prompt=long_text)),
+        "many token ids": ("Generate", inference_pb2.GenerateRequest(model="tiny", prompt=long_ids)),
+        "a long conversation": ("Generate", inference_pb2.GenerateRequest(model="tiny", prompt=chat)),
+        "many biases": ("Generate", inference_pb2.GenerateRequest(model="tiny", prompt=maps, sampling=biases)),
+        "a large schema": ("Generate", ask(structured_output=grammar, max_new_tokens=8)),
+        "many ids to tokenise": ("Tokenize", inference_pb2.TokenizeRequest(model="tiny", prompt=long_ids)),
+        "many prompts to score": ("Score", inference_pb2.ScoreRequest(model="tiny", prompts=[maps] * 16)),
+        "long prompts to score": ("Score", inference_pb2.ScoreRequest(model="tiny", prompts=[long_text])),
+        "many texts to embed": ("Embed", inference_pb2.EmbedRequest(model="tiny-bert", texts=["ab"] * 1024)),
+        "too many texts to embed": ("Embed", inference_pb2.EmbedRequest(model="tiny-bert", texts=["ab"] * 500_000)),
+        "attention maps": ("AttentionMaps", inference_pb2.AttentionMapsRequest(model="tiny", prompt=maps)),
+    }
+
+
+def answered(channel: grpc.Channel, method: str, request: Any) -> None:
+    """Make a call and read its answer, or its refusal."""
+    call = getattr(InferenceServiceStub(channel), method)
+    with suppress(grpc.RpcError):
+        if method in ("Generate", "AttentionMaps"):
+            for _ in call(request):
+                pass
+        else:
+            call(request)
+
+
+def models_come_and_go(channel: grpc.Channel) -> None:
+    """Load and unload a model, and an adapter."""
+    models = ModelServiceStub(channel)
+    models.LoadModel(model_pb2.LoadModelRequest(name="second", source="tiny-linear"))
+    models.UnloadModel(model_pb2.UnloadModelRequest(name="second"))
+    models.LoadModel(model_pb2.LoadModelRequest(name="light", base_model="tiny"))
+    answered(channel, "Generate", ask(model="light", max_new_tokens=8))
+    models.UnloadModel(model_pb2.UnloadModelRequest(name="light"))
+
+
+async def apart(gateway: Gateway, work: Callable[[grpc.Channel], None]) -> None:
+    """Work of a client, in a thread whose time is not the loop's."""
+
+    def run() -> None:
+        options = [("grpc.max_receive_message_length", -1)]
+        with grpc.insecure_channel(gateway.address, options=options) as channel:
+            work(channel)
+
+    await asyncio.to_thread(run)
+
+
+@pytest.fixture
+async def encoder(inference: Any, gateway: Gateway) -> None:
+    from attn_schema import EngineConfig
+
+    await inference.fleet.load("tiny-bert", "", EngineConfig(num_threads=1))
+
+
+@pytest.mark.usefixtures("encoder")
+@pytest.mark.parametrize("kind", requests())
+async def test_no_request_holds_up_the_loop(kind: str, gateway: Gateway) -> None:
+    method, request = requests()[kind]
+    with callback_seconds() as found:
+        await apart(gateway, lambda channel: answered(channel, method, request))
+    assert heavy(found) == {}, kind
+
+
+async def test_models_and_adapters_that_come_and_go_do_not_hold_up_the_loop(home: Path, gateway: Gateway) -> None:
+    make_adapter(home / "models" / "tiny", "light", 3)
+    with callback_seconds() as found:
+        await apart(gateway, models_come_and_go)
+    assert heavy(found) == {}
