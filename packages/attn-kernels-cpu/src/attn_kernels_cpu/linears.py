@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_core.errors import KernelRefused
 from attn_core.kernels.base import Anything, Condition, MultipleOf
-from attn_core.kernels.linear import LinearKernel, LinearProblem
+from attn_core.kernels.linear import BLOCK_FORMATS, LinearKernel, LinearProblem
 
 from attn_kernels_cpu import chip
 from attn_kernels_cpu.compiling import why_not
+from attn_kernels_cpu.forms import FORMS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,6 +54,12 @@ class CpuLinear(LinearKernel):
         from attn_kernels_cpu.packed import PackedLinear
 
         return PackedLinear(self.layout, weight, bias)
+
+    def join(self, packed: Sequence[Any]) -> Any | None:
+        """A `PackedLinear` over these; None where another kernel made one of them."""
+        from attn_kernels_cpu.packed import PackedLinear
+
+        return PackedLinear.joined(packed) if all(type(part) is PackedLinear for part in packed) else None
 
 
 class CpuFloat32(CpuLinear):
@@ -160,6 +167,28 @@ class CpuInt4(QuantizedCpuLinear):
     weights: ClassVar[str] = "int4"
     layout: ClassVar[str] = "int4"
     price = 0.22
+
+
+def in_blocks() -> list[LinearKernel]:
+    """Two kernels for each of `BLOCK_FORMATS`: one that widens weights to float32, one that makes inputs int8."""
+    found: list[LinearKernel] = []
+    for form, bits in BLOCK_FORMATS.items():
+        base = {"weights": form, "sizes": {"inputs": MultipleOf(FORMS[form].group), "outputs": Anything()}}
+        widened = {
+            "name": f"cpu_{form}_widened",
+            "summary": f"{form} weights as they are stored, {bits} bits each, multiplied in float32 in C++",
+            "layout": f"{form}_widened",
+            "float32": True,
+            "price": 0.35,
+        }
+        rounded = {
+            "name": f"cpu_{form}",
+            "summary": f"{form} weights as they are stored, {bits} bits each, inputs as int8, in C++",
+            "layout": form,
+            "price": 0.22,
+        }
+        found += [type(f"CpuBlocks{form.title()}", (CpuLinear,), base | said)() for said in (widened, rounded)]
+    return found
 
 
 class AmxInt4(QuantizedCpuLinear, AmxLinear):

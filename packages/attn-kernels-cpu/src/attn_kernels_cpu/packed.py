@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import torch
@@ -14,7 +14,11 @@ from attn_kernels_cpu.forms import FORMS
 from attn_kernels_cpu.library import LinearStruct, library
 from attn_kernels_cpu.pages import LargePages
 
-GROUP = 32
+SOURCES = {torch.float32: 0, torch.bfloat16: 1, torch.uint8: 2}
+"""`Source` of native/kernels.cpp."""
+
+JOINED = 11
+"""`JOINED` of native/simd.hpp."""
 
 _PAGES = LargePages()
 
@@ -23,8 +27,8 @@ class PackedLinear(nn.Module):
     """Rows [..., inputs] to [..., outputs], in the type of the rows.
 
     Products are taken in float32, of bfloat16 numbers that an input is the sum of, or of int8 with a step for every 32
-    inputs of a row, see `FORMS`; each output is summed in one
-    fixed order, so a row's result does not depend on the rows beside it, to the bit.
+    inputs of a row, see `FORMS`; of forms in blocks the weight is uint8 [outputs, bytes of a row]. Each output is
+    summed in one fixed order, so a row's result does not depend on the rows beside it, to the bit.
     """
 
     weights: Tensor
@@ -36,12 +40,15 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.form = form
         self.attention = FORMS[form].attention
-        self.outputs, self.inputs = weight.shape
         layout = FORMS[form]
+        self.outputs, self.inputs = weight.shape[0], layout.inputs_of(weight.shape[1])
+        if layout.block and (weight.dtype != torch.uint8 or weight.shape[1] % layout.block):
+            given = f"{weight.dtype} {tuple(weight.shape)}"
+            raise InvalidValue.of("weight", given, f"torch.uint8 [outputs, a multiple of {layout.block}] for {form}")
         padded = layout.padded(self.outputs)
         self.register_buffer("weights", _PAGES.room(layout.size(self.outputs, self.inputs)), persistent=False)
-        scales = torch.empty(padded * self.inputs // GROUP * 2, dtype=torch.float16) if layout.groups else None
-        self.register_buffer("scales", scales, persistent=False)
+        kept = padded * self.inputs // layout.group * layout.scale_bytes
+        self.register_buffer("scales", torch.empty(kept, dtype=torch.uint8) if kept else None, persistent=False)
         self.register_buffer("steps", torch.empty(padded) if layout.steps else None, persistent=False)
         room = None
         if bias is not None:
@@ -50,17 +57,34 @@ class PackedLinear(nn.Module):
         self.register_buffer("bias", room, persistent=False)
         self._library = library()
         addresses = map(_address, (self.weights, self.scales, self.steps, room))
-        self._struct = LinearStruct(layout.number, self.inputs, self.outputs, layout.parts, *addresses)
+        sizes = layout.number, self.inputs, self.outputs, layout.parts, layout.widened
+        self._struct = LinearStruct(*sizes, *addresses)
         self.address = ctypes.addressof(self._struct)
         source = weight.detach()
         if layout.source is not None:
             source = source.to(getattr(torch, layout.source))
-        elif source.dtype != torch.bfloat16:
+        elif not layout.block and source.dtype != torch.bfloat16:
             source = source.float()
         source = source.contiguous()
-        self._library.attn_pack(
-            source.data_ptr(), source.dtype == torch.bfloat16, self.address, torch.get_num_threads()
-        )
+        self._library.attn_pack(source.data_ptr(), SOURCES[source.dtype], self.address, torch.get_num_threads())
+
+    @classmethod
+    def joined(cls, packed: Sequence[PackedLinear]) -> PackedLinear:
+        """Layers of the same inputs, kept in whatever forms, as one: their outputs side by side."""
+        whole = cls.__new__(cls)
+        nn.Module.__init__(whole)
+        whole._join(packed)  # noqa: SLF001 -- its own
+        return whole
+
+    def _join(self, packed: Sequence[PackedLinear]) -> None:
+        self.packed = nn.ModuleList(packed)
+        self.form = " and ".join(dict.fromkeys(part.form for part in packed))
+        self.outputs, self.inputs = sum(part.outputs for part in packed), packed[0].inputs
+        self.attention, self._library = 0, library()
+        self._addresses = (ctypes.c_void_p * len(packed))(*(part.address for part in packed))
+        sizes = JOINED, self.inputs, self.outputs, len(packed), False
+        self._struct = LinearStruct(*sizes, ctypes.addressof(self._addresses), None, None, None)
+        self.address = ctypes.addressof(self._struct)
 
     def forward(self, rows: Tensor) -> Tensor:
         """Rows [..., inputs] to [..., outputs]; raises `InvalidValue` for rows of another size or elsewhere."""
@@ -72,9 +96,10 @@ class PackedLinear(nn.Module):
         return out.to(rows.dtype)
 
     def largest(self, rows: Tensor) -> Tensor | None:
-        """See `attn_core.models.FindsLargest`; None for rows that are not float32, as outputs are."""
+        """See `attn_core.models.FindsLargest`; None for rows that are not float32, as outputs are, and of
+        several layers."""
         self._require(rows)
-        if rows.dtype != torch.float32:
+        if self._struct.format == JOINED or rows.dtype != torch.float32:
             return None
         rows, places = rows.contiguous(), torch.empty(rows.shape[:-1], dtype=torch.int64)
         self._library.attn_largest(

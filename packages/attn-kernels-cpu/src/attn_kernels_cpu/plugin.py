@@ -19,10 +19,11 @@ def attn_linears() -> list[LinearKernel]:
         CpuFloat32,
         CpuInt4,
         CpuInt8,
+        in_blocks,
     )
 
     floats = [CpuFloat32(), CpuBfloat16(), AmxBfloat16(), AmxRoundedBfloat16()]
-    return [*floats, CpuInt8(), AmxInt8(), CpuInt4(), AmxInt4()]
+    return [*floats, CpuInt8(), AmxInt8(), CpuInt4(), AmxInt4(), *in_blocks()]
 
 
 @hookimpl

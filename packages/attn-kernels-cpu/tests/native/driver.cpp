@@ -27,7 +27,7 @@ struct Layers {
     scales.resize((size_t)padded * inputs / GROUP * 2);
     steps.resize(padded);
     bias = numbers(padded);
-    linear = {format, inputs, outputs, 0, weights.data(), scales.data(), steps.data(), bias.data()};
+    linear = {format, inputs, outputs, 0, 0, weights.data(), scales.data(), steps.data(), bias.data()};
     std::vector<float> source = numbers((size_t)outputs * inputs, 0.2f);
     std::vector<uint16_t> halves;
     for (float x : source) {

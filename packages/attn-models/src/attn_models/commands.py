@@ -17,19 +17,22 @@ from attn_models.sources import pull as pull_source
 from attn_models.sources.hub import DEFAULT_REVISION
 from attn_models.weights import WeightDtype
 
-Dtype = Annotated[WeightDtype, typer.Option(help="Type of the written weights; float32 keeps all digits.")]
+Dtype = Annotated[WeightDtype, typer.Option(help="How weights are written; what is stored loses nothing.")]
 
 
 def convert(
     source: Annotated[Path, typer.Argument(help="A GGUF file, or a folder in the Hugging Face layout.")],
     target: Annotated[Path, typer.Argument(help="The model folder to write; one already there is replaced.")],
-    dtype: Dtype = "bfloat16",
+    dtype: Dtype = "stored",
     json: Json = False,  # noqa: FBT002  (the user gives it as a flag)
 ) -> None:
     """Turn a GGUF file or a Hugging Face folder into a model folder.
 
     The folder holds config.json, safetensors, tokenizer.json and a manifest with the SHA-256 of every file. It
     appears whole or not at all. Nothing in the source is ever run: pickles are refused under any name.
+
+    Weights stay as they are `stored`: those of a GGUF file in its blocks, of which only this project's folders know.
+    With bfloat16 or float32 other programs read the folder too.
 
     Examples: `attn convert model.gguf folder`, `attn convert downloaded folder --dtype float32`
     """

@@ -12,6 +12,7 @@ from attn_core.errors import CheckpointInvalid, Incompatible
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import load_model, save_model
+from attn_models.quantization.block_tensor import BlockTensor
 from attn_models.sources import convert
 from attn_models.weights import read_folder
 from attn_models.weights.checkpoint_folder import write_folder
@@ -202,6 +203,9 @@ def test_a_quantised_folder_has_the_weights_and_logits_that_its_format_says(plai
     for name, weight in expected.items():
         assert found.entries[name].shape == tuple(weight.shape), name
         assert torch.equal(found[name], weight), name
+    kept = with_plain_weights(read_folder(tmp_path / "packed"), in_blocks=True).tensors
+    for name, weight in expected.items():
+        assert torch.equal(kept[name] * 1, weight), name
     write_folder(tmp_path / "plain", plain[0], expected)
     tokens = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
     with torch.no_grad():
@@ -229,6 +233,29 @@ def test_experts_in_mxfp4_are_those_of_the_format_and_of_transformers(plain, tmp
     peer = pytest.importorskip("transformers.integrations.mxfp4")
     theirs = peer.convert_moe_packed_tensors(blocks.clone(), scales.clone(), dtype=torch.float32)
     assert torch.equal(found["experts.down_proj"], theirs)
+
+
+@pytest.mark.parametrize(
+    ("form", "stays"),
+    [
+        (Gptq(), True),
+        (Gptq(form="gptq_v2"), True),
+        (Awq(), True),
+        (Gptq(shuffled=True), False),
+        (Gptq(bits=8), False),
+        (Gptq(group_size=16), False),
+    ],
+)
+def test_four_bits_in_whole_groups_stay_as_they_are_and_serve_the_same_numbers(plain, form, stays, tmp_path):
+    expected = folder_of(tmp_path / "packed", plain, form)
+    kept = with_plain_weights(read_folder(tmp_path / "packed"), in_blocks=True).tensors
+    linear = [name for name in expected if is_linear(name)]
+    assert {type(kept[name]) is BlockTensor for name in linear} == {stays}
+    write_folder(tmp_path / "plain", plain[0], expected)
+    tokens = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
+    with torch.no_grad():
+        served, exact = (load_model(tmp_path / name, quantization="auto").model(tokens) for name in ("packed", "plain"))
+    torch.testing.assert_close(served, exact)
 
 
 CHANGES = [

@@ -19,6 +19,11 @@ WEIGHT_FORMATS = ("float32", "bfloat16", "int8", "int4")
 
 `int8` has a step per output, `int4` a step and a least value per 32 inputs, as GGUF's Q4_1."""
 
+BLOCK_FORMATS = {"q8_0": 8, "q4_0": 4, "q4_1": 4, "q4_k": 4, "q6_k": 6, "int4_zeros": 4}
+"""Formats in which files store weights and in which they stay, with the bits of a weight: blocks of GGUF, and four bits
+with a step and a zero point per 32 inputs, as GPTQ and AWQ have them. Weights come to a kernel as uint8
+[outputs, bytes of a row]."""
+
 QUANTIZATIONS = ("auto", "none", *WEIGHT_FORMATS)
 """What a server may be told to do with the weights of a model: `auto` packs them as they are stored where that changes
 no number but for rounding in float32 and keeps requests alone equal to requests in a crowd, else nothing."""
@@ -35,9 +40,9 @@ A layer that wants its weights packed for serving has a method `pack(pack)`, whi
 class LinearProblem(Problem):
     """Products of rows with the weights of a linear layer, kept in a format.
 
-    `weights` is the format, of `WEIGHT_FORMATS`; `inputs` and `outputs` are sizes in elements; `dtype` is that of the
-    weights as they are given. `exact` asks that a row gives the same bits alone and beside others, `float32` that
-    inputs and sums are float32 to the end.
+    `weights` is the format, of `WEIGHT_FORMATS` or `BLOCK_FORMATS`; `inputs` and `outputs` are sizes in elements;
+    `dtype` is that of the weights as they are given. `exact` asks that a row gives the same bits alone
+    and beside others, `float32` that inputs and sums are float32 to the end.
     """
 
     operation: ClassVar[str] = "linear"
@@ -83,7 +88,13 @@ class LinearKernel(Kernel[LinearProblem]):
 
     @abstractmethod
     def pack(self, weight: Tensor, bias: Tensor | None) -> Any:
-        """A module [..., inputs] to [..., outputs], in the type of its input, for weight [outputs, inputs]."""
+        """A module [..., inputs] to [..., outputs], in the type of its input, for weight [outputs, inputs], or
+        uint8 [outputs, bytes of a row] of a format in blocks."""
+
+    def join(self, packed: Sequence[Any]) -> Any | None:
+        """Modules that `pack` made, of the same inputs, as one: their outputs side by side; None where it is not
+        offered."""
+        return None
 
 
 def explain_linear(kernels: Iterable[LinearKernel], problem: LinearProblem) -> list[Verdict[LinearKernel]]:
@@ -100,7 +111,7 @@ def choose_linear(kernels: Iterable[LinearKernel], problem: LinearProblem, name:
 
     Raises `InvalidValue` for a format that does not exist, `KernelRefused` where all refuse, with reasons.
     """
-    if problem.weights not in WEIGHT_FORMATS:
+    if problem.weights not in WEIGHT_FORMATS and problem.weights not in BLOCK_FORMATS:
         raise InvalidValue.of("weights", problem.weights, ", ".join(WEIGHT_FORMATS))
     verdicts = explain_linear([kernel for kernel in kernels if name in (None, kernel.name)], problem)
     if verdicts and verdicts[0].accepted:

@@ -13,7 +13,7 @@ constexpr int GROUP = 32;
 struct Quantised {
   std::vector<int8_t> values;
   std::vector<float> scale, sum;
-  std::vector<int32_t> offset;
+  std::vector<int32_t> offset, first;
 
   void resize(int rows, int width) {
     values.resize((size_t)rows * width);
@@ -28,10 +28,11 @@ struct QuantisedRows {
   const int8_t* values;
   const float *scale, *sum;
   const int32_t* offset;
+  const int32_t* first = nullptr;  // as `offset`, of the first sixteen of a group; where weights ask for it
 
   QuantisedRows from(size_t row, size_t width) const {
     size_t groups = row * width / GROUP;
-    return {values + row * width, scale + groups, sum + groups, offset + groups};
+    return {values + row * width, scale + groups, sum + groups, offset + groups, first ? first + groups : nullptr};
   }
 };
 

@@ -1,6 +1,6 @@
 // Products of rows in int8 with int4 weights whose step and least value hold for a group of 32 inputs, in tile registers:
 // a tile is one group deep. What leaves the registers are whole numbers, which are scaled and summed group by group as
-// `int4_tile` does, so that a row gets the same bits from both.
+// `nibble_tile` does, so that a row gets the same bits from both.
 #pragma once
 #include "registers.hpp"
 #include "sums.hpp"

@@ -2,13 +2,19 @@
 #include "block.hpp"
 #include "largest.hpp"
 #include "pack.hpp"
+#include "repack.hpp"
 #ifdef TILE_REGISTERS
 #include "block_amx.hpp"
 #endif
 
 extern "C" {
 
-void attn_pack(const void* weights, int bfloat16, Linear* l, int threads) {
+enum Source { OF_FLOAT32 = 0, OF_BFLOAT16 = 1, OF_BLOCKS = 2 };
+
+// Weights of floats, or rows of blocks in the layer's own format.
+void attn_pack(const void* weights, int source, Linear* l, int threads) {
+  const bool bfloat16 = source == OF_BFLOAT16;
+  if (source == OF_BLOCKS) return repack((const uint8_t*)weights, *l, threads);
   if (l->format == FLOAT32) return pack_floats((const float*)weights, l->outputs, l->inputs, (float*)l->weights, threads);
   if (l->format == BFLOAT16)
     return pack_floats((const uint16_t*)weights, l->outputs, l->inputs, (uint16_t*)l->weights, threads);

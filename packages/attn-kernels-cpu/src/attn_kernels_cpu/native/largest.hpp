@@ -38,24 +38,39 @@ struct Leader {
   int64_t finite_place() const { return std::isfinite(value) ? place : -1; }
 };
 
-static size_t bytes_of_panel(const Linear& l) {
+struct PanelSize {
+  size_t bytes, scales;
+};
+
+template <class Of>
+static PanelSize size_of(int inputs) {
+  return {codes_of_panel<Of>(inputs), scales_of_panel<Of>(inputs)};
+}
+
+static PanelSize size_of_panel(const Linear& l) {
   const size_t inputs = l.inputs;
   switch (l.format) {
-    case FLOAT32: return inputs * 64;
-    case BFLOAT16: return inputs * 32;
-    case INT8: return inputs * 16;
-    case INT4: return inputs * 8;
-    case BFLOAT16_PAIRS: return (inputs + DEPTH - 1) / DEPTH * 1024;
-    default: return (inputs + INT8_DEPTH - 1) / INT8_DEPTH * 1024;
+    case FLOAT32: return {inputs * 64, 0};
+    case BFLOAT16: return {inputs * 32, 0};
+    case INT8: return {inputs * 16, 0};
+    case INT4: return size_of<OfQ4_1>(l.inputs);
+    case BFLOAT16_PAIRS: return {(inputs + DEPTH - 1) / DEPTH * 1024, 0};
+    case Q8_0: return size_of<OfQ8_0>(l.inputs);
+    case Q4_0: return size_of<OfQ4_0>(l.inputs);
+    case Q4_K: return size_of<OfQ4_K>(l.inputs);
+    case Q6_K: return size_of<OfQ6_K>(l.inputs);
+    case INT4_ZEROS: return size_of<OfInt4Zeros>(l.inputs);
+    default: return {(inputs + INT8_DEPTH - 1) / INT8_DEPTH * 1024, 0};
   }
 }
 
 // The outputs of panels `first` to `last` as a layer of their own.
 static Linear some_panels(const Linear& l, int first, int last) {
   Linear some = l;
+  const PanelSize size = size_of_panel(l);
   some.outputs = std::min(l.outputs, last * 16) - first * 16;
-  some.weights = (const uint8_t*)l.weights + first * bytes_of_panel(l);
-  if (l.scales) some.scales = l.scales + (size_t)first * (l.inputs / GROUP) * 32;
+  some.weights = (const uint8_t*)l.weights + first * size.bytes;
+  if (l.scales) some.scales = l.scales + first * size.scales;
   if (l.steps) some.steps = l.steps + first * 16;
   if (l.bias) some.bias = l.bias + first * 16;
   return some;
@@ -117,12 +132,9 @@ static void find_largest_in_tiles(const Linear& l, const float* x, int rows, int
 #endif
 
 static void find_largest(const Linear& l, const float* x, int rows, int64_t* places, int threads) {
-  if (l.format == FLOAT32) return find_largest<FloatTiles<float>>(l, x, rows, places, threads);
-  if (l.format == BFLOAT16) return find_largest<FloatTiles<uint16_t>>(l, x, rows, places, threads);
 #ifdef TILE_REGISTERS
   if (in_tiles(l) && enough_rows(l, rows)) return find_largest_in_tiles(l, x, rows, places, threads);
 #endif
-  const QuantisedRows all = quantised(l, x, rows, threads);
-  if (l.format == INT8) return find_largest<Int8Tiles>(l, all, rows, places, threads);
-  find_largest<Int4Tiles>(l, all, rows, places, threads);
+  with_tiles(l, x, rows, threads,
+             [&](auto tiles, auto from) { find_largest<decltype(tiles)>(l, from, rows, places, threads); });
 }

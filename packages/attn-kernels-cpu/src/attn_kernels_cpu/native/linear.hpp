@@ -2,7 +2,7 @@
 #pragma once
 #include <omp.h>
 
-#include "tiles.hpp"
+#include "blocks.hpp"
 #ifdef TILE_REGISTERS
 #include "amx.hpp"
 #endif
@@ -28,14 +28,32 @@ struct Int8Tiles {
   static constexpr int MANY = Shape::INT_ROWS, BYTES = 1;
 };
 
-struct Int4Tiles {
+template <class Of>
+struct NibbleTiles {
   using Input = QuantisedRows;
   template <int ROWS, int PANELS>
   static void run(const Linear& l, Input x, int row, int panel, Into to) {
-    int4_tile<ROWS, PANELS>(l, x, row, panel, to);
+    nibble_tile<Of, ROWS, PANELS>(l, x, row, panel, to);
   }
   static Input from(const Linear& l, Input x, int row) { return x.from(row, l.inputs); }
   static constexpr int MANY = Shape::INT_ROWS, BYTES = 1;
+};
+
+template <class Of>
+struct ByteTiles : NibbleTiles<Of> {
+  template <int ROWS, int PANELS>
+  static void run(const Linear& l, QuantisedRows x, int row, int panel, Into to) {
+    byte_tile<Of, ROWS, PANELS>(l, x, row, panel, to);
+  }
+};
+
+template <class Of>
+struct WidenedTiles : FloatTiles<float> {
+  using Blocks = Of;
+  template <int ROWS, int PANELS>
+  static void run(const Linear& l, const float* x, int row, int panel, Into to) {
+    widened_tile<Of, ROWS, PANELS>(l, x, row, panel, to);
+  }
 };
 
 template <class Tiles, int ROWS, int PANELS>
@@ -45,10 +63,21 @@ static void panels_of_block(const Linear& l, typename Tiles::Input x, int row, i
   for (; panel < last; panel++) Tiles::template run<ROWS, 1>(l, x, row, panel, to);
 }
 
-// A few panels, whose weights stay in the nearest cache while all rows pass by.
+template <class Tiles, class = void>
+struct InBlocks : std::false_type {};
+template <class Tiles>
+struct InBlocks<Tiles, std::void_t<typename Tiles::Blocks>> : std::true_type {};
+
+// A few panels, whose weights stay in the nearest cache while all rows pass by. For many rows weights in blocks are widened
+// once, into memory; the sums are the same.
 template <class Tiles, int PANELS>
 static void rows_of_panels(const Linear& l, typename Tiles::Input x, int rows, int panel, Into to) {
   int row = 0;
+  if constexpr (InBlocks<Tiles>::value)
+    if (rows > Tiles::MANY) {
+      const Linear wide = widened_panels<typename Tiles::Blocks>(l, panel, PANELS);
+      return rows_of_panels<FloatTiles<float>, PANELS>(wide, x, rows, 0, Into{to.out + panel * 16, to.stride, to.add});
+    }
   for (; row + Tiles::MANY <= rows; row += Tiles::MANY) Tiles::template run<Tiles::MANY, PANELS>(l, x, row, panel, to);
   for (; row + 4 <= rows; row += 4) Tiles::template run<4, PANELS>(l, x, row, panel, to);
   for (; row + 2 <= rows; row += 2) Tiles::template run<2, PANELS>(l, x, row, panel, to);
@@ -104,13 +133,57 @@ static QuantisedRows quantised(const Linear& l, const float* x, int rows, int th
   return {q.values.data(), q.scale.data(), q.sum.data(), q.offset.data()};
 }
 
+// -128 times the sums of the first sixteen of each group.
+static const int32_t* first_halves(const QuantisedRows& x, size_t groups) {
+  static thread_local std::vector<int32_t> room;
+  room.resize(groups);
+  for (size_t g = 0; g < groups; g++) {
+    int32_t sum = 0;
+    for (int i = 0; i < 16; i++) sum += x.values[g * GROUP + i];
+    room[g] = -128 * sum;
+  }
+  return room.data();
+}
+
+// `take` is given the tiles that multiply a layer, and its rows as these take them.
+template <class Of, class Take>
+static void with_tiles_of(const Linear& l, const float* x, int rows, int threads, Take take) {
+  if (l.widened) return take(WidenedTiles<Of>(), x);
+  QuantisedRows all = quantised(l, x, rows, threads);
+  if constexpr (Of::DEEP) all.first = first_halves(all, (size_t)rows * l.inputs / GROUP);
+  if constexpr (Of::CODE_BYTES == FourBits::CODE_BYTES)
+    take(NibbleTiles<Of>(), all);
+  else
+    take(ByteTiles<Of>(), all);
+}
+
+template <class Take>
+static void with_tiles(const Linear& l, const float* x, int rows, int threads, Take take) {
+  switch (l.format) {
+    case FLOAT32: return take(FloatTiles<float>(), x);
+    case BFLOAT16: return take(FloatTiles<uint16_t>(), x);
+    case INT8: return take(Int8Tiles(), quantised(l, x, rows, threads));
+    case Q8_0: return with_tiles_of<OfQ8_0>(l, x, rows, threads, take);
+    case Q4_0: return with_tiles_of<OfQ4_0>(l, x, rows, threads, take);
+    case Q4_K: return with_tiles_of<OfQ4_K>(l, x, rows, threads, take);
+    case Q6_K: return with_tiles_of<OfQ6_K>(l, x, rows, threads, take);
+    case INT4_ZEROS: return with_tiles_of<OfInt4Zeros>(l, x, rows, threads, take);
+    default: return with_tiles_of<OfQ4_1>(l, x, rows, threads, take);
+  }
+}
+
 static void multiply(const Linear& l, const float* x, int rows, Into to, int threads) {
-  if (l.format == FLOAT32) return shared_out<FloatTiles<float>>(l, x, rows, to, threads);
-  if (l.format == BFLOAT16) return shared_out<FloatTiles<uint16_t>>(l, x, rows, to, threads);
+  if (l.format == JOINED) {
+    for (int i = 0; i < l.parts; i++) {
+      const Linear& part = *((const Linear* const*)l.weights)[i];
+      multiply(part, x, rows, to, threads);
+      to.out += part.outputs;
+    }
+    return;
+  }
 #ifdef TILE_REGISTERS
   if (in_tiles(l) && enough_rows(l, rows)) return multiply_tiles(l, x, rows, to, threads);
 #endif
-  const QuantisedRows all = quantised(l, x, rows, threads);
-  if (l.format == INT8) return shared_out<Int8Tiles>(l, all, rows, to, threads);
-  shared_out<Int4Tiles>(l, all, rows, to, threads);
+  with_tiles(l, x, rows, threads,
+             [&](auto tiles, auto from) { shared_out<decltype(tiles)>(l, from, rows, to, threads); });
 }

@@ -7,7 +7,20 @@
 #include <cstring>
 #include <limits>
 
-enum Format : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, BFLOAT16_PAIRS = 4, INT8_FOURS = 5 };
+enum Format : int32_t {
+  FLOAT32 = 0,
+  BFLOAT16 = 1,
+  INT8 = 2,
+  INT4 = 3,  // GGUF's Q4_1
+  BFLOAT16_PAIRS = 4,
+  INT8_FOURS = 5,
+  Q8_0 = 6,
+  Q4_0 = 7,
+  Q4_K = 8,
+  Q6_K = 9,
+  INT4_ZEROS = 10,  // GPTQ's and AWQ's: a step and a zero point
+  JOINED = 11       // layers of several formats, their outputs side by side
+};
 
 #if defined(__AVX512VNNI__)
 #include "simd_avx512.hpp"
@@ -18,6 +31,9 @@ enum Format : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, BFLOAT16_
 #else
 #error "no vectors of this chip are known: AVX-512 with VNNI, AVX2 with FMA and F16C, or NEON with dot products"
 #endif
+
+// Four bytes of each lane, one after another: the lowest `mask` bits of the lowest.
+static inline Floats low_bits(Ints x, int mask) { return floats_of(and_ints(x, all_ints(mask))); }
 
 // e^x to 2 units in the last place; 0 for -inf, NaN stays NaN.
 static inline Floats exp16(Floats x) {

@@ -133,6 +133,27 @@ static inline void store_bytes(int8_t* at, Ints x) {
   _mm_storeu_si128((__m128i*)at, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
 }
 
+static inline Ints load_ints(const uint8_t* at) {
+  return {_mm256_loadu_si256((const __m256i*)at), _mm256_loadu_si256((const __m256i*)(at + 32))};
+}
+static inline Ints and_ints(Ints a, Ints b) { return {_mm256_and_si256(a.low, b.low), _mm256_and_si256(a.high, b.high)}; }
+static inline Ints or_ints(Ints a, Ints b) { return {_mm256_or_si256(a.low, b.low), _mm256_or_si256(a.high, b.high)}; }
+template <int BITS>
+static inline Ints right(Ints x) {
+  return {_mm256_srli_epi32(x.low, BITS), _mm256_srli_epi32(x.high, BITS)};
+}
+template <int BITS>
+static inline Ints left(Ints x) {
+  return {_mm256_slli_epi32(x.low, BITS), _mm256_slli_epi32(x.high, BITS)};
+}
+static inline Ints load_bytes(const uint8_t* at) {
+  return {_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)at)), _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(at + 8)))};
+}
+static inline Ints load_bytes(const int8_t* at) {
+  return {_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)at)), _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(at + 8)))};
+}
+static inline Floats nibbles(Ints x) { return floats_of(and_ints(x, all_ints(15))); }
+
 static inline uint16_t half_of(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
 static inline float float_of_half(uint16_t x) { return _cvtsh_ss(x); }
 
@@ -196,6 +217,7 @@ struct ByteWeights {
 static inline ByteWeights byte_weights(const uint8_t* at) {
   return {_mm256_loadu_si256((const __m256i*)at), _mm256_loadu_si256((const __m256i*)(at + 32))};
 }
+static inline ByteWeights byte_weights_of(Ints x) { return {x.low, x.high}; }
 struct ByteSums {
   Ints sums;
   explicit ByteSums(int32_t offset) : sums(all_ints(offset)) {}
@@ -210,12 +232,12 @@ struct ByteSums {
 struct ByteWeights {
   __m256i low, high, low_magnitudes, high_magnitudes;
 };
-static inline ByteWeights byte_weights(const uint8_t* at) {
+static inline ByteWeights byte_weights_of(Ints x) {
   const __m256i zero = _mm256_set1_epi8((char)128);
-  __m256i low = _mm256_xor_si256(_mm256_loadu_si256((const __m256i*)at), zero);
-  __m256i high = _mm256_xor_si256(_mm256_loadu_si256((const __m256i*)(at + 32)), zero);
+  __m256i low = _mm256_xor_si256(x.low, zero), high = _mm256_xor_si256(x.high, zero);
   return {low, high, _mm256_abs_epi8(low), _mm256_abs_epi8(high)};
 }
+static inline ByteWeights byte_weights(const uint8_t* at) { return byte_weights_of(load_ints(at)); }
 struct ByteSums {
   Ints sums;
   // Weights are made signed, so there is no offset.

@@ -71,6 +71,25 @@ static inline Ints nearest_ints(Floats x) { return _mm512_cvtps_epi32(x); }
 static inline Floats floats_of(Ints x) { return _mm512_cvtepi32_ps(x); }
 static inline void store_bytes(int8_t* at, Ints x) { _mm_storeu_si128((__m128i*)at, _mm512_cvtsepi32_epi8(x)); }
 
+static inline Ints load_ints(const uint8_t* at) { return _mm512_loadu_si512(at); }
+static inline Ints and_ints(Ints a, Ints b) { return _mm512_and_si512(a, b); }
+static inline Ints or_ints(Ints a, Ints b) { return _mm512_or_si512(a, b); }
+template <int BITS>
+static inline Ints right(Ints x) {
+  return _mm512_srli_epi32(x, BITS);
+}
+template <int BITS>
+static inline Ints left(Ints x) {
+  return _mm512_slli_epi32(x, BITS);
+}
+static inline Ints load_bytes(const uint8_t* at) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)at)); }
+static inline Ints load_bytes(const int8_t* at) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)at)); }
+// The lowest four bits of each lane.
+static inline Floats nibbles(Ints x) {
+  const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  return _mm512_permutexvar_ps(x, numbers);
+}
+
 static inline uint16_t half_of(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
 static inline float float_of_half(uint16_t x) { return _cvtsh_ss(x); }
 
@@ -125,6 +144,7 @@ static inline Fours fours_of(const int8_t* at) {
 // Weights of -128 to 127, stored as 128 more.
 using ByteWeights = __m512i;
 static inline ByteWeights byte_weights(const uint8_t* at) { return _mm512_loadu_si512(at); }
+static inline ByteWeights byte_weights_of(Ints x) { return x; }
 struct ByteSums {
   __m512i sums;
   // `offset` is -128 times the sum of the inputs.

@@ -132,6 +132,32 @@ static inline void store_bytes(int8_t* at, Ints x) {
   vst1q_s8(at, vcombine_s8(vqmovn_s16(low), vqmovn_s16(high)));
 }
 
+static inline Ints load_ints(const uint8_t* at) {
+  return of_each<Ints>([&](int i) { return vreinterpretq_s32_u8(vld1q_u8(at + 16 * i)); });
+}
+static inline Ints and_ints(Ints a, Ints b) { return of_each<Ints>([&](int i) { return vandq_s32(a.of[i], b.of[i]); }); }
+static inline Ints or_ints(Ints a, Ints b) { return of_each<Ints>([&](int i) { return vorrq_s32(a.of[i], b.of[i]); }); }
+template <int BITS>
+static inline Ints right(Ints x) {
+  return of_each<Ints>([&](int i) { return vreinterpretq_s32_u32(vshrq_n_u32(vreinterpretq_u32_s32(x.of[i]), BITS)); });
+}
+template <int BITS>
+static inline Ints left(Ints x) {
+  return of_each<Ints>([&](int i) { return vshlq_n_s32(x.of[i], BITS); });
+}
+static inline Ints load_bytes(const uint8_t* at) {
+  uint8x16_t bytes = vld1q_u8(at);
+  uint16x8_t low = vmovl_u8(vget_low_u8(bytes)), high = vmovl_u8(vget_high_u8(bytes));
+  return {{vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(low))), vreinterpretq_s32_u32(vmovl_u16(vget_high_u16(low))),
+           vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(high))), vreinterpretq_s32_u32(vmovl_u16(vget_high_u16(high)))}};
+}
+static inline Ints load_bytes(const int8_t* at) {
+  int8x16_t bytes = vld1q_s8(at);
+  int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_s8(vget_high_s8(bytes));
+  return {{vmovl_s16(vget_low_s16(low)), vmovl_s16(vget_high_s16(low)), vmovl_s16(vget_low_s16(high)), vmovl_s16(vget_high_s16(high))}};
+}
+static inline Floats nibbles(Ints x) { return floats_of(and_ints(x, all_ints(15))); }
+
 static inline uint16_t half_of(float x) {
   __fp16 half = (__fp16)x;
   uint16_t bits;
@@ -187,9 +213,10 @@ static inline Fours fours_of(const int8_t* at) {
 struct ByteWeights {
   int8x16_t of[4];
 };
-static inline ByteWeights byte_weights(const uint8_t* at) {
-  return of_each<ByteWeights>([&](int i) { return vreinterpretq_s8_u8(veorq_u8(vld1q_u8(at + 16 * i), vdupq_n_u8(128))); });
+static inline ByteWeights byte_weights_of(Ints x) {
+  return of_each<ByteWeights>([&](int i) { return vreinterpretq_s8_u8(veorq_u8(vreinterpretq_u8_s32(x.of[i]), vdupq_n_u8(128))); });
 }
+static inline ByteWeights byte_weights(const uint8_t* at) { return byte_weights_of(load_ints(at)); }
 struct ByteSums {
   Ints sums;
   // Weights are made signed, so there is no offset.

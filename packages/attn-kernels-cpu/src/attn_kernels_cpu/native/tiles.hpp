@@ -6,9 +6,10 @@
 
 struct Linear {
   int32_t format, inputs, outputs;
-  int32_t parts;           // of tiles: how many bfloat16 or int8 numbers an input becomes
-  const void* weights;     // panels of sixteen outputs; see pack.hpp
-  const uint16_t* scales;  // int4: half floats [panel, group, 2, 16], step and least value
+  int32_t parts;           // of tiles: how many bfloat16 or int8 numbers an input becomes; of JOINED, how many layers
+  int32_t widened;         // of weights in blocks: they become float32, and inputs stay float32
+  const void* weights;     // panels of sixteen outputs, see pack.hpp; of JOINED, the layers' addresses
+  const uint16_t* scales;  // of weights in blocks: see blocks.hpp
   const float* steps;      // int8: [outputs rounded up to 16]
   const float* bias;       // [outputs rounded up to 16] or null
 };
@@ -21,7 +22,7 @@ constexpr int INT8_DEPTH = 64;    // inputs of a tile of int8
 // Whether the layer is multiplied in tile registers.
 static inline bool in_tiles(const Linear& l) {
 #ifdef TILE_REGISTERS
-  return l.parts > 0;
+  return l.parts > 0 && l.format != JOINED;
 #else
   return false;
 #endif
@@ -99,40 +100,4 @@ static void int8_tile(const Linear& l, const QuantisedRows& x, int row, int pane
   }
   for (int r = 0; r < ROWS; r++)
     for (int p = 0; p < PANELS; p++) finish(l, to, row + r, panel + p, sum[r][p] * load16(l.steps + (panel + p) * 16));
-}
-
-template <int ROWS, int PANELS>
-static void int4_tile(const Linear& l, const QuantisedRows& x, int row, int panel, Into to) {
-  const size_t inputs = l.inputs, groups = inputs / GROUP;
-  const uint8_t* w = (const uint8_t*)l.weights + (size_t)panel * inputs * 8;
-  const uint16_t* scales = l.scales + (size_t)panel * groups * 32;
-  const int8_t* values = x.values + row * inputs;
-  const float *scale = x.scale + row * groups, *total = x.sum + row * groups;
-  Floats sum[ROWS][PANELS];
-  for (int r = 0; r < ROWS; r++)
-    for (int p = 0; p < PANELS; p++) sum[r][p] = all(0.0f);
-  for (size_t g = 0; g < groups; g++) {
-    NibbleSums dot[ROWS][PANELS];
-#pragma GCC unroll 4
-    for (int s = 0; s < GROUP / 8; s++) {
-      NibbleWeights weight[PANELS];
-      for (int p = 0; p < PANELS; p++) weight[p] = nibble_weights(w + p * inputs * 8 + (g * 4 + s) * 64);
-      for (int r = 0; r < ROWS; r++) {
-        const int8_t* at = values + r * inputs + g * GROUP + s * 4;
-        Fours one = fours_of(at), other = fours_of(at + 16);
-        for (int p = 0; p < PANELS; p++) dot[r][p].add(weight[p], one, other);
-      }
-    }
-    for (int p = 0; p < PANELS; p++) {
-      const uint16_t* at = scales + ((size_t)p * groups + g) * 32;
-      Floats step = load_halves(at), least = load_halves(at + 16);
-      for (int r = 0; r < ROWS; r++) {
-        Floats scaled = floats_of(dot[r][p].total()) * all(scale[r * groups + g]);
-        sum[r][p] = fmadd(scaled, step, sum[r][p]);
-        sum[r][p] = fmadd(all(total[r * groups + g]), least, sum[r][p]);
-      }
-    }
-  }
-  for (int r = 0; r < ROWS; r++)
-    for (int p = 0; p < PANELS; p++) finish(l, to, row + r, panel + p, sum[r][p]);
 }

@@ -182,6 +182,8 @@ def split_parts(whole: Tensor, sizes: list[int], groups: int) -> list[Tensor]:
     """The parts of these sizes, one after the other in each group of the first axis."""
     if len(sizes) == 1:
         return [whole]
+    if groups == 1:
+        return list(torch.split(whole, sizes))
     pieces = torch.split(whole.reshape(groups, -1, *whole.shape[1:]), [size // groups for size in sizes], dim=1)
     return [piece.flatten(0, 1) for piece in pieces]
 

@@ -42,6 +42,7 @@ from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.device import resolve_device, resolve_dtype
 from attn_models.quantization.quantize import (
+    MOST_BITS,
     can_quantize,
     join_projections,
     prepack_model,
@@ -222,9 +223,9 @@ def load_model(
     with the model that was saved to rounding, as libraries of matrix products choose their loops by the addresses of
     tensors, which differ. `verify` says how the folder is checked against its manifest, if it has one. `quantization`,
     one of `QUANTIZATIONS`, packs the weights of linear layers for serving; `dtype` is what everything else is computed
-    in (see `quantize_model`). `auto` packs them as they are stored, and a model in float32 on a CPU alone (see
-    `prepack_model`), and on a CUDA device joins those of one input (see `join_projections`); None means `none`.
-    `prepare` gets the model before its weights are packed, to change it in place.
+    in (see `quantize_model`). `auto` packs them as they are stored, in blocks too, and a model in float32 on a CPU
+    alone (see `prepack_model`), and on a CUDA device joins those of one input (see `join_projections`); None means
+    `none`. `prepare` gets the model before its weights are packed, to change it in place; none stay in blocks then.
 
     Raises `CheckpointInvalid` for a folder that is damaged, hostile or does not fit the model, naming every
     tensor that is missing, extra or misshaped; `UnknownName` for a layout or mechanism that is not known;
@@ -237,7 +238,10 @@ def load_model(
         raise InvalidValue.of("dtype", dtype, ", ".join(FLOATS))
     if quantization not in (None, *QUANTIZATIONS):
         raise InvalidValue.of("quantization", quantization, ", ".join(QUANTIZATIONS))
-    checkpoint = with_plain_weights(read_folder(folder, verify=verify, device=place))
+    checkpoint = read_folder(folder, verify=verify, device=place)
+    kept = quantization in MOST_BITS or (quantization == "auto" and name == "float32")
+    in_blocks = kept and prepare is None and place.type == "cpu"
+    checkpoint = with_plain_weights(checkpoint, in_blocks=in_blocks)
     joined = quantization == "auto" and place.type == "cuda"
     if quantization == "none" or (quantization == "auto" and (name != "float32" or place.type != "cpu")):
         quantization = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,18 @@ def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     if bias is not None:
         layer.bias = nn.Parameter(bias.detach(), requires_grad=False)
     return layer
+
+
+class SideBySide(nn.Module):
+    """Layers of the same inputs as one: their outputs one after another."""
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Rows [..., inputs] to [..., outputs of all]."""
+        return torch.cat([layer(rows) for layer in self.layers], dim=-1)
 
 
 GROUP = 32

@@ -11,13 +11,14 @@ from attn_core import installed
 from attn_core.errors import Incompatible, WrongState
 from attn_core.kernels.block import BlockKernel, BlockParts, block_problem
 from attn_core.kernels.dispatch import explain
-from attn_core.kernels.linear import LinearProblem, choose_linear, explain_linear
+from attn_core.kernels.linear import BLOCK_FORMATS, LinearProblem, choose_linear, explain_linear
 from attn_core.states import dtype_name
 from torch import Tensor, nn
 
 from attn_models.decoder.block import Block
 from attn_models.decoder.decoder import Decoder
-from attn_models.quantization.modules import StoredEmbedding, linear_of
+from attn_models.quantization.block_tensor import BlockTensor, blocks_of, widen_parameters
+from attn_models.quantization.modules import SideBySide, StoredEmbedding, linear_of
 
 PARTS = ("attention", "cross", "feed_forward", "cell")
 """What a model or a block of its calls the parts that may have a method `pack`."""
@@ -32,7 +33,9 @@ def quantize_model(
     each by the cheapest installed `LinearKernel` that can, or by the one called `kernel`; steps of whole blocks of a
     `Decoder` are computed by a `BlockKernel` where one can. With `int4` the unembedding is kept as int8: it is where
     fewer bits hurt most. The embedding of a model with a `head` keeps the type it has; norms and what is not packed
-    become `dtype`. Afterwards the model can be run, but neither trained nor saved.
+    become `dtype`. Weights that are stored in blocks of whole numbers (`BlockTensor`) stay in these where a kernel
+    multiplies them so and they take no more bits than the format; formats of floats then round no inputs. Afterwards
+    the model can be run, but neither trained nor saved.
 
     Raises `InvalidValue` for an unknown format, `KernelRefused` where nobody can pack a layer, `WrongState` for a
     model that is packed already, `Incompatible` for one of which nothing can be packed.
@@ -40,21 +43,7 @@ def quantize_model(
     require_not_quantized(model, "the model's weights are packed already, as {}")
 
     def pack(layers: Sequence[nn.Linear], form: str = quantization) -> nn.Module:
-        matrices = [layer.weight.detach() for layer in layers]
-        weight = torch.cat(matrices) if len(layers) > 1 else matrices[0]
-        # torch's stubs say that a layer always has a bias.
-        biased = cast("Tensor | None", layers[0].bias) is not None
-        bias = torch.cat([layer.bias.detach() for layer in layers]) if biased else None
-        problem = LinearProblem(
-            weights=form,
-            inputs=weight.shape[1],
-            outputs=weight.shape[0],
-            dtype=str(weight.dtype).removeprefix("torch."),
-            device=weight.device.type,
-        )
-        chosen = choose_linear(installed().linears, problem, kernel if form == quantization else None)
-        packed: nn.Module = chosen.pack(weight, bias)
-        return packed
+        return _packed(layers, form, kernel if form == quantization else None)
 
     parts = _parts(model)
     if not can_quantize(model):
@@ -70,10 +59,74 @@ def quantize_model(
             model.unembedding = pack([model.unembedding], last)
         if isinstance(model, Decoder) and model.positions is not None:
             model.positions = StoredEmbedding(model.positions.weight, dtype)
+        widen_parameters(model)
         _convert_parameters(model, dtype)
     if isinstance(model, Decoder):
         _join(model)
     model.quantization = quantization
+
+
+MOST_BITS = {"int8": 8, "int4": 4}
+"""Formats that say how many bits a weight takes at most, and round inputs."""
+
+
+def _packed(layers: Sequence[nn.Linear], form: str, kernel: str | None) -> nn.Module:
+    """Layers of one input as one; those that are stored in blocks stay so where these take no more bits than `form`.
+
+    A format of floats rounds no inputs, whatever blocks weights are in.
+    """
+    matrices = [layer.weight.detach() for layer in layers]
+    if any(isinstance(matrix, BlockTensor) for matrix in matrices):
+        kept = blocks_of(matrices, BLOCK_FORMATS, MOST_BITS.get(form, 8))
+        if kept is not None:
+            found = _of_blocks(kept, layers, form)
+            if found is not None:
+                return found
+        elif len(layers) > 1:
+            each = [_packed([layer], form, kernel) for layer in layers]
+            return _side_by_side(each)
+    weight = torch.cat(matrices) if len(layers) > 1 else matrices[0]
+    if isinstance(weight, BlockTensor):
+        weight = weight.plain()
+    problem = LinearProblem(
+        weights=form,
+        inputs=weight.shape[1],
+        outputs=weight.shape[0],
+        dtype=str(weight.dtype).removeprefix("torch."),
+        device=weight.device.type,
+    )
+    packed: nn.Module = choose_linear(installed().linears, problem, kernel).pack(weight, _bias_of(layers))
+    return packed
+
+
+def _bias_of(layers: Sequence[nn.Linear]) -> Tensor | None:
+    # torch's stubs say that a layer always has a bias.
+    if cast("Tensor | None", layers[0].bias) is None:
+        return None
+    return torch.cat([layer.bias.detach() for layer in layers])
+
+
+def _of_blocks(weight: BlockTensor, layers: Sequence[nn.Linear], form: str) -> nn.Module | None:
+    """Layers in one kind of blocks, packed as they are stored; None where no kernel multiplies these."""
+    problem = LinearProblem(
+        weights=weight.kind.weights,
+        inputs=weight.shape[1],
+        outputs=weight.shape[0],
+        dtype="uint8",
+        exact=form not in MOST_BITS,
+        float32=form not in MOST_BITS,
+    )
+    verdicts = explain_linear(installed().linears, problem)
+    if not verdicts or not verdicts[0].accepted:
+        return None
+    packed: nn.Module = verdicts[0].kernel.pack(weight.blocks, _bias_of(layers))
+    return packed
+
+
+def _side_by_side(packed: Sequence[nn.Module]) -> nn.Module:
+    """Packed layers of one input as one: by a kernel that can, else one after another."""
+    joined = (kernel.join(packed) for kernel in installed().linears)
+    return next((whole for whole in joined if whole is not None), None) or SideBySide(packed)
 
 
 def join_projections(model: Any) -> None:
@@ -157,6 +210,7 @@ def prepack_model(model: Any, stored: torch.dtype) -> None:
     model of which nothing can be packed, unsaid.
     """
     if not can_quantize(model):
+        widen_parameters(model)
         model.float()
         return
     form = dtype_name(str(stored).removeprefix("torch."))
@@ -172,6 +226,7 @@ def prepack_model(model: Any, stored: torch.dtype) -> None:
     if verdicts and verdicts[0].accepted:
         quantize_model(model, form, kernel=verdicts[0].kernel.name)
         return
+    widen_parameters(model)
     model.float()
     said = "; ".join(f"{verdict.kernel.name}: {', '.join(verdict.reasons)}" for verdict in verdicts)
     log.warning("weights are not packed, which is slower: %s", said or "the package attn-kernels-cpu is not installed")

@@ -56,20 +56,22 @@ def check_round_trip(tokenizer: Tokenizer, path: Path) -> None:
 
 
 PREPROCESSOR_NAME = "preprocessor_config.json"
-DTYPES: tuple[WeightDtype, ...] = ("bfloat16", "float32")
+DTYPES: tuple[WeightDtype, ...] = ("stored", "bfloat16", "float32")
 
 
 def convert(
     source: str | Path,
     target: str | Path,
-    dtype: WeightDtype = "bfloat16",
+    dtype: WeightDtype = "stored",
     *,
     report: Report = silent,
     origin: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write the model at `source`, a GGUF file or a checkpoint folder, as a checkpoint folder at `target`.
 
-    The weights are stored in `dtype`: bfloat16 rounds what was dequantised, float32 keeps it. `origin`
+    `stored` keeps weights as they are: matrices of a GGUF file in its blocks, where kernels multiply these, floats in
+    their type, and what is quantised otherwise as float32. bfloat16 rounds what was dequantised, float32 keeps it, and
+    other programs read both. `origin`
     is recorded in the manifest. The folder appears whole or not at all; one already there is replaced.
 
     Raises CheckpointInvalid for a source that is malformed, hostile or in a format that runs code,
@@ -109,6 +111,7 @@ def _convert_folder(path: Path, target: Path, dtype: WeightDtype, origin: Mappin
     import torch
 
     from attn_models.adapters.registry import packages_of, require_known_family
+    from attn_models.adapters.state_dict import stored_type
     from attn_models.weights.quantized_tensors import with_plain_weights
 
     folder = with_plain_weights(read_folder(path))
@@ -116,8 +119,8 @@ def _convert_folder(path: Path, target: Path, dtype: WeightDtype, origin: Mappin
     require_plain_pooling(path, folder.config)
     require_loads(folder, layout)
     tokenizer = Tokenizer.from_folder(path) if folder.tokenizer is not None else None
-    wanted = torch.float32 if dtype == "float32" else torch.bfloat16
-    tensors = {name: t.to(wanted) if t.is_floating_point() else t for name, t in folder.tensors.items()}
+    wanted = None if dtype == "stored" else getattr(torch, dtype)
+    tensors = {name: t.to(wanted) if wanted and t.is_floating_point() else t for name, t in folder.tensors.items()}
     extra: dict[str, ExtraFile] = {
         **(tokenizer.files() if tokenizer else {}),
         GENERATION_NAME: folder.generation_config,
@@ -127,7 +130,8 @@ def _convert_folder(path: Path, target: Path, dtype: WeightDtype, origin: Mappin
     # Older files name the dtype torch_dtype; two names could contradict each other.
     config = {key: value for key, value in folder.config.items() if key != "torch_dtype"}
     needed = {} if layout is None else packages_of(layout)
-    return write_folder(target, {**config, **needed, "dtype": dtype}, tensors, extra, origin)
+    written = str(stored_type(folder)).removeprefix("torch.") if dtype == "stored" else dtype
+    return write_folder(target, {**config, **needed, "dtype": written}, tensors, extra, origin)
 
 
 def require_loads(folder: CheckpointFolder, layout: Layout | None) -> None:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from attn_core.errors import AttnError, CheckpointInvalid
@@ -22,6 +22,7 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 from safetensors import TensorSpec, serialize_file
 
+from attn_models.weights.block_layouts import GGUF_LAYOUTS, BlockLayout
 from attn_models.weights.gguf_architectures import Part, Placement
 from attn_models.weights.gguf_reader import GgufHeader, GgufTensor, read_gguf_header
 from attn_models.weights.safetensors_files import WEIGHTS_NAME
@@ -60,10 +61,42 @@ def plan_shards(sizes: Mapping[str, int], limit: int = SHARD_BYTES) -> ShardPlan
     return ShardPlan({f"model-{n:05}-of-{count:05}.safetensors": group for n, group in enumerate(groups, 1)}, total)
 
 
-WeightDtype = Literal["bfloat16", "float32"]
-"""The dtype weights are stored in. bfloat16 rounds the dequantised values; float32 keeps them exactly."""
+WeightDtype = Literal["stored", "bfloat16", "float32"]
+"""What weights are written as. `stored` rounds nothing: matrices in blocks that kernels multiply stay in these,
+bfloat16 stays bfloat16, and all else becomes float32. bfloat16 rounds dequantised values, float32 keeps them."""
 
 BYTES_OF = {"bfloat16": 2, "float32": 4}
+
+
+def blocks_kept(tensor: GgufTensor, placement: Placement) -> BlockLayout | None:
+    """The layout of a tensor that `stored` leaves in its blocks; None for others."""
+    return (
+        None
+        if _computed(placement) or placement.transposed or len(placement.shape) != 2
+        else GGUF_LAYOUTS.get(tensor.type)
+    )
+
+
+def written_as(tensor: GgufTensor, placement: Placement, dtype: WeightDtype) -> tuple[str, tuple[int, ...]]:
+    """The element type and shape in which a tensor is written."""
+    if dtype != "stored":
+        return dtype, placement.shape
+    layout = blocks_kept(tensor, placement)
+    if layout is not None:
+        return "uint8", (placement.shape[0], placement.shape[1] // layout.inputs * layout.nbytes)
+    return "bfloat16" if tensor.type == "BF16" and not _computed(placement) else "float32", placement.shape
+
+
+def _computed(placement: Placement) -> bool:
+    """Whether a tensor's numbers are not those of one tensor of the file."""
+    return bool(placement.parts or placement.decay or placement.above)
+
+
+def raw_rows(header: GgufHeader, tensor: GgufTensor, expert: int | None = None) -> NDArray[np.uint8]:
+    """Bytes [rows, bytes of a row] of `tensor`; of the place `expert` of its first axis alone, if that is given."""
+    rows, row_bytes = tensor.elements // tensor.shape[-1], tensor.nbytes * tensor.shape[-1] // tensor.elements
+    raw = np.memmap(header.path, np.uint8, "r", tensor.offset, (rows, row_bytes))
+    return raw if expert is None else raw.reshape(tensor.shape[0], -1, row_bytes)[expert]
 
 
 def dequantised(header: GgufHeader, tensor: GgufTensor, expert: int | None = None) -> NDArray[np.float32]:
@@ -71,12 +104,8 @@ def dequantised(header: GgufHeader, tensor: GgufTensor, expert: int | None = Non
 
     Raises CheckpointInvalid for NaN or infinity, and for a type that the gguf library cannot dequantise.
     """
-    rows, row_bytes = tensor.elements // tensor.shape[-1], tensor.nbytes * tensor.shape[-1] // tensor.elements
-    raw = np.memmap(header.path, np.uint8, "r", tensor.offset, (rows, row_bytes))
-    if expert is not None:
-        raw = raw.reshape(tensor.shape[0], -1, row_bytes)[expert]
     try:
-        values = dequantize(raw, GGMLQuantizationType[tensor.type])
+        values = dequantize(raw_rows(header, tensor, expert), GGMLQuantizationType[tensor.type])
     except NotImplementedError as error:
         raise CheckpointInvalid.of(header.path, f"tensor {tensor.name!r}: type {tensor.type} is no weight") from error
     if not np.isfinite(values).all():
@@ -84,7 +113,7 @@ def dequantised(header: GgufHeader, tensor: GgufTensor, expert: int | None = Non
     return values.reshape(tensor.shape if expert is None else tensor.shape[1:])
 
 
-def half_split_rows(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+def half_split_rows(values: NDArray[Any], heads: int) -> NDArray[Any]:
     """Rows [heads * head_size, ...] from pairs side by side (0, 1), (2, 3), ... to pairs half a head apart.
 
     Row 2i of a head goes to i and row 2i + 1 to i + head_size / 2, so that RoPE written for rotated
@@ -94,13 +123,13 @@ def half_split_rows(values: NDArray[np.float32], heads: int) -> NDArray[np.float
     return values.reshape(heads, half, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
 
-def grouped_rows(values: NDArray[np.float32], sizes: tuple[int, ...], groups: int) -> NDArray[np.float32]:
+def grouped_rows(values: NDArray[Any], sizes: tuple[int, ...], groups: int) -> NDArray[Any]:
     """Rows of parts of these sizes, one after the other, to rows of each part in turn in every group."""
     parts = np.split(values, np.cumsum(sizes)[:-1])
     return np.concatenate([part.reshape(groups, -1, *values.shape[1:]) for part in parts], axis=1).reshape(values.shape)
 
 
-def stored(values: NDArray[np.float32], dtype: WeightDtype) -> NDArray[Any]:
+def stored(values: NDArray[np.float32], dtype: str) -> NDArray[Any]:
     """The values in the dtype's storage: float32 as they are, bfloat16 as its bits in uint16, rounded to even."""
     if dtype == "float32":
         return np.ascontiguousarray(values)
@@ -122,7 +151,7 @@ def write_shards(header: GgufHeader, folder: Path, dtype: WeightDtype, files: Ma
             arrays[placement.target] = _values(header, placement, dtype)
             done += 1
             _tell({"done": done, "total": total})
-        serialize_file(_specs(arrays, dtype), folder / file, {"format": "pt"})
+        serialize_file(_specs(arrays), folder / file, {"format": "pt"})
 
 
 def main(arguments: list[str]) -> int:
@@ -131,7 +160,7 @@ def main(arguments: list[str]) -> int:
     resource.setrlimit(resource.RLIMIT_AS, (int(limit), int(limit)))
     files = {name: [_placement(item) for item in items] for name, items in json.load(sys.stdin).items()}
     try:
-        write_shards(read_gguf_header(file), Path(folder), "float32" if dtype == "float32" else "bfloat16", files)
+        write_shards(read_gguf_header(file), Path(folder), cast("WeightDtype", dtype), files)
     except AttnError as error:
         _tell({"refused": error.message})
         return REFUSED
@@ -143,10 +172,16 @@ def _tell(message: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def _specs(arrays: dict[str, NDArray[Any]], dtype: WeightDtype) -> dict[str, TensorSpec]:
+ELEMENTS = {"uint8": "uint8", "uint16": "bfloat16", "float32": "float32"}
+"""What the elements of an array are, by what numpy calls them."""
+
+
+def _specs(arrays: dict[str, NDArray[Any]]) -> dict[str, TensorSpec]:
     # safetensors.numpy knows no bfloat16, so the bits are handed over by address; `arrays` keeps them alive.
     return {
-        name: TensorSpec(dtype=dtype, shape=array.shape, data_ptr=array.ctypes.data, data_len=array.nbytes)
+        name: TensorSpec(
+            dtype=ELEMENTS[array.dtype.name], shape=array.shape, data_ptr=array.ctypes.data, data_len=array.nbytes
+        )
         for name, array in arrays.items()
     }
 
@@ -166,23 +201,31 @@ def joined(header: GgufHeader, placement: Placement) -> NDArray[np.float32]:
 
 
 def _values(header: GgufHeader, placement: Placement, dtype: WeightDtype) -> NDArray[Any]:
-    if placement.parts:
-        values = joined(header, placement)
-    else:
-        values = dequantised(header, header.tensors[placement.source], placement.expert)
+    tensor = header.tensors[placement.source]
+    layout = blocks_kept(tensor, placement) if dtype == "stored" else None
+    if layout is not None:
+        rows = raw_rows(header, tensor, placement.expert)
+        if not layout.is_finite(rows):
+            raise CheckpointInvalid.of(header.path, f"tensor {tensor.name!r} holds NaN or infinity")
+        return np.ascontiguousarray(_in_order(rows, placement))
+    values = joined(header, placement) if placement.parts else dequantised(header, tensor, placement.expert)
     if placement.decay:
         if not (values < 0).all():
             raise CheckpointInvalid.of(header.path, f"tensor {placement.source!r} holds a decay that is not below 0")
         values = np.log(-values)
-    if placement.rotary_heads:
-        values = half_split_rows(values, placement.rotary_heads)
-    if placement.fused:
-        values = grouped_rows(values, placement.fused, placement.groups)
+    values = _in_order(values, placement)
     if placement.transposed:
         values = values.T
     if placement.above:
         values = values - np.float32(placement.above)
-    return stored(values, dtype)
+    element = written_as(tensor, placement, dtype)[0]
+    return stored(values, "bfloat16" if element == "bfloat16" else "float32")
+
+
+def _in_order(rows: NDArray[Any], placement: Placement) -> NDArray[Any]:
+    if placement.rotary_heads:
+        rows = half_split_rows(rows, placement.rotary_heads)
+    return grouped_rows(rows, placement.fused, placement.groups) if placement.fused else rows
 
 
 if __name__ == "__main__":

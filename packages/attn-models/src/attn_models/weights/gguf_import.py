@@ -17,7 +17,16 @@ from typing import IO, Any
 from attn_core.errors import CheckpointInvalid
 
 from attn_models.weights.gguf_architectures import Placement, architecture_of, matched
-from attn_models.weights.gguf_child import BYTES_OF, REFUSED, SHARD_BYTES, ShardPlan, WeightDtype, plan_shards
+from attn_models.weights.gguf_child import (
+    BYTES_OF,
+    REFUSED,
+    SHARD_BYTES,
+    ShardPlan,
+    WeightDtype,
+    blocks_kept,
+    plan_shards,
+    written_as,
+)
 from attn_models.weights.gguf_reader import GgufHeader
 from attn_models.weights.safetensors_files import INDEX_NAME, read_header
 
@@ -33,7 +42,8 @@ SLOWEST_BYTES_PER_SECOND = 1 << 20
 
 
 def gguf_config(header: GgufHeader, dtype: WeightDtype) -> dict[str, Any]:
-    """The Hugging Face config.json for the model in `header`, its weights stored in `dtype`."""
+    """The Hugging Face config.json for the model in `header`, its weights stored in `dtype`; matrices that stay in
+    their blocks are named in a `quantization_config`."""
     config = architecture_of(header).config(header)
     ids = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
     tokens: dict[str, Any] = {
@@ -43,13 +53,20 @@ def gguf_config(header: GgufHeader, dtype: WeightDtype) -> dict[str, Any]:
     ends = list(dict.fromkeys(end for end in (tokens["eos_token_id"], *others) if end is not None))
     if len(ends) > 1:
         tokens["eos_token_id"] = ends
-    return {**config, **tokens, "dtype": dtype}
+    if dtype != "stored":
+        return {**config, **tokens, "dtype": dtype}
+    placements, _ = placed_shards(header, dtype)
+    sources = {name: header.tensors[placement.source] for name, placement in placements.items()}
+    blocks = {name: tensor.type for name, tensor in sources.items() if blocks_kept(tensor, placements[name])}
+    # None of the matrices may be in such blocks.
+    described = {"quantization_config": {"quant_method": "gguf", "version": 1, "blocks": blocks}} if blocks else {}
+    return {**config, **tokens, **described, "dtype": "float32"}
 
 
 def import_gguf_weights(
     header: GgufHeader, folder: Path, dtype: WeightDtype, progress: TensorProgress | None = None
 ) -> None:
-    """Dequantise the tensors of the checked `header` into safetensors in the existing `folder`.
+    """Write the tensors of the checked `header` as safetensors into the existing `folder`, dequantised or as `stored`.
 
     The work is done by `gguf_child` in a process of its own: its memory is limited to what the file's
     sizes justify, its time to a minute and a second for each MiB of weights. What it wrote is checked
@@ -61,10 +78,11 @@ def import_gguf_weights(
     files = {file: [asdict(placements[name]) for name in names] for file, names in plan.files.items()}
     whole = [math.prod(placement.shape) for placement in placements.values()]
     largest = max(*(tensor.elements for tensor in header.tensors.values()), *whole)
-    memory = BASE_BYTES + 2 * min(plan.total_bytes, SHARD_BYTES + largest * BYTES_OF[dtype]) + 24 * largest
+    memory = BASE_BYTES + 2 * min(plan.total_bytes, SHARD_BYTES + largest * BYTES_OF.get(dtype, 4)) + 24 * largest
     seconds = BASE_SECONDS + plan.total_bytes / SLOWEST_BYTES_PER_SECOND
     _run_child(header, [str(header.path), str(folder), dtype, str(memory)], files, (seconds, progress))
-    _check_result(header, folder, {name: placement.shape for name, placement in placements.items()}, plan)
+    shapes = {name: written_as(header.tensors[p.source], p, dtype)[1] for name, p in placements.items()}
+    _check_result(header, folder, shapes, plan)
     if len(plan.files) > 1:
         index = {"metadata": {"total_size": plan.total_bytes}, "weight_map": plan.weight_map}
         (folder / INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
@@ -75,7 +93,8 @@ def placed_shards(header: GgufHeader, dtype: WeightDtype) -> tuple[dict[str, Pla
     architecture = architecture_of(header)
     found = matched(header, architecture.placements(header, architecture.config(header)), architecture.name)
     placements = {placement.target: placement for placement in found}
-    sizes = {name: math.prod(p.shape) * BYTES_OF[dtype] for name, p in placements.items()}
+    written = {name: written_as(header.tensors[p.source], p, dtype) for name, p in placements.items()}
+    sizes = {name: math.prod(shape) * BYTES_OF.get(element, 1) for name, (element, shape) in written.items()}
     return placements, plan_shards(sizes)
 
 

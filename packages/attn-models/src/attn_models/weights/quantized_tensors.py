@@ -1,35 +1,37 @@
-"""Folders whose weights are quantised (`quantization_config`): GPTQ, AWQ, FP8 and MXFP4, dequantised as they are read.
+"""Folders whose weights are quantised (`quantization_config`): GPTQ, AWQ, FP8, MXFP4 and GGUF's blocks.
 
-Each weight becomes the float32 numbers that its format says, by the formula of the format's reference; what FP8 folders
-say of activations (`input_scale`) is not followed: activations keep the type that the model computes in.
+Read as it is asked for, each weight becomes the float32 numbers that its format says, by the formula of the format's
+reference; what FP8 folders say of activations (`input_scale`) is not followed: activations keep the type that the model
+computes in.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from math import ceil, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attn_core.errors import CheckpointInvalid, Incompatible
+from attn_core.errors import CheckpointInvalid
 
+from attn_models.weights.block_layouts import INT4_ZEROS
+from attn_models.weights.gguf_blocks import Gguf
 from attn_models.weights.safetensors_files import LazyTensors, TensorEntry, is_finite
+from attn_models.weights.stored_format import CONFIG_KEY, Allowed, StoredFormat, refused, require_known
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from attn_models.weights.checkpoint_folder import CheckpointFolder
 
-CONFIG_KEY = "quantization_config"
 Read = Callable[[str], "Tensor"]
-Allowed = Mapping[str, tuple[Any, ...] | None]
-"""Keys of a configuration, with the values that are computed here; None where any value changes nothing."""
 
 
-def with_plain_weights(checkpoint: CheckpointFolder) -> CheckpointFolder:
+def with_plain_weights(checkpoint: CheckpointFolder, *, in_blocks: bool = False) -> CheckpointFolder:
     """The folder with its weights dequantised, and a config.json that says nothing of it; itself where none are.
+
+    With `in_blocks` weights that kernels multiply as they are stored come as `BlockTensor`.
 
     Raises `Incompatible` naming what of the `quantization_config` is not known here, and `CheckpointInvalid` for
     tensors that are not those of the format.
@@ -38,7 +40,7 @@ def with_plain_weights(checkpoint: CheckpointFolder) -> CheckpointFolder:
     if stored is None:
         return checkpoint
     config = {key: value for key, value in checkpoint.config.items() if key != CONFIG_KEY}
-    return dataclasses.replace(checkpoint, config=config, tensors=DequantizedTensors(checkpoint, stored))
+    return dataclasses.replace(checkpoint, config=config, tensors=DequantizedTensors(checkpoint, stored, in_blocks))
 
 
 def format_of(config: Mapping[str, Any], path: Path) -> StoredFormat | None:
@@ -50,14 +52,15 @@ def format_of(config: Mapping[str, Any], path: Path) -> StoredFormat | None:
         raise CheckpointInvalid.of(path, f"{CONFIG_KEY} must be an object")
     method = given.get("quant_method")
     if not isinstance(method, str) or method not in FORMATS:
-        raise _refused(path, "quant_method", method, " or ".join(repr(name) for name in FORMATS))
+        raise refused(path, "quant_method", method, " or ".join(repr(name) for name in FORMATS))
     return FORMATS[method](given, path)
 
 
 class DequantizedTensors(LazyTensors):
     """The tensors of a folder by their plain names; quantised ones are dequantised when they are asked for."""
 
-    def __init__(self, checkpoint: CheckpointFolder, stored: StoredFormat) -> None:
+    def __init__(self, checkpoint: CheckpointFolder, stored: StoredFormat, in_blocks: bool = False) -> None:  # noqa: FBT001, FBT002
+        self._in_blocks = in_blocks
         self._inner = checkpoint.tensors
         self._path, self._format = checkpoint.path, stored
         self.nonfinite, self.device = self._inner.nonfinite, self._inner.device
@@ -76,52 +79,14 @@ class DequantizedTensors(LazyTensors):
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._parts:
             return self._inner[name]
-        parts = self._parts[name]
-        weight = self._format.dequantized({part: self._inner[own] for part, own in parts.items()})
+        parts = {part: self._inner[own] for part, own in self._parts[name].items()}
+        kept = self._format.in_blocks(name, parts) if self._in_blocks else None
+        if kept is not None:
+            return kept
+        weight = self._format.dequantized(parts)
         if not is_finite(weight):
             raise CheckpointInvalid.of(self._path, f"tensor {name!r} holds NaN or infinity once it is dequantised")
         return weight.contiguous()
-
-
-class StoredFormat(ABC):
-    """A way to store weights, as a `quantization_config` describes it."""
-
-    allowed: ClassVar[Allowed]
-
-    def __init__(self, config: Mapping[str, Any], path: Path) -> None:
-        self.path = path
-        require_known(config, self.allowed, path)
-
-    @abstractmethod
-    def weights(self, entries: Mapping[str, TensorEntry]) -> dict[str, dict[str, str]]:
-        """The quantised weights by their plain names: the stored tensors of each, by their part in it."""
-
-    @abstractmethod
-    def shape(self, name: str, parts: Mapping[str, str], entries: Mapping[str, TensorEntry]) -> tuple[int, ...]:
-        """The shape of a weight; raises `CheckpointInvalid` where its parts do not fit one another."""
-
-    @abstractmethod
-    def dequantized(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """The weight in float32."""
-
-    def fail(self, name: str, rule: str) -> CheckpointInvalid:
-        """The error for the parts of a weight."""
-        return CheckpointInvalid.of(self.path.parent, f"tensor {name!r}: {rule}")
-
-
-def require_known(config: Mapping[str, Any], allowed: Allowed, path: Path, place: str = "") -> None:
-    """Raise `Incompatible` for a key that is not known, or has a value that is not computed here."""
-    for key, value in config.items():
-        if key not in allowed:
-            raise _refused(path, f"{place}{key}", value, f"one of the keys {', '.join(sorted(allowed))}")
-        values = allowed[key]
-        if values is not None and value not in values:
-            raise _refused(path, f"{place}{key}", value, " or ".join(repr(item) for item in values))
-
-
-def _refused(path: Path, key: str, value: Any, allowed: str) -> Incompatible:
-    shown = repr(value)[:100]
-    return Incompatible(f"{path}: {CONFIG_KEY}.{key}: {shown} is not computed here; allowed: {allowed}", field=key)
 
 
 GROUP_KEYS = ("desc_act", "sym", "true_sequential", "static_groups", "damp_percent", "damp_auto_increment", "lm_head")
@@ -138,11 +103,11 @@ class Grouped(StoredFormat):
     def __init__(self, config: Mapping[str, Any], path: Path) -> None:
         super().__init__(config, path)
         if type(config.get("bits")) is not int:
-            raise _refused(path, "bits", config.get("bits"), "a number of bits")
+            raise refused(path, "bits", config.get("bits"), "a number of bits")
         self.bits = config["bits"]
         self.group_size = config.get("group_size", 128)
         if type(self.group_size) is not int or self.group_size < -1 or self.group_size == 0:
-            raise _refused(path, "group_size", self.group_size, "-1 or a whole number from 1")
+            raise refused(path, "group_size", self.group_size, "-1 or a whole number from 1")
 
     def weights(self, entries: Mapping[str, TensorEntry]) -> dict[str, dict[str, str]]:
         """Those of `qweight`, `qzeros` and `scales`, with `g_idx` where there is one."""
@@ -168,6 +133,30 @@ class Grouped(StoredFormat):
             if part in expected and shape != expected[part]:
                 raise self.fail(name, f"{part} has shape {list(shape)}; needed: {list(expected[part])}")
         return outputs, inputs
+
+    def blocks_of(self, name: str, numbers: Tensor, zeros: Tensor, parts: Mapping[str, Tensor]) -> Tensor | None:
+        """Blocks of `INT4_ZEROS` for numbers [outputs, inputs] and zero points [groups, outputs], where these can say
+        it: four bits, neighbours in groups of whole blocks, scales that are half floats."""
+        import torch
+
+        from attn_models.quantization.block_tensor import BlockTensor
+
+        inputs = numbers.shape[1]
+        size = inputs if self.group_size == -1 else self.group_size
+        scales = parts["scales"].half()
+        in_order = torch.equal(self.group_of(parts, inputs), torch.arange(inputs) // size)
+        if self.bits != 4 or size % INT4_ZEROS.inputs or inputs % size or not in_order:
+            return None
+        if not torch.equal(scales.float(), parts["scales"].float()):
+            return None
+        if not is_finite(scales):
+            raise self.fail(name, "has scales that are NaN or infinite")
+        each = size // INT4_ZEROS.inputs
+        steps, shifts = (part.T.repeat_interleave(each, 1).contiguous() for part in (scales, zeros))
+        blocks = numbers.view(len(numbers), -1, 2, 16).to(torch.uint8)
+        codes = blocks[:, :, 0] | blocks[:, :, 1] << 4
+        whole = torch.cat([steps[..., None].view(torch.uint8), shifts[..., None].to(torch.uint8), codes], dim=-1)
+        return BlockTensor(whole.flatten(1), INT4_ZEROS)
 
     def group_of(self, parts: Mapping[str, Tensor], inputs: int) -> Tensor:
         """The group [inputs] of each input."""
@@ -227,10 +216,17 @@ class Gptq(Grouped):
 
     def dequantized(self, parts: Mapping[str, Tensor]) -> Tensor:
         """[outputs, inputs]."""
-        numbers = unpacked(parts["qweight"].T.contiguous(), self.bits)
-        zeros = unpacked(parts["qzeros"], self.bits) + self.below
+        numbers, zeros = self._numbers(parts)
         group = self.group_of(parts, numbers.shape[1])
         return (parts["scales"].float()[group] * (numbers.T - zeros[group])).T
+
+    def in_blocks(self, name: str, parts: Mapping[str, Tensor]) -> Tensor | None:
+        """See `Grouped.blocks_of`."""
+        return self.blocks_of(name, *self._numbers(parts), parts)
+
+    def _numbers(self, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        numbers = unpacked(parts["qweight"].T.contiguous(), self.bits)
+        return numbers, unpacked(parts["qzeros"], self.bits) + self.below
 
 
 class Awq(Grouped):
@@ -262,6 +258,11 @@ class Awq(Grouped):
         numbers, zeros = (self._in_order(parts[part]) for part in ("qweight", "qzeros"))
         group = self.group_of(parts, len(numbers))
         return (parts["scales"].float()[group] * (numbers - zeros[group])).T
+
+    def in_blocks(self, name: str, parts: Mapping[str, Tensor]) -> Tensor | None:
+        """See `Grouped.blocks_of`."""
+        numbers, zeros = (self._in_order(parts[part]) for part in ("qweight", "qzeros"))
+        return self.blocks_of(name, numbers.T.contiguous(), zeros, parts)
 
     def _in_order(self, words: Tensor) -> Tensor:
         numbers = unpacked(words, self.bits)
@@ -297,7 +298,7 @@ class Fp8(StoredFormat):
         if given is None:
             return None
         if not isinstance(given, list) or len(given) != 2 or any(type(size) is not int or size < 1 for size in given):
-            raise _refused(self.path, "weight_block_size", given, "null, or two whole numbers from 1")
+            raise refused(self.path, "weight_block_size", given, "null, or two whole numbers from 1")
         return given[0], given[1]
 
     def weights(self, entries: Mapping[str, TensorEntry]) -> dict[str, dict[str, str]]:
@@ -355,23 +356,23 @@ class CompressedTensors(Fp8):
         StoredFormat.__init__(self, config, path)
         groups = config.get("config_groups")
         if not isinstance(groups, Mapping) or not groups:
-            raise _refused(path, "config_groups", groups, "a description of the weights")
+            raise refused(path, "config_groups", groups, "a description of the weights")
         blocks = {self._block_of_group(name, group) for name, group in groups.items()}
         if len(blocks) != 1:
-            raise _refused(path, "config_groups", list(groups), "groups whose weights share one strategy")
+            raise refused(path, "config_groups", list(groups), "groups whose weights share one strategy")
         self.block = blocks.pop()
 
     def _block_of_group(self, name: str, group: Any) -> tuple[int, int] | None:
         place = f"config_groups.{name}."
         weights = group.get("weights") if isinstance(group, Mapping) else None
         if not isinstance(weights, Mapping):
-            raise _refused(self.path, f"{place}weights", weights, "an object")
+            raise refused(self.path, f"{place}weights", weights, "an object")
         known = dict.fromkeys(("targets", "weights", "input_activations")) | {"output_activations": (None,)}
         require_known(group, known | {"format": (*self.allowed["format"], None)}, self.path, place)  # type: ignore[misc]
         require_known(weights, self.of_weights, self.path, f"{place}weights.")
         strategy = weights.get("strategy")
         if strategy not in ("tensor", "channel", "block"):
-            raise _refused(self.path, f"{place}weights.strategy", strategy, "'tensor', 'channel' or 'block'")
+            raise refused(self.path, f"{place}weights.strategy", strategy, "'tensor', 'channel' or 'block'")
         return self.block_of(weights.get("block_structure")) if strategy == "block" else None
 
 
@@ -423,5 +424,6 @@ FORMATS: Mapping[str, type[StoredFormat]] = {
     "fp8": Fp8,
     "compressed-tensors": CompressedTensors,
     "mxfp4": Mxfp4,
+    "gguf": Gguf,
 }
 """By `quant_method`."""

@@ -32,6 +32,8 @@ GPT = {
     "tie_word_embeddings": False,
     "vocab_size": 48,
 }
+OF_FLOATS = [kernel.name for kernel in installed().linears if kernel.weights in WEIGHT_FORMATS]
+"""Kernels to which weights come as floats."""
 ROUNDING = {"float32": 1e-5, "bfloat16": 2e-2, "int8": 5e-2, "int4": 0.3}
 """How far logits may be off in the mean, as a share of their size; int4 keeps about 16 levels."""
 
@@ -94,7 +96,7 @@ def test_steps_of_packed_blocks_of_every_arrangement_give_what_the_plain_model_g
     torch.testing.assert_close(stepped, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kernel", [kernel.name for kernel in installed().linears])
+@pytest.mark.parametrize("kernel", OF_FLOATS)
 def test_every_linear_kernel_serves_a_whole_model(kernel, tiny):
     found = by_name(kernel)
     model, plain = built(tiny, LLAMA), built(tiny, LLAMA)
@@ -103,7 +105,7 @@ def test_every_linear_kernel_serves_a_whole_model(kernel, tiny):
     assert off(model, plain, tokens) < ROUNDING[found.weights]
 
 
-@pytest.mark.parametrize("kernel", [kernel.name for kernel in installed().linears])
+@pytest.mark.parametrize("kernel", OF_FLOATS)
 def test_a_row_is_multiplied_alone_as_beside_others(kernel):
     found = by_name(kernel)
     torch.manual_seed(5)
@@ -119,7 +121,7 @@ def test_a_row_is_multiplied_alone_as_beside_others(kernel):
             torch.testing.assert_close(alone, together[row], rtol=0, atol=2e-2 * alone.abs().max().item())
 
 
-@pytest.mark.parametrize("kernel", [kernel.name for kernel in installed().linears])
+@pytest.mark.parametrize("kernel", OF_FLOATS)
 def test_what_is_no_number_stays_none_and_stays_in_its_row(kernel):
     layer = by_name(kernel).pack(torch.randn(64, 64), None)
     rows = torch.randn(5, 64)

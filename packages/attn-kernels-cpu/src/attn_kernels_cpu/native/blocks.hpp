@@ -1,0 +1,262 @@
+// Weights in the blocks of GGUF, GPTQ and AWQ: a weight is code * step + least, its code a whole number from 0 of four, six or
+// eight bits. A code keeps the bits that it has in its file; steps and least values are those of a group of inputs.
+//
+// Panels hold groups of 32 inputs, a group's codes in words of four inputs for each of sixteen outputs: input 16 h + 4 s + j
+// is byte j of word s of half h.
+#pragma once
+#include "tiles.hpp"
+
+// A tile's code is made once, however many call it: there are many.
+#define SHARED_CODE __attribute__((noinline))
+
+struct Scales {
+  Floats step, least;
+};
+
+// Four bits: byte j of word s holds both halves' codes, the first in its lower four bits.
+struct FourBits {
+  static constexpr int CODE_BYTES = 256;
+  static Ints word(const uint8_t* group, int half, int s) {
+    Ints both = load_ints(group + s * 64);
+    return half ? right<4>(both) : both;
+  }
+  static Floats lowest(Ints word) { return nibbles(word); }
+};
+
+struct EightBits {
+  static constexpr int CODE_BYTES = 512;
+  static Ints word(const uint8_t* group, int half, int s) { return load_ints(group + half * 256 + s * 64); }
+  static Floats lowest(Ints word) { return low_bits(word, 255); }
+};
+
+// The lower four bits as above, then the upper two: of each half one word, byte j of word s in its bits 2 s and 2 s + 1.
+struct SixBits {
+  static constexpr int CODE_BYTES = 384;
+  static Ints word(const uint8_t* group, int half, int s) {
+    Ints upper = load_ints(group + 256 + half * 64);
+    upper = s == 0 ? left<4>(upper) : s == 1 ? left<2>(upper) : s == 2 ? upper : right<2>(upper);
+    return or_ints(and_ints(FourBits::word(group, half, s), all_ints(0x0f0f0f0f)), and_ints(upper, all_ints(0x30303030)));
+  }
+  static Floats lowest(Ints word) { return low_bits(word, 63); }
+};
+
+// What a format keeps of scales: `SCALES` half floats, or as many bytes, of sixteen outputs for every `SHARED` inputs, and
+// what they say of half `half` of group `group`. `DEEP` says that the two halves differ.
+struct OfQ4_1 : FourBits {
+  static constexpr int SHARED = 32, SCALES = 32;
+  static constexpr bool DEEP = false;
+  static Scales scales(const uint16_t* at, int group, int) {
+    return {load_halves(at + group * SCALES), load_halves(at + group * SCALES + 16)};
+  }
+};
+
+struct OfQ4_0 : FourBits {
+  static constexpr int SHARED = 32, SCALES = 16;
+  static constexpr bool DEEP = false;
+  static Scales scales(const uint16_t* at, int group, int) {
+    Floats step = load_halves(at + group * SCALES);
+    return {step, step * all(-8.0f)};
+  }
+};
+
+struct OfQ8_0 : EightBits {
+  static constexpr int SHARED = 32, SCALES = 16;
+  static constexpr bool DEEP = false;
+  static Scales scales(const uint16_t* at, int group, int) {
+    Floats step = load_halves(at + group * SCALES);
+    return {step, step * all(-128.0f)};
+  }
+};
+
+// Two half floats, then for each of eight groups a whole number of each.
+struct OfQ4_K : FourBits {
+  static constexpr int SHARED = 256, SCALES = 160;
+  static constexpr bool DEEP = false;
+  static Scales scales(const uint16_t* at, int group, int) {
+    at += group / 8 * SCALES;
+    const uint8_t* counts = (const uint8_t*)(at + 32) + group % 8 * 32;
+    Floats least = load_halves(at + 16) * floats_of(load_bytes(counts + 16));
+    return {load_halves(at) * floats_of(load_bytes(counts)), all(0.0f) - least};
+  }
+};
+
+// A half float, then for each of sixteen halves of groups a signed whole number of it.
+struct OfQ6_K : SixBits {
+  static constexpr int SHARED = 256, SCALES = 144;
+  static constexpr bool DEEP = true;
+  static Scales scales(const uint16_t* at, int group, int half) {
+    at += group / 8 * SCALES;
+    const int8_t* counts = (const int8_t*)(at + 16) + (group % 8 * 2 + half) * 16;
+    Floats step = load_halves(at) * floats_of(load_bytes(counts));
+    return {step, step * all(-32.0f)};
+  }
+};
+
+// A half float and the code that means zero.
+struct OfInt4Zeros : FourBits {
+  static constexpr int SHARED = 32, SCALES = 24;
+  static constexpr bool DEEP = false;
+  static Scales scales(const uint16_t* at, int group, int) {
+    at += group * SCALES;
+    Floats step = load_halves(at);
+    return {step, step * (all(0.0f) - floats_of(load_bytes((const uint8_t*)(at + 16))))};
+  }
+};
+
+template <class Of>
+static inline size_t scales_of_panel(int inputs) {
+  return (size_t)inputs / Of::SHARED * Of::SCALES;
+}
+template <class Of>
+static inline size_t codes_of_panel(int inputs) {
+  return (size_t)inputs / GROUP * Of::CODE_BYTES;
+}
+
+// Weights become float32 by one fused multiply-add, which rounds nothing or as ggml rounds, and are summed with float32
+// inputs as those of `float_tile`: the bits are those of the same weights in float32.
+template <class Of, int ROWS, int PANELS>
+SHARED_CODE static void widened_tile(const Linear& l, const float* x, int row, int panel, Into to) {
+  const size_t inputs = l.inputs, codes = codes_of_panel<Of>(l.inputs), scales = scales_of_panel<Of>(l.inputs);
+  const uint8_t* w = (const uint8_t*)l.weights + panel * codes;
+  const uint16_t* of = l.scales + panel * scales;
+  x += row * inputs;
+  Floats sum[ROWS][PANELS];
+  for (int r = 0; r < ROWS; r++)
+    for (int p = 0; p < PANELS; p++) sum[r][p] = all(0.0f);
+  for (size_t g = 0; g < inputs / GROUP; g++, w += Of::CODE_BYTES) {
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; half++) {
+      Scales scaled[PANELS];
+      for (int p = 0; p < PANELS; p++) scaled[p] = Of::scales(of + p * scales, g, half);
+      for (int s = 0; s < 4; s++, x += 4) {
+        Ints word[PANELS];
+        for (int p = 0; p < PANELS; p++) word[p] = Of::word(w + p * codes, half, s);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) {
+          Floats weight[PANELS];
+          for (int p = 0; p < PANELS; p++) {
+            weight[p] = fmadd(Of::lowest(word[p]), scaled[p].step, scaled[p].least);
+            word[p] = right<8>(word[p]);
+          }
+          for (int r = 0; r < ROWS; r++) {
+            Floats value = all(x[r * inputs + j]);
+            for (int p = 0; p < PANELS; p++) sum[r][p] = fmadd(value, weight[p], sum[r][p]);
+          }
+        }
+      }
+    }
+  }
+  for (int r = 0; r < ROWS; r++)
+    for (int p = 0; p < PANELS; p++) finish(l, to, row + r, panel + p, sum[r][p]);
+}
+
+// Some panels in float32, in room of the thread that calls, as a layer of their own.
+template <class Of>
+SHARED_CODE static Linear widened_panels(const Linear& l, int panel, int count) {
+  static thread_local std::vector<float> room;
+  const size_t inputs = l.inputs, codes = codes_of_panel<Of>(l.inputs), scales = scales_of_panel<Of>(l.inputs);
+  if (room.size() < count * inputs * 16 + 16) room.resize(count * inputs * 16 + 16);
+  float *begin = (float*)(((uintptr_t)room.data() + 63) / 64 * 64), *out = begin;
+  for (int p = panel; p < panel + count; p++) {
+    const uint8_t* w = (const uint8_t*)l.weights + p * codes;
+    for (size_t g = 0; g < inputs / GROUP; g++, w += Of::CODE_BYTES)
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; half++) {
+        const Scales scaled = Of::scales(l.scales + p * scales, g, half);
+        for (int s = 0; s < 4; s++) {
+          Ints word = Of::word(w, half, s);
+          for (int j = 0; j < 4; j++, word = right<8>(word), out += 16)
+            store16(out, fmadd(Of::lowest(word), scaled.step, scaled.least));
+        }
+      }
+  }
+  Linear wide = l;
+  wide.format = FLOAT32;
+  wide.weights = begin;
+  wide.outputs = l.outputs - panel * 16;
+  if (l.bias) wide.bias = l.bias + panel * 16;
+  return wide;
+}
+
+// Codes of four bits with inputs in int8: whole numbers within a group.
+template <class Of, int ROWS, int PANELS>
+SHARED_CODE static void nibble_tile(const Linear& l, const QuantisedRows& x, int row, int panel, Into to) {
+  const size_t inputs = l.inputs, groups = inputs / GROUP, scales = scales_of_panel<Of>(l.inputs);
+  const uint8_t* w = (const uint8_t*)l.weights + (size_t)panel * inputs * 8;
+  const uint16_t* of = l.scales + panel * scales;
+  const int8_t* values = x.values + row * inputs;
+  const float *scale = x.scale + row * groups, *total = x.sum + row * groups;
+  Floats sum[ROWS][PANELS];
+  for (int r = 0; r < ROWS; r++)
+    for (int p = 0; p < PANELS; p++) sum[r][p] = all(0.0f);
+  for (size_t g = 0; g < groups; g++) {
+    NibbleSums dot[ROWS][PANELS];
+#pragma GCC unroll 4
+    for (int s = 0; s < GROUP / 8; s++) {
+      NibbleWeights weight[PANELS];
+      for (int p = 0; p < PANELS; p++) weight[p] = nibble_weights(w + p * inputs * 8 + (g * 4 + s) * 64);
+      for (int r = 0; r < ROWS; r++) {
+        const int8_t* at = values + r * inputs + g * GROUP + s * 4;
+        Fours one = fours_of(at), other = fours_of(at + 16);
+        for (int p = 0; p < PANELS; p++) dot[r][p].add(weight[p], one, other);
+      }
+    }
+    for (int p = 0; p < PANELS; p++) {
+      const Scales scaled = Of::scales(of + p * scales, g, 0);
+      for (int r = 0; r < ROWS; r++) {
+        Floats whole = floats_of(dot[r][p].total()) * all(scale[r * groups + g]);
+        sum[r][p] = fmadd(whole, scaled.step, sum[r][p]);
+        sum[r][p] = fmadd(all(total[r * groups + g]), scaled.least, sum[r][p]);
+      }
+    }
+  }
+  for (int r = 0; r < ROWS; r++)
+    for (int p = 0; p < PANELS; p++) finish(l, to, row + r, panel + p, sum[r][p]);
+}
+
+// Codes whose middle is no code apart from zero: bytes from -128 of Q8_0, and from -32 of Q6_K, with inputs in int8.
+template <class Of, int ROWS, int PANELS>
+SHARED_CODE static void byte_tile(const Linear& l, const QuantisedRows& x, int row, int panel, Into to) {
+  const size_t inputs = l.inputs, groups = inputs / GROUP;
+  const size_t codes = codes_of_panel<Of>(l.inputs), scales = scales_of_panel<Of>(l.inputs);
+  const uint8_t* w = (const uint8_t*)l.weights + panel * codes;
+  const uint16_t* of = l.scales + panel * scales;
+  const int8_t* values = x.values + row * inputs;
+  const float* scale = x.scale + row * groups;
+  const int32_t *offset = x.offset + row * groups, *first = Of::DEEP ? x.first + row * groups : nullptr;
+  // What makes a code the byte that is 128 more than the weight's whole number.
+  const Ints middle = all_ints(Of::DEEP ? 0x60606060 : 0);
+  Floats sum[ROWS][PANELS];
+  for (int r = 0; r < ROWS; r++)
+    for (int p = 0; p < PANELS; p++) sum[r][p] = all(0.0f);
+  for (size_t g = 0; g < groups; g++, w += Of::CODE_BYTES, values += GROUP) {
+    ByteSums dot[ROWS][PANELS];
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; half++) {
+      if (Of::DEEP || half == 0)
+        for (int r = 0; r < ROWS; r++)
+          for (int p = 0; p < PANELS; p++) {
+            int32_t all_of = offset[r * groups + g];
+            if (Of::DEEP) all_of = half ? all_of - first[r * groups + g] : first[r * groups + g];
+            dot[r][p] = ByteSums(all_of);
+          }
+#pragma GCC unroll 4
+      for (int s = 0; s < 4; s++) {
+        ByteWeights weight[PANELS];
+        for (int p = 0; p < PANELS; p++) weight[p] = byte_weights_of(add_ints(Of::word(w + p * codes, half, s), middle));
+        for (int r = 0; r < ROWS; r++) {
+          Fours value = fours_of(values + r * inputs + half * 16 + s * 4);
+          for (int p = 0; p < PANELS; p++) dot[r][p].add(weight[p], value);
+        }
+      }
+      if (Of::DEEP || half == 1)
+        for (int p = 0; p < PANELS; p++) {
+          const Floats step = Of::scales(of + p * scales, g, half).step;
+          for (int r = 0; r < ROWS; r++)
+            sum[r][p] = fmadd(floats_of(dot[r][p].total()) * all(scale[r * groups + g]), step, sum[r][p]);
+        }
+    }
+  }
+  for (int r = 0; r < ROWS; r++)
+    for (int p = 0; p < PANELS; p++) finish(l, to, row + r, panel + p, sum[r][p]);
+}

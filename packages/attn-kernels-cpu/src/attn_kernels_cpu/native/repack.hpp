@@ -1,0 +1,131 @@
+// Rows of blocks, as GGUF has them, laid out in panels as blocks.hpp reads them. No bit of a code or a scale changes.
+#pragma once
+#include "blocks.hpp"
+
+static inline void low_and_high(const uint8_t* bytes, uint8_t* codes) {
+  for (int i = 0; i < 16; i++) codes[i] = bytes[i] & 15, codes[i + 16] = bytes[i] >> 4;
+}
+
+static inline uint16_t half_at(const uint8_t* at) {
+  uint16_t bits;
+  std::memcpy(&bits, at, 2);
+  return bits;
+}
+
+// A format's block of so many bytes and `SHARED` inputs; `codes` are those of its group `g`.
+struct BlockQ4_1 : OfQ4_1 {
+  static constexpr int BLOCK_BYTES = 20;
+  static void codes(const uint8_t* block, int, uint8_t* to) { low_and_high(block + 4, to); }
+};
+
+struct BlockQ4_0 : OfQ4_0 {
+  static constexpr int BLOCK_BYTES = 18;
+  static void codes(const uint8_t* block, int, uint8_t* to) { low_and_high(block + 2, to); }
+};
+
+struct BlockQ8_0 : OfQ8_0 {
+  static constexpr int BLOCK_BYTES = 34;
+  static void codes(const uint8_t* block, int, uint8_t* to) {
+    for (int i = 0; i < GROUP; i++) to[i] = block[2 + i] ^ 128;
+  }
+};
+
+// Ours: a half float, the code of zero in a byte, and sixteen bytes of codes as in Q4_0.
+struct BlockInt4Zeros : OfInt4Zeros {
+  static constexpr int BLOCK_BYTES = 19;
+  static void codes(const uint8_t* block, int, uint8_t* to) { low_and_high(block + 3, to); }
+};
+
+struct BlockQ4_K : OfQ4_K {
+  static constexpr int BLOCK_BYTES = 144;
+  static void codes(const uint8_t* block, int g, uint8_t* to) {
+    const uint8_t* bytes = block + 16 + g / 2 * 32;
+    for (int i = 0; i < GROUP; i++) to[i] = bytes[i] >> g % 2 * 4 & 15;
+  }
+};
+
+struct BlockQ6_K : OfQ6_K {
+  static constexpr int BLOCK_BYTES = 210;
+  static void codes(const uint8_t* block, int g, uint8_t* to) {
+    const uint8_t *lower = block + g / 4 * 64 + g % 2 * 32, *upper = block + 128 + g / 4 * 32;
+    for (int i = 0; i < GROUP; i++)
+      to[i] = (lower[i] >> g % 4 / 2 * 4 & 15) | (upper[i] >> g % 4 * 2 & 3) << 4;
+  }
+};
+
+// Scales of output `n` of a panel for one block.
+template <class Of>
+static inline void keep_scales(const uint8_t* block, uint16_t* to, int n) {
+  if constexpr (std::is_same_v<Of, BlockQ4_K>) {
+    to[n] = half_at(block), to[16 + n] = half_at(block + 2);
+    const uint8_t* packed = block + 4;
+    uint8_t* counts = (uint8_t*)(to + 32);
+    for (int g = 0; g < 8; g++) {
+      const bool early = g < 4;
+      counts[g * 32 + n] = early ? packed[g] & 63 : (packed[g + 4] & 15) | packed[g - 4] >> 6 << 4;
+      counts[g * 32 + 16 + n] = early ? packed[g + 4] & 63 : packed[g + 4] >> 4 | packed[g] >> 6 << 4;
+    }
+  } else if constexpr (std::is_same_v<Of, BlockQ6_K>) {
+    to[n] = half_at(block + 208);
+    for (int i = 0; i < 16; i++) ((uint8_t*)(to + 16))[i * 16 + n] = block[192 + i];
+  } else if constexpr (std::is_same_v<Of, BlockInt4Zeros>) {
+    to[n] = half_at(block);
+    ((uint8_t*)(to + 16))[n] = block[2];
+  } else {
+    to[n] = half_at(block);
+    if constexpr (std::is_same_v<Of, BlockQ4_1>) to[16 + n] = half_at(block + 2);
+  }
+}
+
+// Codes of output `n` of a panel for one group.
+template <class Of>
+static inline void keep_codes(const uint8_t* codes, uint8_t* to, int n) {
+  to += n * 4;
+  for (int half = 0; half < 2; half++)
+    for (int s = 0; s < 4; s++)
+      for (int j = 0; j < 4; j++) {
+        const uint8_t code = codes[half * 16 + s * 4 + j];
+        if constexpr (Of::CODE_BYTES == EightBits::CODE_BYTES) {
+          to[half * 256 + s * 64 + j] = code;
+        } else {
+          to[s * 64 + j] |= (code & 15) << half * 4;
+          if constexpr (Of::CODE_BYTES == SixBits::CODE_BYTES) to[256 + half * 64 + j] |= code >> 4 << s * 2;
+        }
+      }
+}
+
+template <class Of>
+static void repack_blocks(const uint8_t* rows, const Linear& l, int threads) {
+  const int panels = (l.outputs + 15) / 16, groups = l.inputs / GROUP, per = Of::SHARED / GROUP, blocks = groups / per;
+  const size_t codes = codes_of_panel<Of>(l.inputs), scales = scales_of_panel<Of>(l.inputs);
+#pragma omp parallel for num_threads(threads)
+  for (int panel = 0; panel < panels; panel++) {
+    uint8_t* to = (uint8_t*)l.weights + panel * codes;
+    uint16_t* of = (uint16_t*)l.scales + panel * scales;
+    // Outputs past the last have no step.
+    std::memset(to, 0, codes);
+    std::memset(of, 0, scales * 2);
+    for (int n = 0; n < std::min(16, l.outputs - panel * 16); n++) {
+      const uint8_t* block = rows + (size_t)(panel * 16 + n) * blocks * Of::BLOCK_BYTES;
+      for (int b = 0; b < blocks; b++, block += Of::BLOCK_BYTES) {
+        keep_scales<Of>(block, of + (size_t)b * Of::SCALES, n);
+        for (int g = 0; g < per; g++) {
+          uint8_t found[GROUP];
+          Of::codes(block, g, found);
+          keep_codes<Of>(found, to + (size_t)(b * per + g) * Of::CODE_BYTES, n);
+        }
+      }
+    }
+  }
+}
+
+static void repack(const uint8_t* rows, const Linear& l, int threads) {
+  switch (l.format) {
+    case Q8_0: return repack_blocks<BlockQ8_0>(rows, l, threads);
+    case Q4_0: return repack_blocks<BlockQ4_0>(rows, l, threads);
+    case Q4_K: return repack_blocks<BlockQ4_K>(rows, l, threads);
+    case Q6_K: return repack_blocks<BlockQ6_K>(rows, l, threads);
+    case INT4_ZEROS: return repack_blocks<BlockInt4Zeros>(rows, l, threads);
+    default: return repack_blocks<BlockQ4_1>(rows, l, threads);
+  }
+}

@@ -1,0 +1,126 @@
+"""Weights in the blocks of files are multiplied as they are, against what the gguf library says that they mean."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from attn_core import installed
+from attn_core.errors import InvalidValue
+from attn_core.kernels.linear import BLOCK_FORMATS, LinearProblem, choose_linear, explain_linear
+from attn_kernels_cpu.forms import FORMS
+from attn_kernels_cpu.packed import PackedLinear
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
+
+HALVES = {"q8_0": (0,), "q4_0": (0,), "q4_1": (0, 2), "q4_k": (0, 2), "q6_k": (208,), "int4_zeros": (0,)}
+"""The bytes of a block at which half floats begin."""
+ROWS = [1, 2, 3, 5, 29]
+
+
+def blocks(form, outputs, count, seed=0):
+    """Rows of blocks of any bits with small scales of both signs, and the float32 weights that they mean."""
+    random, size = np.random.default_rng(seed), FORMS[form].block
+    raw = random.integers(0, 256, (outputs, count, size), dtype=np.uint8)
+    for place in HALVES[form]:
+        scales = (random.standard_normal((outputs, count)) * 0.01).astype(np.float16)
+        raw[:, :, place : place + 2] = scales[..., None].view(np.uint8)
+    if form == "int4_zeros":
+        numbers = np.concatenate([raw[..., 3:] & 15, raw[..., 3:] >> 4], -1).astype(np.float32)
+        scales = np.ascontiguousarray(raw[..., :2]).view(np.float16).astype(np.float32)
+        weight = (scales * (numbers - raw[..., 2:3])).reshape(outputs, -1)
+    else:
+        weight = dequantize(raw.reshape(outputs, -1), GGMLQuantizationType[form.upper()])
+    return torch.from_numpy(raw.reshape(outputs, -1)), torch.from_numpy(weight.copy())
+
+
+def relative(found, expected):
+    return ((found.double() - expected).norm() / expected.norm()).item()
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("outputs", [7, 16, 83])
+@pytest.mark.parametrize("form", BLOCK_FORMATS)
+def test_blocks_give_the_bits_of_the_same_weights_in_float32(form, outputs):
+    raw, weight = blocks(form, outputs, 2)
+    torch.manual_seed(0)
+    bias = torch.randn(outputs)
+    widened, plain = PackedLinear(f"{form}_widened", raw, bias), PackedLinear("float32", weight, bias)
+    for rows in ROWS:
+        x = torch.randn(rows, weight.shape[1])
+        assert torch.equal(widened(x), plain(x))
+        assert relative(widened(x), x.double() @ weight.double().T + bias) < 1e-6
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("form", BLOCK_FORMATS)
+def test_inputs_that_int8_holds_are_multiplied_without_any_error(form, rows):
+    """What is left is rounding of float32: no bit of a weight is lost."""
+    raw, weight = blocks(form, 40, 3, seed=rows)
+    torch.manual_seed(rows)
+    x = torch.randint(-127, 128, (rows, weight.shape[1])).float()
+    x[:, ::32] = 127
+    assert relative(PackedLinear(form, raw, None)(x), x.double() @ weight.double().T) < 1e-6
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("form", BLOCK_FORMATS)
+def test_other_inputs_lose_no_more_than_their_own_rounding_to_int8(form):
+    raw, weight = blocks(form, 40, 3)
+    torch.manual_seed(1)
+    x = torch.randn(6, weight.shape[1])
+    assert relative(PackedLinear(form, raw, None)(x), x.double() @ weight.double().T) < 0.02
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("form", [f"{form}{kind}" for form in BLOCK_FORMATS for kind in ("", "_widened")])
+def test_a_row_alone_gets_the_bits_that_it_gets_in_a_crowd_and_its_largest_output(form):
+    layer = PackedLinear(form, blocks(form.removesuffix("_widened"), 70, 2)[0], None)
+    torch.manual_seed(4)
+    x = torch.randn(31, layer.inputs)
+    whole = layer(x)
+    assert torch.equal(torch.cat([layer(row[None]) for row in x]), whole)
+    assert torch.equal(layer.largest(x), whole.argmax(-1))
+
+
+@pytest.mark.parametrize("form", [f"{form}{kind}" for form in BLOCK_FORMATS for kind in ("", "_widened")])
+def test_every_instruction_set_gives_the_same_bits(with_both, form):
+    def compute():
+        layer = PackedLinear(form, blocks(form.removesuffix("_widened"), 83, 2)[0], torch.linspace(-1, 1, 83))
+        torch.manual_seed(5)
+        x = torch.randn(14, layer.inputs) * torch.logspace(-30, 30, 14)[:, None]
+        return [layer(x), layer(x[:1]), layer(x[3:6]), layer.largest(x)]
+
+    for one, other in with_both(compute):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.usefixtures("_kernels")
+def test_layers_in_several_kinds_of_blocks_are_one_layer():
+    made = [blocks("q4_k", 33, 1), blocks("q6_k", 16, 1), blocks("q4_1", 24, 8)]
+    forms = ["q4_k_widened", "q6_k", "q4_1"]
+    parts = [PackedLinear(form, raw, None) for form, (raw, _) in zip(forms, made, strict=True)]
+    torch.manual_seed(0)
+    x = torch.randn(5, 256)
+    whole = PackedLinear.joined(parts)
+    assert torch.equal(whole(x), torch.cat([part(x) for part in parts], -1))
+    assert (whole.inputs, whole.outputs, whole.largest(x)) == (256, 73, None)
+
+
+@pytest.mark.usefixtures("_best_kernels")
+@pytest.mark.parametrize("weight", [torch.zeros(16, 34), torch.zeros(16, 33, dtype=torch.uint8)])
+def test_what_are_no_blocks_is_refused_before_memory_is_read(weight):
+    with pytest.raises(InvalidValue, match=r"weight: .* torch.uint8 \[outputs, a multiple of 34\] for q8_0"):
+        PackedLinear("q8_0", weight, None)
+
+
+@pytest.mark.usefixtures("_best_kernels")
+@pytest.mark.parametrize("form", BLOCK_FORMATS)
+def test_who_asks_for_float32_gets_a_kernel_that_rounds_no_input(form):
+    problem = LinearProblem(weights=form, inputs=512, outputs=64, dtype="uint8")
+    assert choose_linear(installed().linears, problem).name == f"cpu_{form}"
+    asked = LinearProblem(weights=form, inputs=512, outputs=64, dtype="uint8", exact=True, float32=True)
+    assert choose_linear(installed().linears, asked).name == f"cpu_{form}_widened"
+    odd = LinearProblem(weights=form, inputs=516, outputs=64, dtype="uint8")
+    assert not any(verdict.accepted for verdict in explain_linear(installed().linears, odd))

@@ -1,0 +1,85 @@
+"""Weights that stay in the blocks in which they are stored until they are packed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from attn_models.weights.block_layouts import BlockLayout
+
+
+class BlockTensor(Tensor):
+    """A float32 matrix [outputs, inputs] whose memory is uint8 `blocks` [outputs, bytes of a row] of a `kind`.
+
+    Its rows can be taken apart and put together as blocks; whatever else is computed with it is computed with its
+    weights in float32, which are made for that moment.
+    """
+
+    blocks: Tensor
+    kind: BlockLayout
+
+    @staticmethod
+    def __new__(cls, blocks: Tensor, kind: BlockLayout) -> BlockTensor:
+        """Of bytes on the CPU, in whole blocks."""
+        inputs = blocks.shape[1] // kind.nbytes * kind.inputs
+        made: BlockTensor = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001 -- torch's own way to make one
+            cls, (blocks.shape[0], inputs), dtype=torch.float32, device=blocks.device
+        )
+        made.blocks, made.kind = blocks.detach(), kind
+        return made
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        del tensor_contents
+        return f"BlockTensor({tuple(self.shape)}, {self.kind.weights})"
+
+    def plain(self) -> Tensor:
+        """The weights in float32, in memory of their own."""
+        return torch.from_numpy(self.kind.dequantized(self.blocks.contiguous().numpy()))
+
+    # torch's stubs know of no such method but the one that turns it off.
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Rows in blocks where they stay whole, else float32."""
+        del types
+        if func in _SAME:
+            return cls(args[0].blocks, args[0].kind)
+        if func is _aten.split_with_sizes.default and args[2:] in ((), (0,)):
+            return [cls(part, args[0].kind) for part in args[0].blocks.split(args[1])]
+        if func is _aten.embedding.default:
+            found = cls(args[0].blocks[args[1].reshape(-1)], args[0].kind).plain()
+            return found.view(*args[1].shape, args[0].shape[1])
+        return func(*tree_map(_plain, args), **tree_map(_plain, kwargs or {}))
+
+
+_aten = torch.ops.aten
+_SAME = (_aten.detach.default, _aten.alias.default)
+
+
+def _plain(value: Any) -> Any:
+    return value.plain() if isinstance(value, BlockTensor) else value
+
+
+def blocks_of(matrices: Sequence[Tensor], bits: Mapping[str, int], most: int) -> BlockTensor | None:
+    """Matrices [outputs, inputs] as one, their outputs one after another, as they are stored; None where one of them is
+    not in blocks of at most `most` bits a weight, as `bits` says by format, or they are in several kinds of blocks."""
+    kept = [matrix for matrix in matrices if isinstance(matrix, BlockTensor) and bits[matrix.kind.weights] <= most]
+    if len(kept) < len(matrices) or len({matrix.kind.weights for matrix in kept}) > 1:
+        return None
+    whole = torch.cat([matrix.blocks for matrix in kept]) if len(kept) > 1 else kept[0].blocks
+    return BlockTensor(whole, kept[0].kind)
+
+
+def widen_parameters(model: nn.Module) -> None:
+    """Let parameters in blocks become float32, in memory of their own."""
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if isinstance(parameter, BlockTensor):
+                plain = made.setdefault(id(parameter), nn.Parameter(parameter.plain(), requires_grad=False))
+                setattr(module, name, plain)

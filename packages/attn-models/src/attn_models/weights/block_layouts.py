@@ -1,0 +1,80 @@
+"""Blocks of whole numbers with their scales, in which weights are stored and multiplied as they are.
+
+Formats: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h. `INT4_ZEROS` is ours: what GPTQ and AWQ store
+of 32 inputs, a half float, the number that means zero in a byte, and 16 bytes of numbers in the order of Q4_0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Bytes = NDArray[np.uint8]
+    Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockLayout:
+    """One kind of blocks: the format that kernels know it as, its bytes and how many inputs these hold, at which bytes
+    half floats begin, and what its rows mean as float32."""
+
+    weights: str
+    nbytes: int
+    inputs: int
+    halves: tuple[int, ...]
+    read: Callable[[Any], Any]
+
+    def inputs_of(self, row_bytes: int) -> int | None:
+        """The inputs of a row of so many bytes; None where it does not consist of blocks."""
+        return None if row_bytes % self.nbytes else row_bytes // self.nbytes * self.inputs
+
+    def dequantized(self, rows: Bytes) -> Floats:
+        """Float32 [rows, inputs] of bytes [rows, bytes of a row], by the reference's formula."""
+        values: Floats = self.read(rows)
+        return values
+
+    def is_finite(self, rows: Bytes) -> bool:
+        """Whether no scale of bytes [rows, bytes of a row] is NaN or infinite, so that no weight is."""
+        blocks = rows.reshape(-1, self.nbytes)
+        # The exponent of a half float is the five bits below the sign.
+        return all(bool(((blocks[:, place + 1] & 0x7C) != 0x7C).all()) for place in self.halves)
+
+
+def _by_gguf(kind: str, rows: Bytes) -> Any:
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    return dequantize(rows, GGMLQuantizationType[kind])
+
+
+def _int4_zeros(rows: Bytes) -> Any:
+    import numpy as np
+
+    blocks = rows.reshape(-1, INT4_ZEROS_BYTES)
+    steps = np.ascontiguousarray(blocks[:, :2]).view(np.float16).astype(np.float32)
+    numbers = np.concatenate([blocks[:, 3:] & 15, blocks[:, 3:] >> 4], axis=1).astype(np.float32)
+    return (steps * (numbers - blocks[:, 2:3].astype(np.float32))).reshape(len(rows), -1)
+
+
+INT4_ZEROS_BYTES = 19
+INT4_ZEROS = BlockLayout(weights="int4_zeros", nbytes=INT4_ZEROS_BYTES, inputs=32, halves=(0,), read=_int4_zeros)
+
+
+def _of_gguf(kind: str, nbytes: int, inputs: int, *halves: int) -> BlockLayout:
+    return BlockLayout(weights=kind.lower(), nbytes=nbytes, inputs=inputs, halves=halves, read=partial(_by_gguf, kind))
+
+
+GGUF_LAYOUTS: Mapping[str, BlockLayout] = {
+    "Q8_0": _of_gguf("Q8_0", 34, 32, 0),
+    "Q4_0": _of_gguf("Q4_0", 18, 32, 0),
+    "Q4_1": _of_gguf("Q4_1", 20, 32, 0, 2),
+    "Q4_K": _of_gguf("Q4_K", 144, 256, 0, 2),
+    "Q6_K": _of_gguf("Q6_K", 210, 256, 208),
+}
+"""By the name of a tensor's type in a GGUF file."""

@@ -1,0 +1,65 @@
+"""A way to store weights that a folder's `quantization_config` describes, and the keys that are understood of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from attn_core.errors import CheckpointInvalid, Incompatible
+
+from attn_models.weights.safetensors_files import TensorEntry
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CONFIG_KEY = "quantization_config"
+Allowed = Mapping[str, tuple[Any, ...] | None]
+"""Keys of a configuration, with the values that are computed here; None where any value changes nothing."""
+
+
+class StoredFormat(ABC):
+    """A way to store weights, as a `quantization_config` describes it."""
+
+    allowed: ClassVar[Allowed]
+
+    def __init__(self, config: Mapping[str, Any], path: Path) -> None:
+        self.path = path
+        require_known(config, self.allowed, path)
+
+    @abstractmethod
+    def weights(self, entries: Mapping[str, TensorEntry]) -> dict[str, dict[str, str]]:
+        """The quantised weights by their plain names: the stored tensors of each, by their part in it."""
+
+    @abstractmethod
+    def shape(self, name: str, parts: Mapping[str, str], entries: Mapping[str, TensorEntry]) -> tuple[int, ...]:
+        """The shape of a weight; raises `CheckpointInvalid` where its parts do not fit one another."""
+
+    @abstractmethod
+    def dequantized(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """The weight in float32."""
+
+    def in_blocks(self, name: str, parts: Mapping[str, Tensor]) -> Tensor | None:  # noqa: ARG002 -- of some formats
+        """The weight as a `BlockTensor`, which says the same numbers; None where no kernel would take it."""
+        return None
+
+    def fail(self, name: str, rule: str) -> CheckpointInvalid:
+        """The error for the parts of a weight."""
+        return CheckpointInvalid.of(self.path.parent, f"tensor {name!r}: {rule}")
+
+
+def require_known(config: Mapping[str, Any], allowed: Allowed, path: Path, place: str = "") -> None:
+    """Raise `Incompatible` for a key that is not known, or has a value that is not computed here."""
+    for key, value in config.items():
+        if key not in allowed:
+            raise refused(path, f"{place}{key}", value, f"one of the keys {', '.join(sorted(allowed))}")
+        values = allowed[key]
+        if values is not None and value not in values:
+            raise refused(path, f"{place}{key}", value, " or ".join(repr(item) for item in values))
+
+
+def refused(path: Path, key: str, value: Any, allowed: str) -> Incompatible:
+    """The error for what a configuration says."""
+    shown = repr(value)[:100]
+    return Incompatible(f"{path}: {CONFIG_KEY}.{key}: {shown} is not computed here; allowed: {allowed}", field=key)
