@@ -135,7 +135,7 @@ def test_images_that_cannot_be_seen_are_refused_before_anything_is_computed(answ
 
 
 def test_a_model_that_sees_is_not_split_over_ranks(folder):
-    with pytest.raises(InvalidValue, match="tensor_parallel_size.*VisionDecoder"):
+    with pytest.raises(InvalidValue, match=r"tensor_parallel_size.*VisionDecoder"):
         require_tensor_parallel(folder, EngineConfig(tensor_parallel_size=2))
 
 
