@@ -63,7 +63,7 @@ class TestReplicas:
         assert not report.bad
         assert report.kills >= 1
         assert report.resumed >= 1
-        assert report.requests > 20
+        assert report.requests >= 6
         await until(lambda: engine.replicas == 2)
 
     async def test_one_that_is_given_back_hands_its_streams_over(self, engine: EngineClient) -> None:
