@@ -40,6 +40,16 @@ def losses(events):
     return [(item.step, item.values["loss"]) for item in metrics if "loss" in item.values]
 
 
+async def none_left(name: str) -> None:
+    """Wait until no process below this one has a name with these words."""
+    for _ in range(300):
+        left = [child for child in psutil.Process().children(recursive=True) if name in child.name()]
+        if not left:
+            return
+        await asyncio.sleep(0.2)
+    pytest.fail(f"{left} are still there")
+
+
 async def test_killed_workers_and_supervisors_cost_an_interval_and_not_a_bit(home, wire_config, submit):
     wire_config.optimizer.steps = 600
     wire_config.checkpoint.save_steps = 50
@@ -64,8 +74,7 @@ async def test_killed_workers_and_supervisors_cost_an_interval_and_not_a_bit(hom
             await submit(stub, wire_config, "struck")
             events = await follow(stub, "struck", strike)
             job = (await stub.GetTrainingJob(pb.GetTrainingJobRequest(id="struck"))).job
-            while [child for child in psutil.Process().children(recursive=True) if "ray::Ray" in child.name()]:
-                await asyncio.sleep(0.2)
+            await none_left("ray::Ray")
     finally:
         await cluster.stop()
     assert not victims
