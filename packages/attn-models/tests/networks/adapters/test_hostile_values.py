@@ -34,6 +34,9 @@ EVERYTHING = SIZES | REFORMER | AXES | VIT | GPT2 | LATENT | EXPERTS
 T5 = {"d_model": 32, "d_ff": 48, "num_layers": 2, "num_heads": 4, "d_kv": 8, "vocab_size": 61}
 AUDIO = {"encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 48, "num_mel_bins": 8}
 AUDIO |= {"decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48, "max_source_positions": 10}
+TOWER = {"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 40, "num_hidden_layers": 2}
+TOWER |= {"image_size": 12, "patch_size": 3}
+SEEING = {"text_config": SIZES, "vision_config": TOWER, "image_token_id": 60, "scale_factor": 2}
 OWN = {
     "clip": {"text_config": {"hidden_size": 32, "num_attention_heads": 4}, "projection_dim": 16},
     "distilbert": {
@@ -55,6 +58,8 @@ OWN = {
         "vocab_size": 61,
     },
     "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64, "vocab_size": 61},
+    "smolvlm": SEEING,
+    "idefics3": SEEING,
     "t5": T5,
     "mt5": T5 | {"tie_word_embeddings": False},
     "whisper": AUDIO | {"d_model": 32, "max_target_positions": 12, "vocab_size": 61},
@@ -94,6 +99,20 @@ def test_a_value_of_the_wrong_kind_is_refused_in_words_or_read(layout, tmp_path)
         for value in VALUES:
             try:
                 read_by(layout, plain | {key: value}, tmp_path)
+            except UserError:
+                continue
+            except Exception as error:  # noqa: BLE001  (all that is no word for people)
+                wrong.append(f"{key}={value!r}: {error!r}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("part", ["text_config", "vision_config"])
+def test_a_value_of_the_wrong_kind_in_a_part_is_refused_in_words_or_read(part, tmp_path):
+    wrong = []
+    for key in {*SEEING[part], "layer_norm_eps", "rms_norm_eps", "hidden_act", "rope_theta", "rope_scaling"}:
+        for value in VALUES:
+            try:
+                read_by("smolvlm", SEEING | {part: SEEING[part] | {key: value}}, tmp_path)
             except UserError:
                 continue
             except Exception as error:  # noqa: BLE001  (all that is no word for people)
