@@ -223,8 +223,8 @@ class CacheFamily(ABC):
     """A kind of store that a plugin offers by name.
 
     `loss` is the largest error of a number that is read back, as a share of the largest magnitude that was written to
-    its field; 0 where rows are read as they were written. `portable` says whether its stores are `PortableStore`s, so
-    that a request can go on in a store of another process.
+    its field; 0 where rows are read as they were written. `portable` says whether each of its stores is a
+    `PortableStore`, so that a request can go on in a store of another process.
     """
 
     name: ClassVar[str]
