@@ -24,10 +24,11 @@ from attn_train.worker import build_model
 
 SENTENCE = "1\tdogs\t_\tNOUN\t_\t_\t2\tnsubj\t_\t_\n2\trun\t_\tVERB\t_\t_\t0\troot\t_\t_\n\n"
 DOOR_OF = {"deepseek": "deepseek_v3", "gemma3": "gemma3_text", "qwen3-next": "qwen3_next"}
-WITHOUT = {NativeAdapter.model_type, "deepseek_v2", "t5", "mt5", "whisper"}
+WITHOUT = {NativeAdapter.model_type, "deepseek_v2", "t5", "mt5", "whisper", "smolvlm", "idefics3"}
+"""Layouts that no recipe is named after: every decoder's, that of the model before DeepSeek-V3, and those of models
+that are read and not trained anew."""
 DESCRIBED = {name for name in ADAPTERS if isinstance(ADAPTERS[name], FamilyAdapter)}
 """Families that are read by a description; their parts are those of the recipes."""
-"""Layouts that no recipe is named after: every decoder's, and that of the model before DeepSeek-V3."""
 
 
 @pytest.fixture
