@@ -83,7 +83,10 @@ def test_every_change_of_a_config_gives_the_logits_of_transformers_or_is_refused
     transformers.logging.disable_progress_bar()
     whole = transformers.AutoConfig.for_model("smolvlm", **CONFIG).to_dict()
     changed = [
-        (words, whole | {part: values} if part else values) for words, values in changes(whole[part] if part else whole)
+        (words, whole | {part: values} if part else values)
+        for words, values in changes(whole[part] if part else whole)
+        # Without a part there is a whole Llama of 7 billion numbers.
+        if not words.startswith(("text_config", "vision_config"))
     ]
     found = {words: outcome(tmp_path / str(number), values) for number, (words, values) in enumerate(changed)}
     counts = Counter(what.split(" by ")[0] for what in found.values())
