@@ -13,7 +13,7 @@ def rows():
     table = text[text.index(model_families.BEGIN) : text.index(model_families.END)]
     return {
         found[1]: found
-        for found in re.finditer(r"^\| `([^`]+)` \| (\w+) \| (\S*) *\| ([^|]+) \|$", table, re.M)
+        for found in re.finditer(r"^\| `([^`]+)` \| (\w+) \| (\S*) *\| ([^|]+) \| [^|]+, \d+ \|$", table, re.M)
         if found[1] != "model_type"
     }
 

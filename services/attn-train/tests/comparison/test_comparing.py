@@ -113,7 +113,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(ask, home):
     runs = folder.settled(question, planned(question, home, TrainSettings(), lambda _: None))
     found = {run.id: (run, course) for run, course in trained(runs, Broken(home, folder, None), lambda _: None)}
     results = as_json(question, grouped(found))
-    assert [row["mechanism"] for row in results["table"]] == ["mha"]
+    assert [row["mechanism"] for row in results["groups"]] == ["mha"]
     assert results["failures"] == [f"{runs[1].id}: no luck"]
 
 
