@@ -69,3 +69,25 @@ def test_what_was_there_at_the_start_is_not_collected_again(program: str, home: 
     frozen, collected = json.loads(told.read_text())
     assert frozen > 20_000
     assert collected < frozen / 20
+
+
+FROZEN = """
+from attn_gateway.gc_heap import freeze_gc_heap
+
+class Cycle:
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        print("freed")
+
+kept = Cycle()
+freeze_gc_heap()
+"""
+
+
+def test_cycles_that_were_frozen_are_freed_when_the_process_ends():
+    """Libraries such as Triton's tell of objects that are left then, as if they had leaked."""
+    done = subprocess.run([sys.executable, "-c", FROZEN], capture_output=True, text=True, check=True)
+    assert done.stdout == "freed\n"
+    assert not done.stderr

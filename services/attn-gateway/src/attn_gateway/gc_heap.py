@@ -7,6 +7,7 @@ burst of short requests makes enough new objects for a full collection every sec
 
 from __future__ import annotations
 
+import atexit
 import gc
 from dataclasses import dataclass
 
@@ -27,8 +28,12 @@ class GcHeap:
 def freeze_gc_heap() -> GcHeap:
     """Collect once, then leave what is there out of all later collections; for a process that is ready to serve.
 
-    Frozen objects are freed as soon as nothing refers to them, as all others: only cycles among them are never found.
+    Frozen objects are freed as soon as nothing refers to them, as all others: only cycles among them are not found
+    before the process ends.
     """
     gc.collect()
     gc.freeze()
+    # Else libraries that count their objects at the end would report all in cycles as leaked.
+    atexit.unregister(gc.unfreeze)
+    atexit.register(gc.unfreeze)
     return GcHeap.now()
