@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
-from attn_core.errors import InvalidValue, MissingPackage, UserError
+from attn_core.errors import InternalError, InvalidValue, MissingPackage, UserError
 from attn_gateway import Gateway, GatewaySettings, TlsFiles, read_tenants, serving
 from attn_gateway.cluster import ClusterSettings, ModelToLoad
 from attn_gateway.serve import ServeSettings, serve
@@ -41,6 +41,18 @@ async def test_a_model_that_no_installed_service_can_load_is_an_error_not_an_emp
     cluster = ClusterSettings(home=tmp_path, models=(ModelToLoad.parse("mine=./folder"),))
     with pytest.raises(MissingPackage, match="pip install attn-serve"):
         await serve(ServeSettings(gateway=GatewaySettings(port=0), cluster=cluster), print, lambda _: [])
+
+
+async def test_a_service_that_cancels_its_start_ends_the_server_with_an_error(
+    words: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def cancelled() -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(words, "start", cancelled)
+    settings = ServeSettings(gateway=GatewaySettings(port=0), cluster=ClusterSettings(home=tmp_path))
+    with pytest.raises(InternalError, match="cancelled"):
+        await serve(settings, lambda _: pytest.fail("it does not serve"), lambda _: [words])
 
 
 async def test_health_needs_no_token_for_probes_have_none(words: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 import structlog
-from attn_core.errors import InvalidValue, Unauthenticated, Unavailable, UserError
+from attn_core.errors import InternalError, InvalidValue, Unauthenticated, Unavailable, UserError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH
 from grpc_reflection.v1alpha import reflection
@@ -146,7 +146,14 @@ class Gateway:
         await self._server.stop(grace=0.1)
 
     async def _open(self, service: GrpcService) -> None:
-        await service.start()
+        try:
+            await service.start()
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # Whoever waits for it would take it for started.
+            raise InternalError(f"{', '.join(service.names)}: the start was cancelled from within") from error
         for name in service.names:
             self._readiness.open(name)
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
