@@ -196,6 +196,7 @@ class JobBook(TrainingServiceServicer):
     def job(self) -> training_pb2.TrainingJob:
         job = training_pb2.TrainingJob(id="job-1", state=self.state, step=self.steps, config=self.config, attempt=1)
         job.last_metrics["loss"] = 1.5
+        job.last_metrics["validation_loss"] = 1.25
         if self.state == training_pb2.JOB_STATE_FAILED:
             job.error.CopyFrom(to_message(JobError.of(errors.OutOfCapacity("the disk is full"))))
         return job

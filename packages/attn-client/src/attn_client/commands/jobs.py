@@ -116,13 +116,15 @@ def metrics_command(*, job: JobId, connection: ConnectionOptions) -> None:
 
 
 def _row(job: TrainingJob) -> dict[str, str]:
-    loss = job.last_metrics.get("validation_loss", job.last_metrics.get("loss"))
+    losses = (job.last_metrics.get(name) for name in ("loss", "validation_loss"))
+    loss, validation = ("" if value is None else f"{value:.4f}" for value in losses)
     return {
         "job": job.id,
         "state": f"{job.state}, {job.queue_position}." if job.queue_position else job.state,
         "priority": str(job.priority),
         "steps": f"{job.step}/{job.config.optimizer.steps}",
-        "loss": "" if loss is None else f"{loss:.4f}",
+        "loss": loss,
+        "validation loss": validation,
         "model": job.config.model.label,
         "why": job.error.message if job.error else job.waiting_for,
         "created": f"{job.create_time:%Y-%m-%d %H:%M}" if job.create_time else "",
