@@ -41,6 +41,9 @@ default_role = "code"
 suppress_warnings = ["ref.python"]
 """A name that two packages offer is linked to one of them."""
 
+html_extra_path = ["root"]
+"""Where the site begins for who opens its folder."""
+
 html_theme = "furo"
 html_title = "attn"
 html_copy_source = False
