@@ -12,6 +12,7 @@ from attn_core.errors import InvalidValue, UnknownName
 from attn_schema import (
     ChatMessage,
     EarlyStopping,
+    EngineConfig,
     Prompt,
     SamplingParams,
     StructuredOutput,
@@ -65,6 +66,15 @@ def test_what_is_not_allowed_is_refused_by_name(field: str, given: dict[str, Any
         SamplingParams(**given)
     assert error.value.metadata["field"] == field
     assert "allowed" in error.value.message
+
+
+def test_a_wrong_keyword_is_refused_with_those_that_are_near_it() -> None:
+    with pytest.raises(UnknownName, match="field of SamplingParams 'temprature'; did you mean 'temperature'"):
+        SamplingParams(temprature=1)  # type: ignore[call-arg]
+    with pytest.raises(UnknownName, match="field of EngineConfig 'devise'"):
+        EngineConfig(devise="cpu")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="role"):
+        ChatMessage(content="what is left out is no wrong word")  # type: ignore[call-arg]
 
 
 def test_plain_values_become_those_of_the_fields() -> None:

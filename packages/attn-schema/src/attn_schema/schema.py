@@ -81,7 +81,21 @@ def in_panel(panel: str) -> Callable[..., msgspec.Meta]:
     return meta
 
 
-class Schema(msgspec.Struct, frozen=True, kw_only=True):
+class SchemaMeta(msgspec.StructMeta):
+    """Makes an unknown field an `UnknownName` with those that are near, where Python has a `TypeError`."""
+
+    def __call__(cls, *values: Any, **fields: Any) -> Any:  # noqa: N805 -- what it makes are classes
+        """A noun of these fields."""
+        try:
+            return super().__call__(*values, **fields)
+        except TypeError:
+            unknown = next((name for name in fields if name not in cls.__struct_fields__), None)
+            if unknown is None:
+                raise
+            raise UnknownName.of(f"field of {cls.__name__}", unknown, cls.__struct_fields__) from None
+
+
+class Schema(msgspec.Struct, frozen=True, kw_only=True, metaclass=SchemaMeta):
     """Base of all nouns. Values are not checked; see `Checked`."""
 
     @classmethod
