@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import os
 import re
@@ -15,13 +16,14 @@ from typing import Any
 import pytest
 import typer
 from attn.v1 import training_pb2
-from attn_client.commands.follow import describe
+from attn_client.commands.follow import BarView, describe
 from attn_client.plugin import attn_commands
 from attn_client.recipe import read_recipe
 from attn_core.errors import AttnError, UserError
 from attn_schema import output
 from attn_schema.codec import from_message
-from attn_schema.training import OptimizerConfig, TrainingConfig
+from attn_schema.training import JobEvent, JobState, Metrics, OptimizerConfig, StateChange, TrainingConfig
+from rich.console import Console
 from typer.testing import CliRunner
 
 START = """
@@ -345,3 +347,21 @@ def test_what_was_measured_at_the_end_is_shown():
     shown = describe(metrics)
     for said in ("accuracy 91.4%", "masked accuracy 20.0%", "answer accuracy 100.0%"):
         assert said in shown
+
+
+@pytest.mark.parametrize("width", [50, 70, 200])
+def test_bar_steps_and_remaining_time_stay_in_a_narrow_terminal(width: int) -> None:
+    console = Console(width=width, file=io.StringIO())
+    view = BarView(console)
+    view.show(JobEvent(state_change=StateChange(current=JobState.RUNNING)))
+    values = {"loss": 4.4184, "validation_loss": 4.1571, "learning_rate": 5e-3, "tokens_per_second": 1025.0}
+    view._progress.update(view._task, total=5000)
+    view.show(JobEvent(metrics=Metrics(step=1234, values=values)))
+    console.print(view._progress.get_renderable())
+    (line,) = console.file.getvalue().splitlines()[-1:]
+    assert len(line) <= width
+    assert line.startswith("running ")
+    assert "1234/5000" in line
+    assert "-:--:--" in line
+    assert "loss 4.4184" in line
+    assert ("tokens/s" in line) == (width == 200)

@@ -13,6 +13,7 @@ from attn_schema.output import note, print_json
 from attn_schema.training import Checkpoint, JobEvent, JobState, LogLine, Metrics, StateChange, TrainingJob
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from attn_client.client import Client
 
@@ -105,11 +106,20 @@ class LineView:
 
 
 class BarView:
-    """A bar with the newest values; other events scroll above it."""
+    """A bar with the newest values; other events scroll above it. In a narrow terminal the values are cut, and bar,
+    steps and remaining time stay."""
 
-    def __init__(self) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, TextColumn("{task.fields[values]}"), console=Console())
+    def __init__(self, console: Console | None = None) -> None:
+        console = console or Console()
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=min(40, console.width // 6)),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[values]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+            console=console,
+            expand=True,
+        )
         self._task = self._progress.add_task("waiting", total=None, values="")
         self._metrics: dict[str, float] = {}
 
