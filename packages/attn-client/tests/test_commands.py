@@ -99,7 +99,8 @@ def test_images_go_with_the_message_that_they_are_shown_with(shell: Shell, serve
     one, other = (shell.folder / name for name in ("one.png", "other.png"))
     one.write_bytes(b"one")
     other.write_bytes(b"other")
-    assert shell.run("generate", "words", "look", "--image", str(one), "--image", str(other))[0] == 0
+    look = ("generate", "words", "look", "--max-new-tokens", "2", "--image", str(one), "--image", str(other))
+    assert shell.run(*look)[0] == 0
     (turn,) = server.words.requests[-1].prompt.chat.messages
     assert (turn.role, turn.content, list(turn.images)) == ("user", "look", [b"one", b"other"])
     lines = f"hello\n/image {other}\n/image {shell.folder}/none\nagain\n"

@@ -238,7 +238,8 @@ async def test_a_gateway_that_is_gone_leaves_no_state(replicas: LocalReplicas, m
         await running
 
 
-async def test_states_of_other_weights_are_not_used(home: Path) -> None:
+async def test_states_of_other_weights_are_not_used(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moved_states, "HOLD_SECONDS", 1.0)
     folder = home / "models" / "tiny"
     replicas = LocalReplicas(folder, ONE_THREAD)
     replicas.prefill.model = "another"
