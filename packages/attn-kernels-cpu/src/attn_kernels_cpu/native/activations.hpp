@@ -13,7 +13,7 @@ constexpr int GROUP = 32;
 struct Quantised {
   std::vector<int8_t> values;
   std::vector<float> scale, sum;
-  std::vector<int32_t> offset, first;
+  std::vector<int32_t> offset;
 
   void resize(int rows, int width) {
     values.resize((size_t)rows * width);
