@@ -162,13 +162,18 @@ class GgufFamily:
     def _rope(self, header: GgufHeader) -> Keys:
         if f"{self.name}.rope.freq_base" not in header.metadata and self.model_type in UNTURNED:
             return {}
-        rope: Keys = {"rope_type": "default"}
-        rope["rope_theta"] = shortest_float32(number_or(header, f"{self.name}.rope.freq_base", 10000.0))
+        rope = rope_parameters(header, self.name)
         _, size = self._heads(header)
         turned = count_or(header, f"{self.name}.rope.dimension_count", size)
         if turned != size:
             rope["partial_rotary_factor"] = turned / size
-        return {"rope_parameters": rope | rope_scaling(header, self.name)}
+        return {"rope_parameters": rope}
+
+
+def rope_parameters(header: GgufHeader, name: str) -> Keys:
+    """The base and the scaling of an architecture `name`; raises as `rope_scaling`."""
+    base = shortest_float32(number_or(header, f"{name}.rope.freq_base", 10000.0))
+    return {"rope_type": "default", "rope_theta": base} | rope_scaling(header, name)
 
 
 def rope_scaling(header: GgufHeader, name: str) -> Keys:

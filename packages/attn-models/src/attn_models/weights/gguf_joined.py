@@ -20,7 +20,7 @@ from attn_models.weights.gguf_architectures import (
     shortest_float32,
     vocabulary_size,
 )
-from attn_models.weights.gguf_families import EXPERTS, TURNED, WINDOW, GgufFamily, Keys, number, rope_scaling
+from attn_models.weights.gguf_families import EXPERTS, TURNED, WINDOW, GgufFamily, Keys, number, rope_parameters
 from attn_models.weights.gguf_reader import GgufHeader
 
 LAYER = re.compile(r"\.layers\.(\d+)\.")
@@ -120,13 +120,12 @@ def _deepseek_experts(header: GgufHeader, layers: int, *, sigmoid: bool) -> Keys
 def _deepseek(header: GgufHeader) -> Keys:
     """The config.json of a DeepSeek V2 or V3."""
     common, sigmoid = _common(header, "deepseek2"), _sigmoid(header)
-    scaling = rope_scaling(header, "deepseek2")
+    rope = rope_parameters(header, "deepseek2")
     multiplier = "deepseek2.rope.scaling.yarn_log_multiplier"
-    if multiplier in header.metadata and scaling:
+    if multiplier in header.metadata and rope["rope_type"] != "default":
         # What the file does not say: the models weigh queries and keys (mscale) as they weigh scores (mscale_all_dim).
         weight = round(number(header, multiplier) * 10, 9)
-        scaling |= {"mscale": weight, "mscale_all_dim": weight}
-    base = shortest_float32(number_or(header, "deepseek2.rope.freq_base", 10000.0))
+        rope |= {"mscale": weight, "mscale_all_dim": weight}
     return {
         "model_type": GATES[2 if sigmoid else 1],
         **common,
@@ -136,7 +135,7 @@ def _deepseek(header: GgufHeader) -> Keys:
         "rms_norm_eps": number(header, f"deepseek2.{RMS}"),
         "hidden_act": "silu",
         "attention_bias": False,
-        "rope_parameters": {"rope_type": "default", "rope_theta": base} | scaling,
+        "rope_parameters": rope,
     }
 
 
@@ -160,14 +159,14 @@ def _gpt_oss(header: GgufHeader) -> Keys:
     inner = header.count("gpt-oss.feed_forward_length")
     if count_or(header, "gpt-oss.expert_feed_forward_length", inner) != inner:
         raise refused(header, "gpt-oss.expert_feed_forward_length", f"{inner}, as gpt-oss.feed_forward_length")
-    scaling = rope_scaling(header, "gpt-oss")
-    base = shortest_float32(number_or(header, "gpt-oss.rope.freq_base", 10000.0))
-    stretched = scaling | ({"truncate": False} if scaling.get("rope_type") == "yarn" else {})
+    rope = rope_parameters(header, "gpt-oss")
+    if rope["rope_type"] == "yarn":
+        rope["truncate"] = False
     return {
         "num_local_experts": header.count("gpt-oss.expert_count"),
         "num_experts_per_tok": header.count("gpt-oss.expert_used_count"),
         "sliding_window": header.count("gpt-oss.attention.sliding_window"),
-        "rope_parameters": {"rope_type": "default", "rope_theta": base} | stretched,
+        "rope_parameters": rope,
     }
 
 
