@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from attn_cache import KiviCache, KiviLayout, SharedCache
 from attn_cache.prefix_cache import SharedStore
 from attn_core import installed
 from attn_core.errors import DeadlineExceeded, Incompatible, InvalidValue
 from attn_core.stores import StoreSize
-from attn_engine import Engine, EngineConfig, PromptState, Request, SamplingParams, StructuredOutput
+from attn_engine import Engine, EngineConfig, PromptEmbeddings, PromptState, Request, SamplingParams, StructuredOutput
 from attn_schema import PartialCompletion, Resumption, ScoringParams
 from serving import Outcome, assert_empty, make_engine, run_all
 from small_models import JSON, KINDS, LETTERS, Bytes, small_model
@@ -180,6 +181,15 @@ def test_a_state_that_does_not_fit_is_not_used_and_the_tokens_are_right(what: st
     assert decode.stats().imported_tokens == 0
     assert decode.stats().computed_tokens == len(PROMPT) + 11
     assert_empty(decode)
+
+
+def test_a_state_of_other_images_is_told_from_one_of_the_same() -> None:
+    rows = torch.zeros(2, 4)
+    one, same, other = (
+        replace(ask("paged", {}), prompt_embeddings=PromptEmbeddings((1, 2), rows, key)) for key in ("a", "a", "b")
+    )
+    assert one.state_digest(5) == same.state_digest(5)
+    assert len({request.state_digest(5) for request in (one, other, ask("paged", {}))}) == 3
 
 
 def test_a_request_that_ends_before_it_is_admitted_leaves_no_state() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from attn_core.errors import Incompatible
@@ -34,12 +34,16 @@ class PromptState:
     cached_tokens: int = 0
     computed_on: str = ""
 
+    def without_bytes(self) -> PromptState:
+        """The same, with nothing in `exported`."""
+        return replace(self, exported=b"")
 
-def prompt_digest(tokens: Iterable[int], encoder_token_ids: Iterable[int] | None, adapter: str) -> bytes:
-    """Equal where a model computes the same state: for the same tokens, encoder input and adapter (its key)."""
+
+def prompt_digest(tokens: Iterable[int], encoder_token_ids: Iterable[int] | None, extra_keys: Iterable[str]) -> bytes:
+    """Equal where a model computes the same state: for the same tokens, encoder input and `Request.extra_keys`."""
     found = blake2b(digest_size=DIGEST_BYTES)
     encoder = array("q", encoder_token_ids or ())
-    for part in (array("q", tokens).tobytes(), encoder.tobytes(), adapter.encode()):
+    for part in (array("q", tokens).tobytes(), encoder.tobytes(), *map(str.encode, extra_keys)):
         found.update(len(part).to_bytes(8, "little"))
         found.update(part)
     return found.digest()

@@ -98,6 +98,12 @@ class Request:
         left = self.open_indices
         return self.token_ids + self.received(left[0]) if len(left) == 1 else self.token_ids
 
+    @property
+    def extra_keys(self) -> tuple[str, str]:
+        """What a state depends on beside tokens: the keys of the adapter and of the embeddings; empty for none."""
+        adapter, embeddings = self.adapter, self.prompt_embeddings
+        return "" if adapter is None else adapter.key, "" if embeddings is None else embeddings.key
+
     def prefill(self) -> Request:
         """The request for the `state` of this one: all tokens that are known, but the last, whose logits are needed.
 
@@ -111,12 +117,11 @@ class Request:
 
     def without_state(self) -> Request:
         """The same, without the bytes of its `state`."""
-        return self if self.state is None else replace(self, state=replace(self.state, exported=b""))
+        return self if self.state is None else replace(self, state=self.state.without_bytes())
 
     def state_digest(self, tokens: int) -> bytes:
         """What `PromptState.digest` is of the first `tokens` tokens of this request."""
-        adapter = self.adapter.key if self.adapter is not None else ""
-        return prompt_digest(self.known_tokens[:tokens], self.encoder_token_ids, adapter)
+        return prompt_digest(self.known_tokens[:tokens], self.encoder_token_ids, self.extra_keys)
 
     def received(self, index: int) -> tuple[int, ...]:
         """The tokens of completion number `index` that have been received already."""
