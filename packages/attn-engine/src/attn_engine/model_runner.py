@@ -47,6 +47,7 @@ class ModelRunner:
         self._ranks = store.ranks if isinstance(store, LeadingStore) else None
         parameter = next(iter(model.parameters()), None)  # type: ignore[attr-defined]
         self._greedy_head = model if isinstance(model, GreedyHead) else None
+        self._takes_embeddings = model if isinstance(model, TakesEmbeddings) else None
         self.device = torch.device("cpu") if parameter is None else parameter.device
         dtype = "" if parameter is None else f" {parameter.dtype}".replace("torch.", "")
         self.numerics = f"{_chip(self.device)}{dtype}, {options}, torch {torch.__version__}"
@@ -110,6 +111,8 @@ class ModelRunner:
 
     def _placed(self, ordered: Sequence[ScheduledChunk]) -> AbstractContextManager[None] | None:
         """What lets a step take rows in the place of embeddings of its tokens; None where no prompt has any there."""
+        if self._takes_embeddings is None:
+            return None
         places, rows, offset = list[int](), list[Tensor](), 0
         for chunk in ordered:
             given = chunk.sequence.request.prompt_embeddings
@@ -120,8 +123,7 @@ class ModelRunner:
             offset += chunk.rows
         if not rows:
             return None
-        model = cast("TakesEmbeddings", self.model)
-        return model.placing(self._tensor(places), torch.cat(rows).to(self.device))
+        return self._takes_embeddings.placing(self._tensor(places), torch.cat(rows).to(self.device))
 
     def _stepping(self, ordered: Sequence[ScheduledChunk]) -> AbstractContextManager[None]:
         if self.adapters is None:
