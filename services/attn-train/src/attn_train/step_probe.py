@@ -116,7 +116,7 @@ class StepProbe:
         endless = config.replace(optimizer=optimizer, evaluation=evaluation)
         with self._live:
             self.model = build()
-            self._live.add([*self.model.parameters(), *self.model.buffers()])
+            self._live.add(_tensors(self.model))
             self._trainer = Trainer(self.model, dataset, endless, group=self._worker)
 
     def seconds(self, rows: int, steps: int) -> list[float]:
