@@ -83,7 +83,7 @@ class FirstWorker(Group):
         """The first rows, and with context parallelism the first of their tokens."""
         if self._layout.workers == 1 and self.rows >= len(batch[0]):
             return batch
-        rows = min(self.rows, len(batch[0]) // (self._layout.dp_replicate * self._layout.dp_shard))
+        rows = min(self.rows, len(batch[0]) // self._layout.dp)
         mine = tuple(part[:rows] for part in batch)
         return mine if self._layout.cp == 1 else tuple(part[:, : part.shape[1] // self._layout.cp] for part in mine)
 

@@ -281,7 +281,7 @@ class Together(Group):
     def _place_in_data(self) -> tuple[int, int]:
         """Which of how many parts of the rows are this worker's."""
         replicate, shard = (self.mesh.get_local_rank(name) for name in ("dp_replicate", "dp_shard"))
-        return replicate * self.layout.dp_shard + shard, self.layout.dp_replicate * self.layout.dp_shard
+        return replicate * self.layout.dp_shard + shard, self.layout.dp
 
     def _shard(self, model: nn.Module) -> None:
         """Shard the blocks; what lies around them is whole on every worker."""
