@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -183,15 +184,6 @@ def test_a_state_that_does_not_fit_is_not_used_and_the_tokens_are_right(what: st
     assert_empty(decode)
 
 
-def test_a_state_of_other_images_is_told_from_one_of_the_same() -> None:
-    rows = torch.zeros(2, 4)
-    one, same, other = (
-        replace(ask("paged", {}), prompt_embeddings=PromptEmbeddings((1, 2), rows, key)) for key in ("a", "a", "b")
-    )
-    assert one.state_digest(5) == same.state_digest(5)
-    assert len({request.state_digest(5) for request in (one, other, ask("paged", {}))}) == 3
-
-
 def test_a_request_that_ends_before_it_is_admitted_leaves_no_state() -> None:
     model = small_model("hybrid")
     now = [0.0]
@@ -258,3 +250,16 @@ def test_what_cannot_be_moved_is_refused_by_name() -> None:
     store = installed().caches.get("paged").create(model.state_specs(), size)
     with pytest.raises(Incompatible, match="OnlyHere"):
         Engine(model, OnlyHere(store), LETTERS, EngineConfig()).submit(ask("paged", {}).prefill())
+
+
+def test_a_state_is_that_of_tokens_and_of_all_that_is_read_beside_them() -> None:
+    plain = Request(id="a", token_ids=(1, 2, 3))
+    rows = torch.zeros(1, 4)
+    others = [
+        replace(plain, token_ids=(1, 2, 4)),
+        replace(plain, encoder_token_ids=(5,)),
+        replace(plain, adapter=SimpleNamespace(key="5")),
+        *(replace(plain, prompt_embeddings=PromptEmbeddings((1,), rows, key)) for key in ("one", "another")),
+    ]
+    assert plain.state_digest(3) == replace(plain, id="b", tenant="t").state_digest(3)
+    assert len({request.state_digest(3) for request in (plain, *others)}) == 6

@@ -44,10 +44,10 @@ class ModelRunner:
         self.graphs: DecodeGraphs | None = None
         self.adapters: MixesAdapters | None = None
         """What lets steps use the adapters of requests; requests without it have none."""
+        self._embedded = model if isinstance(model, TakesEmbeddings) else None
         self._ranks = store.ranks if isinstance(store, LeadingStore) else None
         parameter = next(iter(model.parameters()), None)  # type: ignore[attr-defined]
         self._greedy_head = model if isinstance(model, GreedyHead) else None
-        self._takes_embeddings = model if isinstance(model, TakesEmbeddings) else None
         self.device = torch.device("cpu") if parameter is None else parameter.device
         dtype = "" if parameter is None else f" {parameter.dtype}".replace("torch.", "")
         self.numerics = f"{_chip(self.device)}{dtype}, {options}, torch {torch.__version__}"
@@ -88,7 +88,7 @@ class ModelRunner:
         numbers = self.store.order(list(by_number))
         ordered = [by_number[number] for number in numbers]
         adapted = any(chunk.sequence.request.adapter is not None for chunk in ordered)
-        placed = self._placed(ordered)
+        placed = None if self._embedded is None else self._placed(self._embedded, ordered)
         if self.graphs is not None and tracer is None and not adapted and placed is None:
             found = self.graphs.run(ordered)
             if found is not None:
@@ -109,10 +109,8 @@ class ModelRunner:
             tracer.check_output(hidden)
         return ordered, hidden
 
-    def _placed(self, ordered: Sequence[ScheduledChunk]) -> AbstractContextManager[None] | None:
+    def _placed(self, model: TakesEmbeddings, ordered: Sequence[ScheduledChunk]) -> AbstractContextManager[None] | None:
         """What lets a step take rows in the place of embeddings of its tokens; None where no prompt has any there."""
-        if self._takes_embeddings is None:
-            return None
         places, rows, offset = list[int](), list[Tensor](), 0
         for chunk in ordered:
             given = chunk.sequence.request.prompt_embeddings
@@ -123,7 +121,7 @@ class ModelRunner:
             offset += chunk.rows
         if not rows:
             return None
-        return self._takes_embeddings.placing(self._tensor(places), torch.cat(rows).to(self.device))
+        return model.placing(self._tensor(places), torch.cat(rows).to(self.device))
 
     def _stepping(self, ordered: Sequence[ScheduledChunk]) -> AbstractContextManager[None]:
         if self.adapters is None:

@@ -39,11 +39,11 @@ class PromptState:
         return replace(self, exported=b"")
 
 
-def prompt_digest(tokens: Iterable[int], encoder_token_ids: Iterable[int] | None, extra_keys: Iterable[str]) -> bytes:
-    """Equal where a model computes the same state: for the same tokens, encoder input and `Request.extra_keys`."""
+def prompt_digest(tokens: Iterable[int], beside: str) -> bytes:
+    """Equal where a model computes the same state: for the same tokens, and the same `beside` them
+    (`Request.beside_tokens`)."""
     found = blake2b(digest_size=DIGEST_BYTES)
-    encoder = array("q", encoder_token_ids or ())
-    for part in (array("q", tokens).tobytes(), encoder.tobytes(), *map(str.encode, extra_keys)):
+    for part in (array("q", tokens).tobytes(), beside.encode()):
         found.update(len(part).to_bytes(8, "little"))
         found.update(part)
     return found.digest()

@@ -43,11 +43,10 @@ class Request:
 
     `token_ids` is the prompt; `encoder_token_ids` what the encoder of an encoder-decoder model reads, or
     `encoder_features` [frames, size], floating point, where it hears audio; `prompt_embeddings` what a model that sees
-    images takes in the place of some tokens. `deadline` is a time of
-    `time.monotonic()`, in seconds. Requests are scheduled by `priority`, highest first, then by `tenant` (fair
-    queueing, see `EngineConfig.tenant_weights`), then by deadline and arrival. The KV cache of equal prefixes is shared
-    between requests of one `scope`, such as a tenant's, and one `adapter`, with which the model computes; None shares
-    nothing.
+    images takes in the place of some tokens. `deadline` is a time of `time.monotonic()`, in seconds. Requests are
+    scheduled by `priority`, highest first, then by `tenant` (fair queueing, see `EngineConfig.tenant_weights`), then by
+    deadline and arrival. The KV cache of equal prefixes is shared between requests of one `scope`, such as a tenant's,
+    and one `adapter`, with which the model computes; None shares nothing.
 
     Of `suppress_tokens` none is generated, of `begin_suppress_tokens` none comes first.
 
@@ -98,12 +97,6 @@ class Request:
         left = self.open_indices
         return self.token_ids + self.received(left[0]) if len(left) == 1 else self.token_ids
 
-    @property
-    def extra_keys(self) -> tuple[str, str]:
-        """What a state depends on beside tokens: the keys of the adapter and of the embeddings; empty for none."""
-        adapter, embeddings = self.adapter, self.prompt_embeddings
-        return "" if adapter is None else adapter.key, "" if embeddings is None else embeddings.key
-
     def prefill(self) -> Request:
         """The request for the `state` of this one: all tokens that are known, but the last, whose logits are needed.
 
@@ -119,9 +112,16 @@ class Request:
         """The same, without the bytes of its `state`."""
         return self if self.state is None else replace(self, state=self.state.without_bytes())
 
+    @property
+    def beside_tokens(self) -> str:
+        """What its KV cache depends on beside its tokens: encoder tokens, the adapter, and images."""
+        adapter = self.adapter.key if self.adapter is not None else ""
+        seen = self.prompt_embeddings.key if self.prompt_embeddings is not None else ""
+        return f"{self.encoder_token_ids}\0{adapter}\0{seen}"
+
     def state_digest(self, tokens: int) -> bytes:
         """What `PromptState.digest` is of the first `tokens` tokens of this request."""
-        return prompt_digest(self.known_tokens[:tokens], self.encoder_token_ids, self.extra_keys)
+        return prompt_digest(self.known_tokens[:tokens], self.beside_tokens)
 
     def received(self, index: int) -> tuple[int, ...]:
         """The tokens of completion number `index` that have been received already."""

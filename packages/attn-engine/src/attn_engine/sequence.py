@@ -113,8 +113,7 @@ class Sequence:
         self.seed = random.getrandbits(64) if seed is None else (seed + self.index) % SEED_LIMIT
         heard = self.request.encoder_features is not None  # nobody asks whether two audios are equal
         shares = self.request.scope is not None and self.scoring is None and not heard
-        read = "\0".join((str(self.request.encoder_token_ids), *self.request.extra_keys))
-        self.scope = f"{self.request.scope}\0{read}" if shares else None
+        self.scope = f"{self.request.scope}\0{self.request.beside_tokens}" if shares else None
         self.stops = StopStrings(stop)
 
     def rank_with(self, other: Sequence) -> None:
