@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 from attn_cache import KiviCache, KiviLayout, SharedCache
 from attn_cache.prefix_cache import SharedStore
 from attn_core import installed
 from attn_core.errors import DeadlineExceeded, Incompatible, InvalidValue
 from attn_core.stores import StoreSize
-from attn_engine import Engine, EngineConfig, PromptState, Request, SamplingParams, StructuredOutput
+from attn_engine import Engine, EngineConfig, PromptEmbeddings, PromptState, Request, SamplingParams, StructuredOutput
 from attn_schema import PartialCompletion, Resumption, ScoringParams
 from serving import Outcome, assert_empty, make_engine, run_all
 from small_models import JSON, KINDS, LETTERS, Bytes, small_model
@@ -248,3 +250,16 @@ def test_what_cannot_be_moved_is_refused_by_name() -> None:
     store = installed().caches.get("paged").create(model.state_specs(), size)
     with pytest.raises(Incompatible, match="OnlyHere"):
         Engine(model, OnlyHere(store), LETTERS, EngineConfig()).submit(ask("paged", {}).prefill())
+
+
+def test_a_state_is_that_of_tokens_and_of_all_that_is_read_beside_them() -> None:
+    plain = Request(id="a", token_ids=(1, 2, 3))
+    rows = torch.zeros(1, 4)
+    others = [
+        replace(plain, token_ids=(1, 2, 4)),
+        replace(plain, encoder_token_ids=(5,)),
+        replace(plain, adapter=SimpleNamespace(key="5")),
+        *(replace(plain, prompt_embeddings=PromptEmbeddings((1,), rows, key)) for key in ("one", "another")),
+    ]
+    assert plain.state_digest(3) == replace(plain, id="b", tenant="t").state_digest(3)
+    assert len({request.state_digest(3) for request in (plain, *others)}) == 6

@@ -13,7 +13,7 @@ from attn_host.engine import EngineHost
 from attn_host.host import TextTask
 from attn_host.ranks import require_tensor_parallel
 from attn_models.vision_language.example import SIDE, picture, vision_tokenizer, write_vision_model
-from attn_schema import ChatMessage, EngineConfig, Prompt, SamplingParams
+from attn_schema import IMAGE_PLACE, ChatMessage, EngineConfig, Prompt, SamplingParams
 
 transformers = pytest.importorskip("transformers")
 Image = pytest.importorskip("PIL.Image")
@@ -132,6 +132,13 @@ def test_images_that_cannot_be_seen_are_refused_before_anything_is_computed(answ
     with pytest.raises(OutOfCapacity, match="rows of images"):
         submit(asked("x", picture(1)))
     assert host.stats().waiting == 0
+
+
+def test_the_text_of_a_conversation_shows_where_its_images_stand(answers):
+    host = answers().host
+    assert "User:<image>what is it<end" in host.tokenize(Prompt(chat=ONE)).text
+    named = host.tokenize(Prompt(chat=(asked(f"see {IMAGE_PLACE}here", picture(1)),))).text
+    assert "User: see <image>here<end" in named
 
 
 def test_a_model_that_sees_is_not_split_over_ranks(folder):

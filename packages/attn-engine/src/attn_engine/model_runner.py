@@ -44,6 +44,7 @@ class ModelRunner:
         self.graphs: DecodeGraphs | None = None
         self.adapters: MixesAdapters | None = None
         """What lets steps use the adapters of requests; requests without it have none."""
+        self._embedded = model if isinstance(model, TakesEmbeddings) else None
         self._ranks = store.ranks if isinstance(store, LeadingStore) else None
         parameter = next(iter(model.parameters()), None)  # type: ignore[attr-defined]
         self._greedy_head = model if isinstance(model, GreedyHead) else None
@@ -87,7 +88,7 @@ class ModelRunner:
         numbers = self.store.order(list(by_number))
         ordered = [by_number[number] for number in numbers]
         adapted = any(chunk.sequence.request.adapter is not None for chunk in ordered)
-        placed = self._placed(ordered)
+        placed = None if self._embedded is None else self._placed(self._embedded, ordered)
         if self.graphs is not None and tracer is None and not adapted and placed is None:
             found = self.graphs.run(ordered)
             if found is not None:
@@ -108,7 +109,7 @@ class ModelRunner:
             tracer.check_output(hidden)
         return ordered, hidden
 
-    def _placed(self, ordered: Sequence[ScheduledChunk]) -> AbstractContextManager[None] | None:
+    def _placed(self, model: TakesEmbeddings, ordered: Sequence[ScheduledChunk]) -> AbstractContextManager[None] | None:
         """What lets a step take rows in the place of embeddings of its tokens; None where no prompt has any there."""
         places, rows, offset = list[int](), list[Tensor](), 0
         for chunk in ordered:
@@ -120,7 +121,6 @@ class ModelRunner:
             offset += chunk.rows
         if not rows:
             return None
-        model = cast("TakesEmbeddings", self.model)
         return model.placing(self._tensor(places), torch.cat(rows).to(self.device))
 
     def _stepping(self, ordered: Sequence[ScheduledChunk]) -> AbstractContextManager[None]:

@@ -35,11 +35,11 @@ class PromptState:
     computed_on: str = ""
 
 
-def prompt_digest(tokens: Iterable[int], encoder_token_ids: Iterable[int] | None, adapter: str) -> bytes:
-    """Equal where a model computes the same state: for the same tokens, encoder input and adapter (its key)."""
+def prompt_digest(tokens: Iterable[int], beside: str) -> bytes:
+    """Equal where a model computes the same state: for the same tokens, and the same `beside` them
+    (`Request.beside_tokens`)."""
     found = blake2b(digest_size=DIGEST_BYTES)
-    encoder = array("q", encoder_token_ids or ())
-    for part in (array("q", tokens).tobytes(), encoder.tobytes(), adapter.encode()):
+    for part in (array("q", tokens).tobytes(), beside.encode()):
         found.update(len(part).to_bytes(8, "little"))
         found.update(part)
     return found.digest()

@@ -43,11 +43,10 @@ class Request:
 
     `token_ids` is the prompt; `encoder_token_ids` what the encoder of an encoder-decoder model reads, or
     `encoder_features` [frames, size], floating point, where it hears audio; `prompt_embeddings` what a model that sees
-    images takes in the place of some tokens. `deadline` is a time of
-    `time.monotonic()`, in seconds. Requests are scheduled by `priority`, highest first, then by `tenant` (fair
-    queueing, see `EngineConfig.tenant_weights`), then by deadline and arrival. The KV cache of equal prefixes is shared
-    between requests of one `scope`, such as a tenant's, and one `adapter`, with which the model computes; None shares
-    nothing.
+    images takes in the place of some tokens. `deadline` is a time of `time.monotonic()`, in seconds. Requests are
+    scheduled by `priority`, highest first, then by `tenant` (fair queueing, see `EngineConfig.tenant_weights`), then by
+    deadline and arrival. The KV cache of equal prefixes is shared between requests of one `scope`, such as a tenant's,
+    and one `adapter`, with which the model computes; None shares nothing.
 
     Of `suppress_tokens` none is generated, of `begin_suppress_tokens` none comes first.
 
@@ -113,10 +112,16 @@ class Request:
         """The same, without the bytes of its `state`."""
         return self if self.state is None else replace(self, state=replace(self.state, exported=b""))
 
+    @property
+    def beside_tokens(self) -> str:
+        """What its KV cache depends on beside its tokens: encoder tokens, the adapter, and images."""
+        adapter = self.adapter.key if self.adapter is not None else ""
+        seen = self.prompt_embeddings.key if self.prompt_embeddings is not None else ""
+        return f"{self.encoder_token_ids}\0{adapter}\0{seen}"
+
     def state_digest(self, tokens: int) -> bytes:
         """What `PromptState.digest` is of the first `tokens` tokens of this request."""
-        adapter = self.adapter.key if self.adapter is not None else ""
-        return prompt_digest(self.known_tokens[:tokens], self.encoder_token_ids, adapter)
+        return prompt_digest(self.known_tokens[:tokens], self.beside_tokens)
 
     def received(self, index: int) -> tuple[int, ...]:
         """The tokens of completion number `index` that have been received already."""

@@ -113,10 +113,7 @@ class Sequence:
         self.seed = random.getrandbits(64) if seed is None else (seed + self.index) % SEED_LIMIT
         heard = self.request.encoder_features is not None  # nobody asks whether two audios are equal
         shares = self.request.scope is not None and self.scoring is None and not heard
-        adapter = self.request.adapter.key if self.request.adapter is not None else ""
-        seen = self.request.prompt_embeddings.key if self.request.prompt_embeddings is not None else ""
-        read = f"{self.request.encoder_token_ids}\0{adapter}\0{seen}"
-        self.scope = f"{self.request.scope}\0{read}" if shares else None
+        self.scope = f"{self.request.scope}\0{self.request.beside_tokens}" if shares else None
         self.stops = StopStrings(stop)
 
     def rank_with(self, other: Sequence) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from attn_core.errors import InvalidValue
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.tokenizer import decoder_start_ids, encoder_input_ids
 from attn_models.vision_language.prompts import ImagePrompt, ImagePrompts
-from attn_schema import Prompt, Token, Tokenization
+from attn_schema import ChatMessage, Prompt, Token, Tokenization
 
 CACHED_TOKENS = 65536
 
@@ -82,7 +82,7 @@ class PromptTokenizer:
         ids = self.ids(prompt)
         text = prompt.text
         if text is None and prompt.chat is not None:
-            text = self._tokenizer.render_chat(self._messages(prompt), images=self._images is not None)
+            text = self._rendered(prompt.chat, self._messages(prompt))
         elif text is None:
             text = self._tokenizer.decode(ids, skip_special=False)
         unknown = self._unknown(prompt.text, ids)
@@ -90,6 +90,12 @@ class PromptTokenizer:
             unknown += self._unknown(prompt.encoder_prompt.text, self.encoder_ids(prompt) or ())
         tokens = tuple(Token(id=i, text=self._text(i)) for i in ids)
         return Tokenization(tokens=tokens, text=text, unknown=tuple(dict.fromkeys(unknown)))
+
+    def _rendered(self, chat: Sequence[ChatMessage], messages: Sequence[Mapping[str, str]]) -> str:
+        if self._images is None:
+            return self._tokenizer.render_chat(messages)
+        shown = self._images.with_places(messages, [message.images for message in chat])
+        return self._tokenizer.render_chat(shown, images=True)
 
     def _unknown(self, text: str | None, ids: Sequence[int]) -> tuple[str, ...]:
         """The pieces of a text, whose token ids are known, that the vocabulary cannot spell; looked up if there are."""

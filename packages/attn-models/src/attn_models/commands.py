@@ -17,7 +17,7 @@ from attn_models.sources import pull as pull_source
 from attn_models.sources.hub import DEFAULT_REVISION
 from attn_models.weights import WeightDtype
 
-Dtype = Annotated[WeightDtype, typer.Option(help="How weights are written; what is stored loses nothing.")]
+Dtype = Annotated[WeightDtype, typer.Option(help="Type of written weights; `stored` keeps the source's, unrounded.")]
 
 
 def convert(

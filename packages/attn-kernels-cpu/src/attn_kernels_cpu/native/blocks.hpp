@@ -103,6 +103,19 @@ struct OfInt4Zeros : FourBits {
   }
 };
 
+// Calls `take` with the format of blocks that a layer's weights are in.
+template <class Take>
+static auto with_format(int32_t format, Take take) {
+  switch (format) {
+    case Q8_0: return take(OfQ8_0());
+    case Q4_0: return take(OfQ4_0());
+    case Q4_K: return take(OfQ4_K());
+    case Q6_K: return take(OfQ6_K());
+    case INT4_ZEROS: return take(OfInt4Zeros());
+    default: return take(OfQ4_1());
+  }
+}
+
 template <class Of>
 static inline size_t scales_of_panel(int inputs) {
   return (size_t)inputs / Of::SHARED * Of::SCALES;

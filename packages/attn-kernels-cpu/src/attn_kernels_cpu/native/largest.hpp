@@ -42,25 +42,18 @@ struct PanelSize {
   size_t bytes, scales;
 };
 
-template <class Of>
-static PanelSize size_of(int inputs) {
-  return {codes_of_panel<Of>(inputs), scales_of_panel<Of>(inputs)};
-}
-
 static PanelSize size_of_panel(const Linear& l) {
   const size_t inputs = l.inputs;
   switch (l.format) {
     case FLOAT32: return {inputs * 64, 0};
     case BFLOAT16: return {inputs * 32, 0};
     case INT8: return {inputs * 16, 0};
-    case INT4: return size_of<OfQ4_1>(l.inputs);
     case BFLOAT16_PAIRS: return {(inputs + DEPTH - 1) / DEPTH * 1024, 0};
-    case Q8_0: return size_of<OfQ8_0>(l.inputs);
-    case Q4_0: return size_of<OfQ4_0>(l.inputs);
-    case Q4_K: return size_of<OfQ4_K>(l.inputs);
-    case Q6_K: return size_of<OfQ6_K>(l.inputs);
-    case INT4_ZEROS: return size_of<OfInt4Zeros>(l.inputs);
-    default: return {(inputs + INT8_DEPTH - 1) / INT8_DEPTH * 1024, 0};
+    case INT8_FOURS: return {(inputs + INT8_DEPTH - 1) / INT8_DEPTH * 1024, 0};
+    default:
+      return with_format(l.format, [&](auto of) {
+        return PanelSize{codes_of_panel<decltype(of)>(l.inputs), scales_of_panel<decltype(of)>(l.inputs)};
+      });
   }
 }
 

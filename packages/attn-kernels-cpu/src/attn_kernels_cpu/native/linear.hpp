@@ -163,12 +163,8 @@ static void with_tiles(const Linear& l, const float* x, int rows, int threads, T
     case FLOAT32: return take(FloatTiles<float>(), x);
     case BFLOAT16: return take(FloatTiles<uint16_t>(), x);
     case INT8: return take(Int8Tiles(), quantised(l, x, rows, threads));
-    case Q8_0: return with_tiles_of<OfQ8_0>(l, x, rows, threads, take);
-    case Q4_0: return with_tiles_of<OfQ4_0>(l, x, rows, threads, take);
-    case Q4_K: return with_tiles_of<OfQ4_K>(l, x, rows, threads, take);
-    case Q6_K: return with_tiles_of<OfQ6_K>(l, x, rows, threads, take);
-    case INT4_ZEROS: return with_tiles_of<OfInt4Zeros>(l, x, rows, threads, take);
-    default: return with_tiles_of<OfQ4_1>(l, x, rows, threads, take);
+    default:
+      return with_format(l.format, [&](auto of) { with_tiles_of<decltype(of)>(l, x, rows, threads, take); });
   }
 }
 

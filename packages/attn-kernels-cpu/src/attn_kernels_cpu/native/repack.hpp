@@ -12,51 +12,55 @@ static inline uint16_t half_at(const uint8_t* at) {
   return bits;
 }
 
-// A format's block of so many bytes and `SHARED` inputs; `codes` are those of its group `g`.
-struct BlockQ4_1 : OfQ4_1 {
-  static constexpr int BLOCK_BYTES = 20;
+// A format's block of so many `BYTES` and `SHARED` inputs: `codes` are those of its group `g`, `scales` keeps what it has
+// beside them for output `n` of a panel.
+template <class Of>
+struct Stored;
+
+template <>
+struct Stored<OfQ4_1> {
+  static constexpr int BYTES = 20;
   static void codes(const uint8_t* block, int, uint8_t* to) { low_and_high(block + 4, to); }
-};
-
-struct BlockQ4_0 : OfQ4_0 {
-  static constexpr int BLOCK_BYTES = 18;
-  static void codes(const uint8_t* block, int, uint8_t* to) { low_and_high(block + 2, to); }
-};
-
-struct BlockQ8_0 : OfQ8_0 {
-  static constexpr int BLOCK_BYTES = 34;
-  static void codes(const uint8_t* block, int, uint8_t* to) {
-    for (int i = 0; i < GROUP; i++) to[i] = block[2 + i] ^ 128;
+  static void scales(const uint8_t* block, uint16_t* to, int n) {
+    to[n] = half_at(block), to[16 + n] = half_at(block + 2);
   }
 };
 
-// Ours: a half float, the code of zero in a byte, and sixteen bytes of codes as in Q4_0.
-struct BlockInt4Zeros : OfInt4Zeros {
-  static constexpr int BLOCK_BYTES = 19;
-  static void codes(const uint8_t* block, int, uint8_t* to) { low_and_high(block + 3, to); }
+template <>
+struct Stored<OfQ4_0> {
+  static constexpr int BYTES = 18;
+  static void codes(const uint8_t* block, int, uint8_t* to) { low_and_high(block + 2, to); }
+  static void scales(const uint8_t* block, uint16_t* to, int n) { to[n] = half_at(block); }
 };
 
-struct BlockQ4_K : OfQ4_K {
-  static constexpr int BLOCK_BYTES = 144;
+template <>
+struct Stored<OfQ8_0> {
+  static constexpr int BYTES = 34;
+  static void codes(const uint8_t* block, int, uint8_t* to) {
+    for (int i = 0; i < GROUP; i++) to[i] = block[2 + i] ^ 128;
+  }
+  static void scales(const uint8_t* block, uint16_t* to, int n) { to[n] = half_at(block); }
+};
+
+// Ours: a half float, the code of zero in a byte, and sixteen bytes of codes as in Q4_0.
+template <>
+struct Stored<OfInt4Zeros> {
+  static constexpr int BYTES = 19;
+  static void codes(const uint8_t* block, int, uint8_t* to) { low_and_high(block + 3, to); }
+  static void scales(const uint8_t* block, uint16_t* to, int n) {
+    to[n] = half_at(block);
+    ((uint8_t*)(to + 16))[n] = block[2];
+  }
+};
+
+template <>
+struct Stored<OfQ4_K> {
+  static constexpr int BYTES = 144;
   static void codes(const uint8_t* block, int g, uint8_t* to) {
     const uint8_t* bytes = block + 16 + g / 2 * 32;
     for (int i = 0; i < GROUP; i++) to[i] = bytes[i] >> g % 2 * 4 & 15;
   }
-};
-
-struct BlockQ6_K : OfQ6_K {
-  static constexpr int BLOCK_BYTES = 210;
-  static void codes(const uint8_t* block, int g, uint8_t* to) {
-    const uint8_t *lower = block + g / 4 * 64 + g % 2 * 32, *upper = block + 128 + g / 4 * 32;
-    for (int i = 0; i < GROUP; i++)
-      to[i] = (lower[i] >> g % 4 / 2 * 4 & 15) | (upper[i] >> g % 4 * 2 & 3) << 4;
-  }
-};
-
-// Scales of output `n` of a panel for one block.
-template <class Of>
-static inline void keep_scales(const uint8_t* block, uint16_t* to, int n) {
-  if constexpr (std::is_same_v<Of, BlockQ4_K>) {
+  static void scales(const uint8_t* block, uint16_t* to, int n) {
     to[n] = half_at(block), to[16 + n] = half_at(block + 2);
     const uint8_t* packed = block + 4;
     uint8_t* counts = (uint8_t*)(to + 32);
@@ -65,17 +69,22 @@ static inline void keep_scales(const uint8_t* block, uint16_t* to, int n) {
       counts[g * 32 + n] = early ? packed[g] & 63 : (packed[g + 4] & 15) | packed[g - 4] >> 6 << 4;
       counts[g * 32 + 16 + n] = early ? packed[g + 4] & 63 : packed[g + 4] >> 4 | packed[g] >> 6 << 4;
     }
-  } else if constexpr (std::is_same_v<Of, BlockQ6_K>) {
+  }
+};
+
+template <>
+struct Stored<OfQ6_K> {
+  static constexpr int BYTES = 210;
+  static void codes(const uint8_t* block, int g, uint8_t* to) {
+    const uint8_t *lower = block + g / 4 * 64 + g % 2 * 32, *upper = block + 128 + g / 4 * 32;
+    for (int i = 0; i < GROUP; i++)
+      to[i] = (lower[i] >> g % 4 / 2 * 4 & 15) | (upper[i] >> g % 4 * 2 & 3) << 4;
+  }
+  static void scales(const uint8_t* block, uint16_t* to, int n) {
     to[n] = half_at(block + 208);
     for (int i = 0; i < 16; i++) ((uint8_t*)(to + 16))[i * 16 + n] = block[192 + i];
-  } else if constexpr (std::is_same_v<Of, BlockInt4Zeros>) {
-    to[n] = half_at(block);
-    ((uint8_t*)(to + 16))[n] = block[2];
-  } else {
-    to[n] = half_at(block);
-    if constexpr (std::is_same_v<Of, BlockQ4_1>) to[16 + n] = half_at(block + 2);
   }
-}
+};
 
 // Codes of output `n` of a panel for one group.
 template <class Of>
@@ -106,12 +115,12 @@ static void repack_blocks(const uint8_t* rows, const Linear& l, int threads) {
     std::memset(to, 0, codes);
     std::memset(of, 0, scales * 2);
     for (int n = 0; n < std::min(16, l.outputs - panel * 16); n++) {
-      const uint8_t* block = rows + (size_t)(panel * 16 + n) * blocks * Of::BLOCK_BYTES;
-      for (int b = 0; b < blocks; b++, block += Of::BLOCK_BYTES) {
-        keep_scales<Of>(block, of + (size_t)b * Of::SCALES, n);
+      const uint8_t* block = rows + (size_t)(panel * 16 + n) * blocks * Stored<Of>::BYTES;
+      for (int b = 0; b < blocks; b++, block += Stored<Of>::BYTES) {
+        Stored<Of>::scales(block, of + (size_t)b * Of::SCALES, n);
         for (int g = 0; g < per; g++) {
           uint8_t found[GROUP];
-          Of::codes(block, g, found);
+          Stored<Of>::codes(block, g, found);
           keep_codes<Of>(found, to + (size_t)(b * per + g) * Of::CODE_BYTES, n);
         }
       }
@@ -120,12 +129,5 @@ static void repack_blocks(const uint8_t* rows, const Linear& l, int threads) {
 }
 
 static void repack(const uint8_t* rows, const Linear& l, int threads) {
-  switch (l.format) {
-    case Q8_0: return repack_blocks<BlockQ8_0>(rows, l, threads);
-    case Q4_0: return repack_blocks<BlockQ4_0>(rows, l, threads);
-    case Q4_K: return repack_blocks<BlockQ4_K>(rows, l, threads);
-    case Q6_K: return repack_blocks<BlockQ6_K>(rows, l, threads);
-    case INT4_ZEROS: return repack_blocks<BlockInt4Zeros>(rows, l, threads);
-    default: return repack_blocks<BlockQ4_1>(rows, l, threads);
-  }
+  with_format(l.format, [&](auto of) { repack_blocks<decltype(of)>(rows, l, threads); });
 }

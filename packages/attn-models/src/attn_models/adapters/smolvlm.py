@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,7 +20,6 @@ from attn_models.adapters.base import (
 from attn_models.adapters.clip import stored_name
 from attn_models.adapters.hf_config import check_unread_keys
 from attn_models.adapters.llama import LlamaAdapter
-from attn_models.decoder.config import DecoderConfig
 from attn_models.vision_language.config import SiglipConfig, VisionDecoderConfig
 
 if TYPE_CHECKING:
@@ -47,7 +45,6 @@ OUTSIDE = {
 }
 LAYERS = "model.vision_model.encoder.layers"
 CONNECTOR = {"connector.weight": "model.connector.modality_projection.proj.weight"}
-TEXT = {item.name for item in dataclasses.fields(DecoderConfig)}
 
 
 class SmolVlmAdapter(StateDictAdapter):
@@ -77,19 +74,15 @@ class SmolVlmAdapter(StateDictAdapter):
             norm_eps=tower.get("layer_norm_eps", 1e-6),
         )
         decoder = self.text.from_hf_config({**text, "tie_word_embeddings": tied})
-        return VisionDecoderConfig(
-            **{name: getattr(decoder, name) for name in TEXT},
-            vision=vision,
-            image_token_id=required_count(values, "image_token_id", self.image_token, least=0),
-            scale_factor=required_count(values, "scale_factor", 2),
-        )
+        image_token = required_count(values, "image_token_id", self.image_token, least=0)
+        return VisionDecoderConfig.of(decoder, vision, image_token, required_count(values, "scale_factor", 2))
 
     def keys_of(self, config: VisionDecoderConfig) -> dict[str, Any]:
         """A SmolVLMConfig that transformers 5 reads; raises `Incompatible` for what it cannot say."""
         tower = config.vision
         if set(tower.mechanisms) != {SiglipConfig.mechanism} or tower.choice(0).options:
             raise Incompatible(f"mechanisms {tower.mechanisms} of a tower cannot be expressed in a config.json")
-        text = self.text.keys_of(DecoderConfig(**{name: getattr(config, name) for name in TEXT}))
+        text = self.text.keys_of(config.text)
         return {
             "architectures": [self.architecture],
             "model_type": self.model_type,

@@ -83,8 +83,7 @@ def _packed(layers: Sequence[nn.Linear], form: str, kernel: str | None) -> nn.Mo
             if found is not None:
                 return found
         elif len(layers) > 1:
-            each = [_packed([layer], form, kernel) for layer in layers]
-            return _side_by_side(each)
+            return _side_by_side([_packed([layer], form, kernel) for layer in layers])
     weight = torch.cat(matrices) if len(layers) > 1 else matrices[0]
     if isinstance(weight, BlockTensor):
         weight = weight.plain()
@@ -142,9 +141,7 @@ def join_projections(model: Any) -> None:
         del form
         if len(layers) == 1:
             return layers[0]
-        biased = cast("Tensor | None", layers[0].bias) is not None
-        weight = torch.cat([layer.weight.detach() for layer in layers])
-        return linear_of(weight, torch.cat([layer.bias.detach() for layer in layers]) if biased else None)
+        return linear_of(torch.cat([layer.weight.detach() for layer in layers]), _bias_of(layers))
 
     with torch.no_grad():
         for part in _parts(model):

@@ -71,8 +71,8 @@ def convert(
 
     `stored` keeps weights as they are: matrices of a GGUF file in its blocks, where kernels multiply these, floats in
     their type, and what is quantised otherwise as float32. bfloat16 rounds what was dequantised, float32 keeps it, and
-    other programs read both. `origin`
-    is recorded in the manifest. The folder appears whole or not at all; one already there is replaced.
+    other programs read both. `origin` is recorded in the manifest. The folder appears whole or not at all; one already
+    there is replaced.
 
     Raises CheckpointInvalid for a source that is malformed, hostile or in a format that runs code,
     UnknownName and Incompatible for models not known here, CheckpointWriteFailed for a failing disk.

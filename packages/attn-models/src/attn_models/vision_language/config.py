@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from attn_core.errors import InvalidValue
 
@@ -69,7 +70,22 @@ class VisionDecoderConfig(DecoderConfig):
         if type(given) is not int or not 0 <= given < self.vocab_size:
             raise InvalidValue.of("image_token_id", given, f"0 to {self.vocab_size - 1}, a token")
 
+    @classmethod
+    def of(cls, text: DecoderConfig, vision: SiglipConfig, image_token_id: int, scale_factor: int) -> Self:
+        """That of a decoder without images."""
+        return cls(**_fields(text), vision=vision, image_token_id=image_token_id, scale_factor=scale_factor)
+
+    @property
+    def text(self) -> DecoderConfig:
+        """The decoder without images."""
+        return DecoderConfig(**_fields(self))
+
     @property
     def tokens_per_tile(self) -> int:
         """The tokens that one image of the tower takes in a prompt."""
         return (self.vision.side // self.scale_factor) ** 2
+
+
+def _fields(config: DecoderConfig) -> dict[str, Any]:
+    """The fields of a decoder's config, without those of a subclass."""
+    return {item.name: getattr(config, item.name) for item in dataclasses.fields(DecoderConfig)}

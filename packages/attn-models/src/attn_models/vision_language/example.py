@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -56,10 +55,9 @@ def write_vision_model(folder: Path, layout: str = "smolvlm", max_seq_len: int =
         positions="rotary",
         bias=False,
     )
-    fields = {name: getattr(decoder, name) for name in DecoderConfig.__dataclass_fields__}
-    own: dict[str, Any] = {"vision": vision, "image_token_id": tokenizer.id(IMAGE), "scale_factor": 3}
+    (image_token,) = tokenizer.encode(IMAGE, add_special=False)
     torch.manual_seed(3)
-    model = VisionDecoder(VisionDecoderConfig(**fields, **own))
+    model = VisionDecoder(VisionDecoderConfig.of(decoder, vision, image_token, scale_factor=3))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(mean=float("norm" in name), std=0.25)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from attn_core.errors import Incompatible, InvalidValue
+from attn_core.errors import ContextLengthExceeded, Incompatible, InvalidValue
 from attn_schema import IMAGE_PLACE
 from torch import Tensor
 
@@ -47,25 +47,35 @@ class ImagePrompts:
     def encode(self, messages: Sequence[Mapping[str, str]], images: Sequence[Sequence[bytes]]) -> ImagePrompt:
         """The prompt of `messages` with a `role` and a `content`, and the `images` of each, the bytes of image files.
 
-        An image is shown where `IMAGE_PLACE` stands in the content, or before it where there is none. Raises
-        `InvalidValue` for other numbers of places than of images, for more than `MOST_IMAGES`, for what is no image,
-        and what the chat template raises; `Incompatible` for a template that leaves images out.
+        Raises what `with_places` raises, `InvalidValue` for what is no image, and what the chat template raises;
+        `Incompatible` for a template that leaves images out; `ContextLengthExceeded` as soon as images take more than
+        the context, before the others are read.
         """
         data = [one for each in images for one in each]
-        if len(data) > MOST_IMAGES:
-            raise InvalidValue.of("images", f"{len(data)} images", f"at most {MOST_IMAGES} in a conversation")
-        written = [
-            {**message, "content": _with_places(message["content"], len(each), place)}
-            for place, (message, each) in enumerate(zip(messages, images, strict=True))
-        ]
-        ids = self._tokenizer.encode_chat(written, images=True)
+        ids = self._tokenizer.encode_chat(self.with_places(messages, images), images=True)
         shown = ids.count(self._config.image_token_id)
         if shown != len(data):
             raise Incompatible(f"the chat template shows {shown} of {len(data)} images")
         if not data:
             return ImagePrompt(tuple(ids))
-        tiles = [self._reader.read(one, f"images[{place}]") for place, one in enumerate(data)]
-        return self._expanded(ids, tiles, hashlib.sha256(b"".join(hashlib.sha256(one).digest() for one in data)))
+        key = hashlib.sha256(b"".join(hashlib.sha256(one).digest() for one in data)).hexdigest()
+        return self._expanded(ids, data, key)
+
+    def with_places(
+        self, messages: Sequence[Mapping[str, str]], images: Sequence[Sequence[bytes]]
+    ) -> list[dict[str, str]]:
+        """The messages with an `IMAGE_PLACE` in the content for each image: where it stands, or before the content
+        where there is none.
+
+        Raises `InvalidValue` for other numbers of places than of images, and for more than `MOST_IMAGES`.
+        """
+        count = sum(map(len, images))
+        if count > MOST_IMAGES:
+            raise InvalidValue.of("images", f"{count} images", f"at most {MOST_IMAGES} in a conversation")
+        return [
+            {**message, "content": _with_places(message["content"], len(each), place)}
+            for place, (message, each) in enumerate(zip(messages, images, strict=True))
+        ]
 
     def require_none(self, token_ids: Sequence[int]) -> None:
         """Raise `InvalidValue` for a token that stands for an image, in a prompt that has none."""
@@ -74,13 +84,20 @@ class ImagePrompts:
             allowed = "other tokens: images come with the messages of a conversation"
             raise InvalidValue.of(f"prompt.token_ids[{place}]", self._image, allowed)
 
-    def _expanded(self, ids: Sequence[int], tiles: Sequence[Tiles], key: hashlib._Hash) -> ImagePrompt:
-        image, found, left = self._config.image_token_id, list[int](), iter(tiles)
+    def _expanded(self, ids: Sequence[int], data: Sequence[bytes], key: str) -> ImagePrompt:
+        image, context = self._config.image_token_id, self._config.max_seq_len
+        found, pixels = list[int](), list[Tensor]()
         for token in ids:
-            found += self._tokenizer.encode(self._text(next(left)), add_special=False) if token == image else [token]
+            if token != image:
+                found.append(token)
+                continue
+            tiles = self._reader.read(data[len(pixels)], f"images[{len(pixels)}]")
+            found += self._tokenizer.encode(self._text(tiles), add_special=False)
+            if len(found) > context:
+                raise ContextLengthExceeded.of(len(found), 0, context)
+            pixels.append(tiles.pixels)
         places = tuple(place for place, token in enumerate(found) if token == image)
-        pixels = torch.cat([each.pixels for each in tiles])
-        return ImagePrompt(tuple(found), places, pixels, key.hexdigest())
+        return ImagePrompt(tuple(found), places, torch.cat(pixels), key)
 
     def _text(self, tiles: Tiles) -> str:
         """What stands in a prompt for an image (transformers' processor of these models)."""

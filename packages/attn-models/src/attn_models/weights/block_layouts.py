@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+from numpy.typing import NDArray
 
-    Bytes = NDArray[np.uint8]
-    Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,16 +47,7 @@ class BlockLayout:
         return all(bool(((blocks[:, place + 1] & 0x7C) != 0x7C).all()) for place in self.halves)
 
 
-def _by_gguf(kind: str, rows: Bytes) -> Any:
-    from gguf.constants import GGMLQuantizationType
-    from gguf.quants import dequantize
-
-    return dequantize(rows, GGMLQuantizationType[kind])
-
-
 def _int4_zeros(rows: Bytes) -> Any:
-    import numpy as np
-
     blocks = rows.reshape(-1, INT4_ZEROS_BYTES)
     steps = np.ascontiguousarray(blocks[:, :2]).view(np.float16).astype(np.float32)
     numbers = np.concatenate([blocks[:, 3:] & 15, blocks[:, 3:] >> 4], axis=1).astype(np.float32)
@@ -66,15 +58,19 @@ INT4_ZEROS_BYTES = 19
 INT4_ZEROS = BlockLayout(weights="int4_zeros", nbytes=INT4_ZEROS_BYTES, inputs=32, halves=(0,), read=_int4_zeros)
 
 
-def _of_gguf(kind: str, nbytes: int, inputs: int, *halves: int) -> BlockLayout:
-    return BlockLayout(weights=kind.lower(), nbytes=nbytes, inputs=inputs, halves=halves, read=partial(_by_gguf, kind))
+def _of_gguf(kind: str, *halves: int) -> BlockLayout:
+    """A type of GGUF, its sizes and its formula those of the gguf library."""
+    number = GGMLQuantizationType[kind]
+    inputs, nbytes = GGML_QUANT_SIZES[number]
+    read = partial(dequantize, qtype=number)
+    return BlockLayout(weights=kind.lower(), nbytes=nbytes, inputs=inputs, halves=halves, read=read)
 
 
 GGUF_LAYOUTS: Mapping[str, BlockLayout] = {
-    "Q8_0": _of_gguf("Q8_0", 34, 32, 0),
-    "Q4_0": _of_gguf("Q4_0", 18, 32, 0),
-    "Q4_1": _of_gguf("Q4_1", 20, 32, 0, 2),
-    "Q4_K": _of_gguf("Q4_K", 144, 256, 0, 2),
-    "Q6_K": _of_gguf("Q6_K", 210, 256, 208),
+    "Q8_0": _of_gguf("Q8_0", 0),
+    "Q4_0": _of_gguf("Q4_0", 0),
+    "Q4_1": _of_gguf("Q4_1", 0, 2),
+    "Q4_K": _of_gguf("Q4_K", 0, 2),
+    "Q6_K": _of_gguf("Q6_K", 208),
 }
 """By the name of a tensor's type in a GGUF file."""

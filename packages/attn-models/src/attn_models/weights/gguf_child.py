@@ -70,11 +70,8 @@ BYTES_OF = {"bfloat16": 2, "float32": 4}
 
 def blocks_kept(tensor: GgufTensor, placement: Placement) -> BlockLayout | None:
     """The layout of a tensor that `stored` leaves in its blocks; None for others."""
-    return (
-        None
-        if _computed(placement) or placement.transposed or len(placement.shape) != 2
-        else GGUF_LAYOUTS.get(tensor.type)
-    )
+    moved = placement.transposed or len(placement.shape) != 2
+    return None if moved or _computed(placement) else GGUF_LAYOUTS.get(tensor.type)
 
 
 def written_as(tensor: GgufTensor, placement: Placement, dtype: WeightDtype) -> tuple[str, tuple[int, ...]]:
@@ -218,8 +215,7 @@ def _values(header: GgufHeader, placement: Placement, dtype: WeightDtype) -> NDA
         values = values.T
     if placement.above:
         values = values - np.float32(placement.above)
-    element = written_as(tensor, placement, dtype)[0]
-    return stored(values, "bfloat16" if element == "bfloat16" else "float32")
+    return stored(values, written_as(tensor, placement, dtype)[0])
 
 
 def _in_order(rows: NDArray[Any], placement: Placement) -> NDArray[Any]:

@@ -8,6 +8,7 @@ computes in.
 from __future__ import annotations
 
 import dataclasses
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from math import ceil, prod
 from pathlib import Path
@@ -134,18 +135,31 @@ class Grouped(StoredFormat):
                 raise self.fail(name, f"{part} has shape {list(shape)}; needed: {list(expected[part])}")
         return outputs, inputs
 
-    def blocks_of(self, name: str, numbers: Tensor, zeros: Tensor, parts: Mapping[str, Tensor]) -> Tensor | None:
-        """Blocks of `INT4_ZEROS` for numbers [outputs, inputs] and zero points [groups, outputs], where these can say
-        it: four bits, neighbours in groups of whole blocks, scales that are half floats."""
+    @abstractmethod
+    def numbers(self, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The whole numbers [inputs, outputs] of a weight, and the zero points [groups, outputs]."""
+
+    def dequantized(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """[outputs, inputs]: scale times the distance from the zero point."""
+        numbers, zeros = self.numbers(parts)
+        group = self.group_of(parts, len(numbers))
+        return (parts["scales"].float()[group] * (numbers - zeros[group])).T
+
+    def in_blocks(self, name: str, parts: Mapping[str, Tensor]) -> Tensor | None:
+        """In blocks of `INT4_ZEROS`, where these can say it: four bits, neighbours in groups of whole blocks, scales
+        that are half floats."""
         import torch
 
         from attn_models.quantization.block_tensor import BlockTensor
 
-        inputs = numbers.shape[1]
+        if self.bits != 4:
+            return None
+        numbers, zeros = self.numbers(parts)
+        inputs = len(numbers)
         size = inputs if self.group_size == -1 else self.group_size
         scales = parts["scales"].half()
         in_order = torch.equal(self.group_of(parts, inputs), torch.arange(inputs) // size)
-        if self.bits != 4 or size % INT4_ZEROS.inputs or inputs % size or not in_order:
+        if size % INT4_ZEROS.inputs or inputs % size or not in_order:
             return None
         if not torch.equal(scales.float(), parts["scales"].float()):
             return None
@@ -153,7 +167,7 @@ class Grouped(StoredFormat):
             raise self.fail(name, "has scales that are NaN or infinite")
         each = size // INT4_ZEROS.inputs
         steps, shifts = (part.T.repeat_interleave(each, 1).contiguous() for part in (scales, zeros))
-        blocks = numbers.view(len(numbers), -1, 2, 16).to(torch.uint8)
+        blocks = numbers.T.reshape(numbers.shape[1], -1, 2, 16).to(torch.uint8)
         codes = blocks[:, :, 0] | blocks[:, :, 1] << 4
         whole = torch.cat([steps[..., None].view(torch.uint8), shifts[..., None].to(torch.uint8), codes], dim=-1)
         return BlockTensor(whole.flatten(1), INT4_ZEROS)
@@ -214,18 +228,9 @@ class Gptq(Grouped):
         rows, outputs = shapes["qweight"]
         return self.check(name, (rows * 32 // self.bits, outputs), shapes)
 
-    def dequantized(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """[outputs, inputs]."""
-        numbers, zeros = self._numbers(parts)
-        group = self.group_of(parts, numbers.shape[1])
-        return (parts["scales"].float()[group] * (numbers.T - zeros[group])).T
-
-    def in_blocks(self, name: str, parts: Mapping[str, Tensor]) -> Tensor | None:
-        """See `Grouped.blocks_of`."""
-        return self.blocks_of(name, *self._numbers(parts), parts)
-
-    def _numbers(self, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        numbers = unpacked(parts["qweight"].T.contiguous(), self.bits)
+    def numbers(self, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """See `Grouped.numbers`."""
+        numbers = unpacked(parts["qweight"].T.contiguous(), self.bits).T
         return numbers, unpacked(parts["qzeros"], self.bits) + self.below
 
 
@@ -253,16 +258,9 @@ class Awq(Grouped):
         inputs, words = shapes["qweight"]
         return self.check(name, (inputs, words * 32 // self.bits), shapes)
 
-    def dequantized(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """[outputs, inputs]."""
-        numbers, zeros = (self._in_order(parts[part]) for part in ("qweight", "qzeros"))
-        group = self.group_of(parts, len(numbers))
-        return (parts["scales"].float()[group] * (numbers - zeros[group])).T
-
-    def in_blocks(self, name: str, parts: Mapping[str, Tensor]) -> Tensor | None:
-        """See `Grouped.blocks_of`."""
-        numbers, zeros = (self._in_order(parts[part]) for part in ("qweight", "qzeros"))
-        return self.blocks_of(name, numbers.T.contiguous(), zeros, parts)
+    def numbers(self, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """See `Grouped.numbers`."""
+        return self._in_order(parts["qweight"]), self._in_order(parts["qzeros"])
 
     def _in_order(self, words: Tensor) -> Tensor:
         numbers = unpacked(words, self.bits)

@@ -7,7 +7,7 @@ from io import BytesIO
 
 import pytest
 import torch
-from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
+from attn_core.errors import CheckpointInvalid, ContextLengthExceeded, Incompatible, InvalidValue
 from attn_models.loading import load_model, save_model
 from attn_models.vision_language.example import SIDE, picture, vision_tokenizer, write_vision_model
 from attn_models.vision_language.images import TileReader, read_tile_reader
@@ -202,6 +202,11 @@ def test_wrong_images_and_places_are_refused(prompts):
         encode("x", *[b""] * (MOST_IMAGES + 1))
     with pytest.raises(InvalidValue, match="images come with the messages"):
         prompts.require_none([5, vision_tokenizer().id("<image>")])
+
+
+def test_images_beyond_the_context_are_refused_before_the_next_one_is_read(prompts):
+    with pytest.raises(ContextLengthExceeded, match="the context of 512 tokens"):
+        prompts.encode([{"role": "user", "content": "x"}], [[picture(1, 40, 40)] * 20 + [b"not read"]])
 
 
 def test_a_template_that_shows_no_images_and_a_vocabulary_without_their_tokens_are_refused(folder):
