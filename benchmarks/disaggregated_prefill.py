@@ -16,9 +16,7 @@ import contextlib
 import json
 import os
 import random
-import signal
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -34,10 +32,10 @@ from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import save_model
 from attn_models.tokenizers import character_tokenizer
+from overload import LETTERS, serving
 from report import write_report
 
 SIZE = {"hidden_size": 384, "num_layers": 8, "num_heads": 6, "max_seq_len": 2048}
-LETTERS = "abcdefghijklmnopqrstuvwxyz "
 STREAMS, SHORT, LONG, NEW = 4, 16, 768, 400
 """Streams that run, tokens of their prompts and of the long ones, and tokens of a stream."""
 RATE = 0.5
@@ -50,23 +48,10 @@ KINDS = {
 
 
 @contextlib.asynccontextmanager
-async def server(folder: Path, *words: str) -> AsyncIterator[InferenceServiceStub]:
-    """`attn serve` with the model in a home, and one thread an engine."""
-    ready = folder / f"ready-{time.monotonic_ns()}.json"
-    asked = ["serve", "--model", "m", "--home", str(folder), "--port", "0", "--ready-file", str(ready)]
-    asked += ["--num-threads", "1", "--log-level", "warning", *words]
-    process = await asyncio.create_subprocess_exec(Path(sys.executable).with_name("attn"), *asked)
-    try:
-        while not ready.exists():
-            await asyncio.sleep(0.2)
-            if process.returncode is not None:
-                raise SystemExit("attn serve has ended")
-        async with grpc.aio.insecure_channel(json.loads(ready.read_text())["address"]) as channel:
-            yield InferenceServiceStub(channel)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM)
-        await process.wait()
+async def server(home: Path, *words: str) -> AsyncIterator[InferenceServiceStub]:
+    """`attn serve` with the model in a home."""
+    async with serving(home, *words) as running, grpc.aio.insecure_channel(running.address) as channel:
+        yield InferenceServiceStub(channel)
 
 
 def save(folder: Path) -> None:

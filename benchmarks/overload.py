@@ -74,23 +74,30 @@ class Server:
 @contextlib.asynccontextmanager
 async def server(size: dict[str, int], *words: str) -> AsyncIterator[Server]:
     """`attn serve` with a random model of this size, whose chat template never ends, and one thread."""
+    limits = ("--max-num-seqs", str(RUNNING), "--max-num-batched-tokens", "64")
     with tempfile.TemporaryDirectory() as home:
         save(Path(home) / "models" / "m", size)
-        ready = Path(home) / "ready.json"
-        asked = ["serve", "--model", "m", "--home", home, "--port", "0", "--ready-file", str(ready)]
-        asked += ["--max-num-seqs", str(RUNNING), "--max-num-batched-tokens", "64", "--num-threads", "1"]
-        attn = Path(sys.executable).with_name("attn")
-        process = await asyncio.create_subprocess_exec(attn, *asked, "--log-level", "warning", *words)
-        try:
-            while not ready.exists():
-                await asyncio.sleep(0.2)
-                if process.returncode is not None:
-                    raise SystemExit("attn serve has ended")
-            yield Server(json.loads(ready.read_text())["address"], psutil.Process(process.pid))
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
-            await process.wait()
+        async with serving(Path(home), *limits, *words) as running:
+            yield running
+
+
+@contextlib.asynccontextmanager
+async def serving(home: Path, *words: str) -> AsyncIterator[Server]:
+    """`attn serve` with the model `m` of a home, and one thread an engine."""
+    ready = home / f"ready-{time.monotonic_ns()}.json"
+    asked = ["serve", "--model", "m", "--home", str(home), "--port", "0", "--ready-file", str(ready)]
+    asked += ["--num-threads", "1", "--log-level", "warning", *words]
+    process = await asyncio.create_subprocess_exec(Path(sys.executable).with_name("attn"), *asked)
+    try:
+        while not ready.exists():
+            await asyncio.sleep(0.2)
+            if process.returncode is not None:
+                raise SystemExit("attn serve has ended")
+        yield Server(json.loads(ready.read_text())["address"], psutil.Process(process.pid))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        await process.wait()
 
 
 def save(folder: Path, size: dict[str, int]) -> None:

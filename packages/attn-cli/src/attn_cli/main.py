@@ -134,8 +134,8 @@ def _says(wanted: Verbosity) -> Callable[[bool], None]:
     return say
 
 
-QUIET_HELP = "Say nothing on standard error but errors."
-VERBOSE_HELP = "Say more on standard error: measurements, the time taken, errors with where they were raised."
+QUIET_HELP = "Print only errors on standard error."
+VERBOSE_HELP = "Print more on standard error: measurements, the time taken, tracebacks of errors."
 Quiet = Annotated[
     bool,
     typer.Option("--quiet", "-q", help=QUIET_HELP, callback=_says(Verbosity.QUIET), is_eager=True, expose_value=False),

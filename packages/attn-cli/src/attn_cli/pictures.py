@@ -46,9 +46,9 @@ def weights_of(mechanism: Mechanism, config: MechanismConfig, positions: int) ->
 
 
 def influence_grid(mechanism: Mechanism, config: MechanismConfig, positions: int) -> Grid:
-    """How much each output of a layer with one head depends on each input, as a share of the most in its row.
+    """How much each output of a layer with one head depends on each input, relative to the largest in its row.
 
-    That is the length of the derivative of a random projection of the output. Raises `MissingPackage` without torch.
+    That is the norm of the gradient of a random projection of the output. Raises `MissingPackage` without torch.
     """
     torch = tensors()
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
@@ -127,7 +127,7 @@ def seen(mechanism: Mechanism, config: MechanismConfig, positions: int) -> View:
         return View(words, sample_grid(mechanism, config, positions), "mean attention weight")
     words = "example: how much each output (row) depends on each input (column), one head, random layer and input"
     grid = influence_grid(mechanism, config, positions)
-    return View(words, grid, "length of the derivative, as a share of the most in its row", "output", "input")
+    return View(words, grid, "norm of the gradient, relative to the largest in its row", "output", "input")
 
 
 def mask_grid(mask: Mask, positions: int) -> Grid:

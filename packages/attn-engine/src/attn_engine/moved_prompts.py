@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from attn_core.errors import Incompatible
@@ -33,6 +33,10 @@ class PromptState:
     digest: bytes
     cached_tokens: int = 0
     computed_on: str = ""
+
+    def without_bytes(self) -> PromptState:
+        """The same, with nothing in `exported`."""
+        return replace(self, exported=b"")
 
 
 def prompt_digest(tokens: Iterable[int], beside: str) -> bytes:

@@ -110,7 +110,7 @@ class Request:
 
     def without_state(self) -> Request:
         """The same, without the bytes of its `state`."""
-        return self if self.state is None else replace(self, state=replace(self.state, exported=b""))
+        return self if self.state is None else replace(self, state=self.state.without_bytes())
 
     @property
     def beside_tokens(self) -> str:

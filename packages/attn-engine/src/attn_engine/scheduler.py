@@ -238,10 +238,7 @@ class Scheduler:
     def _admit(self, left: int) -> list[ScheduledChunk]:
         chunks: list[ScheduledChunk] = []
         queues = self._queues() if left > 0 else {}
-        while queues and left > 0:
-            first = self._next(queues)
-            if first is None:
-                break
+        while left > 0 and (first := self._next(queues)) is not None:
             group = sorted((member for member in first.co_scheduled if member.number in self.waiting), key=_rank)
             if not self._enter(group):
                 break

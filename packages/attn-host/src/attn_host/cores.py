@@ -21,6 +21,11 @@ def usable_cores(cgroups: Path = CGROUPS, membership: Path = Path("/proc/self/cg
     return max(1, min([cores, *(math.ceil(limit) for limit in limits)]))
 
 
+def rank_cores(ranks: int) -> int:
+    """The usable cores of each rank of a model, where so many ranks share this machine; at least one."""
+    return max(1, usable_cores() // ranks)
+
+
 def _groups(cgroups: Path, membership: Path) -> list[Path]:
     """The folders of the process's group and of those above it; the root, which in a container is the own group."""
     found = [cgroups, cgroups / "cpu"]

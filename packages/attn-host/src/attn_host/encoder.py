@@ -16,9 +16,9 @@ from attn_engine.out_of_memory import is_out_of_memory, out_of_memory, release_m
 from attn_models.loading.sentences import SentenceEncoder, load_sentence_encoder
 from attn_schema import Embeddings, EngineConfig, EngineStats, ModelInfo, Prompt, Tensor, Tokenization, Usage
 
-from attn_host.cores import usable_cores
 from attn_host.host import EmbedTask, ModelHost, with_process
 from attn_host.loading import quantization_of, use_kernel
+from attn_host.ranks import rank_threads
 from attn_host.tokenization import PromptTokenizer
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class EncoderHost(ModelHost):
     def __init__(self, folder: Path, config: EngineConfig) -> None:
         if config.draft_model is not None:
             raise InvalidValue.of("draft_model", config.draft_model, "none for an encoder")
-        torch.set_num_threads(config.num_threads or min(torch.get_num_threads(), usable_cores()))
+        torch.set_num_threads(rank_threads(config))
         self._encoder = load_sentence_encoder(
             folder, config.dtype, device=config.device, quantization=config.quantization
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -100,13 +99,13 @@ class EngineHost(ModelHost):
 
     def submit(self, task: TextTask, state: PromptState | None = None) -> None:
         """Start before the next engine step; outputs are delivered. Raises the `UserError` that refuses it."""
-        self._loop.submit(replace(self._request(task), state=state))
+        self._loop.submit(self._request(task, state))
 
     def prefill(self, task: TextTask) -> None:
         """As `submit`, but only compute the prompt: the only output has its state."""
         self._loop.submit(self._request(task).prefill())
 
-    def _request(self, task: TextTask) -> Request:
+    def _request(self, task: TextTask, state: PromptState | None = None) -> Request:
         prompt = self._tokenizer.with_images(task.prompt)
         return Request(
             id=task.id,
@@ -119,6 +118,7 @@ class EngineHost(ModelHost):
             tenant=task.tenant,
             adapter=self._adapters.find(task.adapter),
             resume=task.resume,
+            state=state,
         )
 
     def load_adapter(self, name: str, folder: Path) -> None:

@@ -30,7 +30,7 @@ from attn_models.loading.models import empty_model
 from attn_models.tensor_parallel import Collectives, require_model_split, split_model
 from attn_schema import EngineConfig
 
-from attn_host.cores import usable_cores
+from attn_host.cores import rank_cores
 from attn_host.loading import use_kernel
 from attn_host.memory import with_kv_cache_memory
 
@@ -101,7 +101,7 @@ class RankLauncher(Protocol):
 
 def rank_threads(config: EngineConfig) -> int:
     """Threads for tensor operations of each rank: those of the config, or its share of the cores."""
-    return config.num_threads or min(torch.get_num_threads(), max(1, usable_cores() // config.tensor_parallel_size))
+    return config.num_threads or min(torch.get_num_threads(), rank_cores(config.tensor_parallel_size))
 
 
 def require_tensor_parallel(folder: Path, config: EngineConfig) -> None:

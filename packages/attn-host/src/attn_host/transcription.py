@@ -138,23 +138,27 @@ def _code(spelled: str) -> str:
     return spelled.removeprefix("<|").removesuffix("|>")
 
 
+def _is_token(given: Any) -> bool:
+    return type(given) is int and given >= 0
+
+
 def _token(values: Mapping[str, Any], key: str) -> int | None:
     found = values.get(key)
-    if found is not None and (type(found) is not int or found < 0):
+    if found is not None and not _is_token(found):
         raise InvalidValue.of(key, found, "a token, in generation_config.json")
     return found
 
 
 def _tokens(values: Mapping[str, Any], key: str) -> frozenset[int]:
     found = values.get(key) or []
-    if not isinstance(found, list) or any(type(token) is not int or token < 0 for token in found):
+    if not isinstance(found, list) or not all(map(_is_token, found)):
         raise InvalidValue.of(key, found, "a list of tokens")
     return frozenset(found)
 
 
 def _by_name(values: Mapping[str, Any], key: str) -> dict[str, int]:
     found = values.get(key) or {}
-    if not isinstance(found, Mapping) or any(type(token) is not int or token < 0 for token in found.values()):
+    if not isinstance(found, Mapping) or not all(map(_is_token, found.values())):
         raise InvalidValue.of(key, found, "tokens by name")
     return dict(found)
 
@@ -163,7 +167,7 @@ def _forced(given: Any) -> tuple[int | None, ...]:
     """The tokens of pairs [place, token] from place 1 on; none of a list that begins at another place."""
     pairs = given or []
     known = isinstance(pairs, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
-    if not known or any(token is not None and (type(token) is not int or token < 0) for _, token in pairs):
+    if not known or not all(token is None or _is_token(token) for _, token in pairs):
         raise InvalidValue.of(FORCED, given, "pairs of a place and a token")
     if not pairs or pairs[0][0] != 1:
         return ()

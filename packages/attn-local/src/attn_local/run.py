@@ -32,6 +32,7 @@ def run_command(
 
     Examples: `attn run smollm2-135m-instruct`, `attn run HuggingFaceTB/SmolLM2-135M-Instruct`
     """
+    images = read_images(image or ())  # before a model is fetched: a wrong file is said at once
     asked = revision != DEFAULT_REVISION or file is not None
     if asked or (model not in ModelStore().names() and not Path(model).expanduser().is_dir()):
         with shown_progress() as report:
@@ -42,4 +43,4 @@ def run_command(
     before = [ChatMessage(role="system", content=system)] if system else []
     with here(engine) as writer:
         keeper = Keeper(ConversationStore(), model, None, served=False)
-        talk(writer, model, sampling, before, keeper, images=read_images(image or ()))
+        talk(writer, model, sampling, before, keeper, images=images)

@@ -17,10 +17,11 @@ def transcribe_command(
     files: Annotated[list[Path], typer.Argument(metavar="FILE.wav...", help="Audio, 16000 samples a second.")],
     model: Annotated[str, typer.Option("--model", "-m", help="Whisper to run here: a model's name, or a folder.")],
     language: Annotated[
-        str | None, typer.Option(help="Language that is spoken, such as en; the model's, or guessed, if not given.")
+        str | None,
+        typer.Option(help="Language that is spoken, such as en; if not given, the model's default, or detected."),
     ] = None,
     task: Annotated[
-        str | None, typer.Option(help="transcribe, or translate into English; the model's if not given.")
+        str | None, typer.Option(help="transcribe, or translate into English; the model's default if not given.")
     ] = None,
     json: Json = False,
     engine: DeviceConfig,

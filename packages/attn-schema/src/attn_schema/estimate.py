@@ -10,7 +10,7 @@ from attn_schema.schema import Schema
 
 
 class JobEstimate(Schema, frozen=True, kw_only=True):
-    """What a training job would run, hold and take. Bytes of memory are those of one worker at its peak."""
+    """The FLOPs, memory, disk and time that a training job would need; bytes of memory are one worker's peak."""
 
     device: Annotated[str, Meta(description="Device of each worker.")] = ""
     workers: Annotated[int, Meta(description="Workers that share each batch.")] = 0

@@ -82,7 +82,10 @@ def in_panel(panel: str) -> Callable[..., msgspec.Meta]:
 
 
 class SchemaMeta(msgspec.StructMeta):
-    """Makes an unknown field an `UnknownName` with those that are near, where Python has a `TypeError`."""
+    """Makes an unknown field an `UnknownName` with those that are near, where Python has a `TypeError`.
+
+    Only of what callers write: a `Token` is made for every token, and would take three times as long.
+    """
 
     def __call__(cls, *values: Any, **fields: Any) -> Any:  # noqa: N805 -- what it makes are classes
         """A noun of these fields."""
@@ -95,7 +98,7 @@ class SchemaMeta(msgspec.StructMeta):
             raise UnknownName.of(f"field of {cls.__name__}", unknown, cls.__struct_fields__) from None
 
 
-class Schema(msgspec.Struct, frozen=True, kw_only=True, metaclass=SchemaMeta):
+class Schema(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all nouns. Values are not checked; see `Checked`."""
 
     @classmethod
@@ -118,7 +121,7 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, metaclass=SchemaMeta):
         return msgspec.structs.replace(self, **changes)
 
 
-class Checked(Schema, frozen=True, kw_only=True):
+class Checked(Schema, frozen=True, kw_only=True, metaclass=SchemaMeta):
     """A noun that callers write: it cannot be made with a value that is not allowed.
 
     Lists become tuples, whole numbers become floats where the field is a float. Raises `InvalidValue` that names the

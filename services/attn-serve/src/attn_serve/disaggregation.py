@@ -99,9 +99,7 @@ class DisaggregatedBackend:
         return info
 
     async def scale(self, deployment: DeploymentConfig) -> None:
-        """Change the numbers of replicas; without `prefill_replicas` that of prefill replicas stays."""
-        if deployment.prefill_replicas is None:
-            deployment = deployment.replace(prefill_replicas=self._deployment.prefill_replicas)
+        """Change the numbers of replicas of both kinds."""
         await asyncio.to_thread(self.decode.require_places, deployment.together)
         self._deployment = deployment
         await asyncio.gather(self.decode.scale(deployment.decode), self.prefill.scale(deployment.prefill))
@@ -190,13 +188,11 @@ class DisaggregatedBackend:
         replica = self._prefill_replica(task, failed)
         failed.add(replica.id)  # the next attempt may come before the connection is known to be broken
         ticket = await self._ticket(replica, task)
-        handed_over = False
         try:
             await self.decode.submit(task, ticket)
-            handed_over = True
-        finally:
-            if not handed_over:
-                self.prefill.later(replica.cancel(task.id))
+        except BaseException:
+            self.prefill.later(replica.cancel(task.id))
+            raise
 
     async def _ticket(self, replica: ReplicaClient, task: TextTask) -> StateTicket:
         replica.tasks.add(task.id)

@@ -11,7 +11,8 @@ import asyncio
 import secrets
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -55,17 +56,15 @@ class ByteBudget:
         """Whether so many bytes more can be held now."""
         return not self._held or self.held + size <= self._limit
 
-    async def room(self) -> None:
-        """Wait until anything fits."""
-        while not self.fits(1):
+    async def room(self, size: int = 1) -> None:
+        """Wait until so many bytes fit; anything, if it is not given."""
+        while not self.fits(size):
             self._freed.clear()
             await self._freed.wait()
 
     async def take(self, name: str, size: int) -> None:
         """Wait until so many bytes fit, then hold them under a name."""
-        while not self.fits(size):
-            self._freed.clear()
-            await self._freed.wait()
+        await self.room(size)
         self.hold(name, size)
 
     def hold(self, name: str, size: int) -> None:
@@ -154,12 +153,12 @@ async def fetch(ticket: StateTicket, tls: ReplicaTls | None) -> PromptState:
     exported = b"".join(parts)
     if len(exported) != ticket.size:
         raise StateLost(f"{len(exported)} bytes came of a state of {ticket.size}")
-    return ticket.state(exported)
+    return replace(ticket.state, exported=exported)
 
 
 async def _parts(channel: grpc.aio.Channel, ticket: StateTicket) -> AsyncIterator[bytes]:
-    ask: object = channel.unary_stream(messages.STATE)
-    call = ask(ticket.key.encode())  # type: ignore[operator]
+    ask: Any = channel.unary_stream(messages.STATE)
+    call = ask(ticket.key.encode())
     left = ticket.size
     while True:
         part = await asyncio.wait_for(call.read(), READ_SECONDS)

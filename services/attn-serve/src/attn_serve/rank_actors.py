@@ -10,7 +10,7 @@ from typing import Any
 
 from attn_core.errors import Unavailable
 from attn_gateway.ray_gpus import gpu_request, known_gpus
-from attn_host.cores import usable_cores
+from attn_host.cores import rank_cores
 from attn_host.ranks import RankGroup, RankTask, run_rank
 from attn_schema import EngineConfig
 
@@ -104,4 +104,4 @@ def actor_environment(config: EngineConfig) -> dict[str, str]:
 
 def with_threads(config: EngineConfig) -> EngineConfig:
     """The config with the threads of each rank: its share of the cores of this machine, if it does not say."""
-    return config.replace(num_threads=config.num_threads or max(1, usable_cores() // config.tensor_parallel_size))
+    return config.replace(num_threads=config.num_threads or rank_cores(config.tensor_parallel_size))

@@ -185,30 +185,31 @@ class ReplicaServer:
         self, host: ModelHost, session: Session, method: str, task: TextTask, *state: PromptState | None
     ) -> None:
         """Submit a task to the host, as one of the session until its last output."""
-        session.tasks.add(task.id)
+        with self._task_of(session, task.id):
+            await call_host(host, method, task, *state)
+
+    @contextlib.contextmanager
+    def _task_of(self, session: Session, task_id: str) -> Iterator[None]:
+        """Make a task one of the session, which it is no longer where what is done within fails."""
+        session.tasks.add(task_id)
         try:
             with _answered():
-                await call_host(host, method, task, *state)
+                yield
         except BaseException:
-            session.tasks.discard(task.id)
-            self.fetched.give_back(task.id)
+            session.tasks.discard(task_id)
+            self.fetched.give_back(task_id)
             raise
 
     async def _submit_moved(self, host: ModelHost, session: Session, task: TextTask, ticket: StateTicket) -> None:
         """Submit a task whose prompt another replica has computed; raises `StateLost` where the state is gone."""
         state = None
         if ticket.model == self._model:
-            session.tasks.add(task.id)
             fetching = self._fetching[task.id] = asyncio.ensure_future(self._fetch(task.id, ticket))
             try:
-                with _answered():
+                with self._task_of(session, task.id):
                     state = await fetching
-            except BaseException:
-                fetching.cancel()
-                session.tasks.discard(task.id)
-                self.fetched.give_back(task.id)
-                raise
             finally:
+                fetching.cancel()
                 del self._fetching[task.id]
         else:
             log.warning("task %s: the state is of other weights or settings; its prompt is computed", task.id)
@@ -239,16 +240,13 @@ class ReplicaServer:
             raise InternalError("the engine computed a prompt and told no state")
         if self._sessions.get(session_id) is not session:
             raise Unavailable("the gateway that asked is gone")
-        state = output.state
+        exported = output.state.exported
         return StateTicket(
             target=self.address.target,
-            key=self.states.put(session_id, task.id, state.exported),
-            size=len(state.exported),
+            key=self.states.put(session_id, task.id, exported),
+            size=len(exported),
             model=self._model,
-            tokens=state.tokens,
-            digest=state.digest,
-            cached_tokens=state.cached_tokens,
-            computed_on=state.computed_on,
+            state=output.state.without_bytes(),
         )
 
     async def _cancel(self, host: ModelHost, task_id: str) -> None:

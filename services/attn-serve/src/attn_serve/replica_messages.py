@@ -139,26 +139,16 @@ class SentTask(msgspec.Struct, frozen=True):
 
 
 class StateTicket(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a state can be fetched, once, by whoever knows the `key`; of which `model` (`fingerprint`) and tokens."""
+    """Where the `size` bytes of a state can be fetched, once, by whoever knows the `key`.
+
+    `model` is the `fingerprint` of the model that computed it; `state` is all of the state but its bytes.
+    """
 
     target: str
     key: str
     size: int
     model: str
-    tokens: int
-    digest: bytes
-    cached_tokens: int
-    computed_on: str
-
-    def state(self, exported: bytes) -> PromptState:
-        """The state whose bytes were fetched."""
-        return PromptState(
-            exported=exported,
-            tokens=self.tokens,
-            digest=self.digest,
-            cached_tokens=self.cached_tokens,
-            computed_on=self.computed_on,
-        )
+    state: PromptState
 
 
 class SentOutputs(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ import msgspec
 from attn.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_pb2_grpc
 from attn_core.errors import InvalidValue
 from attn_gateway import Call, Context, call_of, page_of
+from attn_gateway.interceptors.wire import LARGE_BYTES
 from attn_host import EmbedTask, TextTask
 from attn_schema import (
     AttentionMapsRequest,
@@ -36,8 +37,6 @@ from attn_serve.versions import base_name
 
 DEFAULT_SHUTDOWN_TIMEOUT = 30.0
 MAX_SHUTDOWN_TIMEOUT = 3600.0
-LARGE_BYTES = 64 * 1024
-"""Requests of more bytes are read in a thread."""
 Noun = TypeVar("Noun", bound=msgspec.Struct)
 
 
@@ -52,7 +51,10 @@ def text_task(
 
 
 async def read(noun: type[Noun], request: Any) -> Noun:
-    """The request that a message says. One of millions of token ids or messages would keep other calls waiting."""
+    """The request that a message says; read in a thread if it has more than `LARGE_BYTES` bytes.
+
+    One of millions of token ids or messages would keep other calls waiting.
+    """
     if request.ByteSize() <= LARGE_BYTES:
         return from_message(noun, request)
     return await asyncio.to_thread(from_message, noun, request)

@@ -89,9 +89,7 @@ class AsyncCheckpoints:
 
         Raises what else went wrong in the thread.
         """
-        if self._writing is None or (self._writing.thread is not None and self._writing.thread.is_alive()):
-            return None
-        return self.finished()
+        return None if self.busy else self.finished()
 
     def finished(self, alive: Callable[[], None] = lambda: None) -> Written | None:
         """As `ended`, after waiting for it; `alive` is called every now and then meanwhile."""

@@ -115,14 +115,11 @@ class Dispatcher:
         await asyncio.to_thread(self._tend, self._host, jobs)
 
     def _tend(self, host: Host, jobs: list[JobRecord]) -> None:
-        room = host.room()
-        capacity = replace(room, jobs=min(room.jobs, self._settings.max_concurrent_jobs))
         # A job that was started is queued in the records until its supervisor is there.
         self._started &= {(job.id, job.attempt) for job in jobs if job.state is JobState.QUEUED}
         begun = {job_id for job_id, _ in self._started}
         seen = [structs.replace(job, state=JobState.STARTING) if job.id in begun else job for job in jobs]
-        needs = partial(needed, gpus=self._settings.gpus if capacity.gpus else 0.0)
-        plan = scheduled(seen, capacity, needs, self._weights(), self._store.used_seconds(WINDOW_SECONDS))
+        plan = self._planned(host, seen) if any(job.state is JobState.QUEUED for job in seen) else Schedule()
         attempts = {job.id: job.attempt for job in jobs}
         self._started |= {(job_id, attempts[job_id]) for job_id in plan.start}
         for job_id in [*(job.id for job in seen if job.state is not JobState.QUEUED), *plan.start]:
@@ -131,6 +128,12 @@ class Dispatcher:
             if job_id not in begun:
                 host.suspend(job_id, f"{why}; it goes on when there is room again")
         self.schedule = plan
+
+    def _planned(self, host: Host, jobs: list[JobRecord]) -> Schedule:
+        room = host.room()
+        capacity = replace(room, jobs=min(room.jobs, self._settings.max_concurrent_jobs))
+        needs = partial(needed, gpus=self._settings.gpus if capacity.gpus else 0.0)
+        return scheduled(jobs, capacity, needs, self._weights(), self._store.used_seconds(WINDOW_SECONDS))
 
 
 def needed(job: JobRecord, gpus: float) -> Room:

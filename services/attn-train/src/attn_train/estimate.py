@@ -1,4 +1,4 @@
-"""What a job would run, hold and take: prices of its mechanisms, and a few steps of few rows on this machine.
+"""The FLOPs, memory, disk and time that a job would need, from prices of mechanisms and a few steps on this machine.
 
 As a program it reads what is asked as JSON and answers so, in a process of its own that ends with what it took.
 """
@@ -98,7 +98,7 @@ def _said(config: TrainingConfig, dataset: Dataset, home: Path, needed: int) -> 
         how = f"no step was run, as {needed} bytes are needed and {free} are free: without activations, and no times"
         return Measured(sizes=sizes, seconds=0.0, flops=0.0, how=how)
     probe = StepProbe(config, dataset, lambda: _built(config, dataset, home))
-    rows = max(1, config.optimizer.batch_size // (layout.dp_replicate * layout.dp_shard))
+    rows = max(1, config.optimizer.batch_size // layout.dp)
     found = measured(probe, rows, layout, exact=config.data.format != "text")
     alone = ", without what workers send each other" if layout.workers > 1 else ""
     return replace(found, how=found.how + alone)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from attn_schema.training import JobState
 
 from attn_train.records import JobRecord
+from attn_train.stalls import AT_WORK
 
 WINDOW_SECONDS = 86400.0
 """How far back the use of tenants counts."""
@@ -72,7 +73,6 @@ def scheduled(
 ) -> Schedule:
     """What to do with the unfinished `jobs`. `used` are the seconds that jobs of each owner ran of late."""
     working = [job for job in jobs if job.state is not JobState.QUEUED]
-    queued = [job for job in jobs if job.state is JobState.QUEUED]
     taken = _sum(map(needs, working))
     mine = {owner: _sum(needs(job) for job in working if job.owner == owner) for owner in {job.owner for job in jobs}}
     found = Schedule()
@@ -87,9 +87,9 @@ def scheduled(
             job.number,
         )
 
+    queued = sorted((job for job in jobs if job.state is JobState.QUEUED), key=order)
     while queued:
-        job = min(queued, key=order)
-        queued.remove(job)
+        job = queued.pop(0)
         needed = needs(job)
         if never := capacity.lacks(needed):
             found.waiting[job.id] = f"the cluster has too little: {never}"
@@ -98,6 +98,8 @@ def scheduled(
         if not lacking:
             found.start.append(job.id)
             taken, mine[job.owner] = taken + needed, mine[job.owner] + needed
+            # Its tenant has more now, and may come later.
+            queued.sort(key=order)
             continue
         found.waiting[job.id] = f"waits for {lacking}"
         if not blocked:
@@ -117,13 +119,10 @@ def _leaving(
             break
         if lower.priority < job.priority:
             free = free + needs(lower)
-            if lower.state in LEAVES:
+            # One that is being cancelled leaves anyway.
+            if lower.state in AT_WORK:
                 leaving[lower.id] = f"makes room for a job of priority {job.priority}"
     return {} if free.lacks(needed) else leaving
-
-
-LEAVES = frozenset({JobState.STARTING, JobState.RUNNING, JobState.RECOVERING, JobState.STALLED})
-"""States of jobs that can be suspended; one that is being cancelled leaves anyway."""
 
 
 def _sum(rooms: Iterable[Room]) -> Room:

@@ -27,7 +27,12 @@ class MeshLayout:
     @property
     def workers(self) -> int:
         """How many there are."""
-        return self.dp_replicate * self.dp_shard * self.tp * self.cp
+        return self.dp * self.tp * self.cp
+
+    @property
+    def dp(self) -> int:
+        """The degree of data parallelism: into how many parts the rows of a batch are split."""
+        return self.dp_replicate * self.dp_shard
 
     @classmethod
     def of(cls, config: TrainingConfig) -> MeshLayout:
@@ -63,7 +68,7 @@ def check_layout(model: nn.Module, config: TrainingConfig) -> None:
 
 
 def _check_batch(config: TrainingConfig, layout: MeshLayout) -> None:
-    parts, batch = layout.dp_replicate * layout.dp_shard, config.optimizer.batch_size
+    parts, batch = layout.dp, config.optimizer.batch_size
     if batch % parts:
         allowed = f"a multiple of the {parts} workers that share its rows"
         raise InvalidValue.of("config.optimizer.batch_size", batch, allowed)

@@ -83,7 +83,7 @@ class FirstWorker(Group):
         """The first rows, and with context parallelism the first of their tokens."""
         if self._layout.workers == 1 and self.rows >= len(batch[0]):
             return batch
-        rows = min(self.rows, len(batch[0]) // (self._layout.dp_replicate * self._layout.dp_shard))
+        rows = min(self.rows, len(batch[0]) // self._layout.dp)
         mine = tuple(part[:rows] for part in batch)
         return mine if self._layout.cp == 1 else tuple(part[:, : part.shape[1] // self._layout.cp] for part in mine)
 
@@ -116,7 +116,7 @@ class StepProbe:
         endless = config.replace(optimizer=optimizer, evaluation=evaluation)
         with self._live:
             self.model = build()
-            self._live.add([*self.model.parameters(), *self.model.buffers()])
+            self._live.add(_tensors(self.model))
             self._trainer = Trainer(self.model, dataset, endless, group=self._worker)
 
     def seconds(self, rows: int, steps: int) -> list[float]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
-from attn_core.errors import AttnError, Unavailable, UnknownName, WrongState
+from attn_core.errors import AttnError, Unavailable, WrongState
 from attn_schema.training import Checkpoint, JobError, JobState, LogLine, Metrics
 from attn_storage import ArtifactStore, Database, Leases, ModelRecord, ModelRecords, database_url
 
@@ -220,7 +220,7 @@ class Supervisor:
             self._files = MetricsFiles(Layout(self._settings.home).job(self.job_id))
         try:
             self._files.catch_up(lambda after, count: self._store.events(self.job_id, after, count))
-        except (Unavailable, UnknownName):
+        except Unavailable:
             return
         except (OSError, ValueError) as error:
             self._files = None

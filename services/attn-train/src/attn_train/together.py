@@ -212,8 +212,7 @@ class Together(Group):
             shape[0] = parameter.shape[0]
             first = self.mesh.get_local_rank("dp_shard") * -(-shape[0] // self.layout.dp_shard)
         if split is None:
-            blocks = [Block((first,) + (0,) * (own.dim() - 1), own)]
-            return Pieces(torch.Size(shape), tuple(block for block in blocks if block.tensor.numel()))
+            return rows_from(own, shape, first)
         return blocks_of_rank(own, shape, first, split, self.tp)
 
     def random_states(self, states: Tensors) -> dict[str, Tensor]:
@@ -282,7 +281,7 @@ class Together(Group):
     def _place_in_data(self) -> tuple[int, int]:
         """Which of how many parts of the rows are this worker's."""
         replicate, shard = (self.mesh.get_local_rank(name) for name in ("dp_replicate", "dp_shard"))
-        return replicate * self.layout.dp_shard + shard, self.layout.dp_replicate * self.layout.dp_shard
+        return replicate * self.layout.dp_shard + shard, self.layout.dp
 
     def _shard(self, model: nn.Module) -> None:
         """Shard the blocks; what lies around them is whole on every worker."""
@@ -300,13 +299,17 @@ class Together(Group):
                     register_fsdp_forward_method(block, method)
 
 
+def rows_from(own: Tensor, shape: list[int], first: int) -> Pieces:
+    """What a worker has of a whole tensor of this shape: the rows `own`, from `first` on, or none."""
+    block = Block((first,) + (0,) * (own.dim() - 1), own)
+    return Pieces(torch.Size(shape), (block,) if own.numel() else ())
+
+
 def blocks_of_rank(own: Tensor, shape: list[int], first: int, split: ParameterSplit, rank: Rank) -> Pieces:
     """What a rank has of a whole tensor: `own` are rows, from `first` on, of its part, which has this shape."""
     if split.axis is None:
         # What one rank alone has is the first one's.
-        mine = not split.once or rank.index == 0
-        blocks = [Block((first,) + (0,) * (own.dim() - 1), own)] if mine else []
-        return Pieces(torch.Size(shape), tuple(block for block in blocks if block.tensor.numel()))
+        return Pieces(torch.Size(shape), ()) if split.once and rank.index else rows_from(own, shape, first)
     found, of_whole, of_part = [], 0, 0
     for whole, part in split.blocks:
         place = of_whole + (0 if whole == part else rank.index * part)

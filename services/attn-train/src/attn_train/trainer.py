@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from attn_core.errors import CheckpointInvalid, CheckpointWriteFailed, UserError
+from attn_core.errors import CheckpointInvalid, UserError
 from attn_models.decoder.mixture_of_experts import update_router_biases
 from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
@@ -422,10 +422,8 @@ class Trainer:
 
     def _try_save(self, report: Reporter) -> None:
         """As `save`; a failure is reported."""
-        try:
-            self.save(report)
-        except CheckpointWriteFailed as error:
-            report.log(f"{error.reason}: {error.message}; the checkpoint before it stays")
+        self._begin_save(report)
+        self._tell(self._finished(report), report)
 
 
 def moved(part: Tensor, device: torch.device) -> Tensor:

@@ -17,7 +17,7 @@ from attn_train.data.load import load_dataset
 from attn_train.model import resolved
 from attn_train.records import StopFlag
 from attn_train.settings import TrainSettings
-from attn_train.trainer import Trainer
+from attn_train.trainer import NullReporter, Trainer
 from attn_train.worker import build_model
 
 VALUES: dict[str, Any] = {
@@ -116,27 +116,18 @@ def options() -> list[str]:
     return own + [name for part in parts for name in part.__struct_fields__]
 
 
-class Seen:
+class Seen(NullReporter):
     """Everything that a job tells."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
 
-    def heartbeat(self) -> None:
-        pass
-
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         timed = {"tokens_per_second", "elapsed_seconds"}
         self.told.append((step, {name: value for name, value in values.items() if name not in timed}))
 
-    def checkpoint(self, step: int, path: Path, size: int) -> None:
+    def checkpoint(self, step: int, where: str, size: int) -> None:
         self.told.append(("checkpoint", step))
-
-    def log(self, text: str) -> None:
-        pass
-
-    def flush(self) -> None:
-        pass
 
 
 def observed(config: TrainingConfig, home: Path, folder: Path) -> list[Any]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import pytest
 from attn.v1 import training_pb2 as pb
 from attn.v1.training_pb2_grpc import TrainingServiceStub
-from attn_gateway import Cluster, ClusterSettings, serving
+from attn_gateway import Cluster, ClusterSettings, GatewaySettings, serving
 from attn_train.service import InProcessTrainingGrpc
 from attn_train.settings import TrainSettings
 
@@ -36,21 +37,40 @@ def wire_config(home: Path) -> pb.TrainingConfig:
     )
 
 
+Serve = Callable[..., contextlib.AbstractAsyncContextManager[TrainingServiceStub]]
+
+
+@contextlib.asynccontextmanager
+async def served(
+    home: Path, settings: TrainSettings, gateway: GatewaySettings | None = None
+) -> AsyncIterator[TrainingServiceStub]:
+    service = InProcessTrainingGrpc(Cluster(ClusterSettings(home=home)), settings)
+    async with (
+        serving([service], gateway, shutdown_timeout=20.0) as running,
+        grpc.aio.insecure_channel(running.address) as channel,
+    ):
+        yield TrainingServiceStub(channel)
+
+
 @pytest.fixture
-def server(home: Path) -> Callable[..., contextlib.AbstractAsyncContextManager[TrainingServiceStub]]:
+def server(home: Path) -> Serve:
     """`async with server() as stub`: a server over the same home each time."""
+    return lambda **settings: served(home, TrainSettings(**settings))
 
-    @contextlib.asynccontextmanager
-    async def serve(**settings: object) -> AsyncIterator[TrainingServiceStub]:
-        cluster = Cluster(ClusterSettings(home=home))
-        service = InProcessTrainingGrpc(cluster, TrainSettings(**settings))
-        async with (
-            serving([service], shutdown_timeout=20.0) as gateway,
-            grpc.aio.insecure_channel(gateway.address) as channel,
-        ):
-            yield TrainingServiceStub(channel)
 
-    return serve
+@pytest.fixture
+def shared(home: Path, tmp_path: Path) -> Serve:
+    """`async with shared() as stub`: a server with the tokens `op` of the operator, `one` and `two` of tenants."""
+    file = tmp_path / "tokens"
+    file.write_text("op\none tenant=ann\ntwo tenant=bob\n")
+    file.chmod(0o600)
+    return lambda: served(home, TrainSettings(), GatewaySettings(port=0, token_file=file))
+
+
+@pytest.fixture
+def by() -> Callable[[str], dict[str, Any]]:
+    """What a call with a token is made with."""
+    return lambda token: {"metadata": (("authorization", f"Bearer {token}"),)}
 
 
 async def submit(stub: TrainingServiceStub, config: pb.TrainingConfig, job_id: str = "") -> pb.TrainingJob:

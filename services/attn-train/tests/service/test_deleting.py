@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
-from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 from attn.v1 import training_pb2 as pb
-from attn.v1.training_pb2_grpc import TrainingServiceStub
-from attn_gateway import Cluster, ClusterSettings, GatewaySettings, serving
 from attn_storage import Database, ModelRecords, database_url
 from attn_storage.tables import events, jobs
-from attn_train.service import InProcessTrainingGrpc
-from attn_train.settings import Layout, TrainSettings
+from attn_train.settings import Layout
 from sqlalchemy import select
 
 
@@ -81,26 +76,8 @@ async def test_what_an_interrupted_deletion_left_goes_when_a_server_starts(serve
         assert kept.is_dir()
 
 
-@contextlib.asynccontextmanager
-async def shared(home: Path, tmp_path: Path) -> Any:
-    file = tmp_path / "tokens"
-    file.write_text("op\none tenant=ann\ntwo tenant=bob\n")
-    file.chmod(0o600)
-    service = InProcessTrainingGrpc(Cluster(ClusterSettings(home=home)), TrainSettings())
-    settings = GatewaySettings(port=0, token_file=file)
-    async with (
-        serving([service], settings, shutdown_timeout=20.0) as gateway,
-        grpc.aio.insecure_channel(gateway.address) as channel,
-    ):
-        yield TrainingServiceStub(channel)
-
-
-def by(token: str) -> dict[str, Any]:
-    return {"metadata": (("authorization", f"Bearer {token}"),)}
-
-
-async def test_a_tenant_deletes_its_own_jobs_only(home, tmp_path, wire_config):
-    async with shared(home, tmp_path) as stub:
+async def test_a_tenant_deletes_its_own_jobs_only(shared, by, wire_config):
+    async with shared() as stub:
         await stub.SubmitTrainingJob(pb.SubmitTrainingJobRequest(job_id="anns", config=wire_config), **by("one"))
         for cancel in (False, True):
             assert await code_of(delete(stub, "anns", cancel=cancel, **by("two"))) is grpc.StatusCode.NOT_FOUND

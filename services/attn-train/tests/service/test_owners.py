@@ -2,42 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-from pathlib import Path
-from typing import Any
-
 import grpc
 import grpc.aio
 import pytest
 from attn.v1 import training_pb2 as pb
-from attn.v1.training_pb2_grpc import TrainingServiceStub
-from attn_gateway import Cluster, ClusterSettings, GatewaySettings, serving
 from attn_storage import ArtifactStore, Database, ModelRecord, ModelRecords, database_url
-from attn_train.service import InProcessTrainingGrpc
-from attn_train.settings import TrainSettings
 
 
-@contextlib.asynccontextmanager
-async def shared(home: Path, tmp_path: Path) -> Any:
-    file = tmp_path / "tokens"
-    file.write_text("op\none tenant=ann\ntwo tenant=bob\n")
-    file.chmod(0o600)
-    service = InProcessTrainingGrpc(Cluster(ClusterSettings(home=home)), TrainSettings())
-    settings = GatewaySettings(port=0, token_file=file)
-    async with (
-        serving([service], settings, shutdown_timeout=20.0) as gateway,
-        grpc.aio.insecure_channel(gateway.address) as channel,
-    ):
-        yield TrainingServiceStub(channel)
-
-
-def by(token: str) -> dict[str, Any]:
-    return {"metadata": (("authorization", f"Bearer {token}"),)}
-
-
-async def test_a_job_of_one_tenant_does_not_exist_for_another(home, tmp_path, wire_config, monkeypatch):
+async def test_a_job_of_one_tenant_does_not_exist_for_another(shared, by, home, tmp_path, wire_config, monkeypatch):
     monkeypatch.setenv("ATTN_ARTIFACTS", f"file://{tmp_path}/store")
-    async with shared(home, tmp_path) as stub:
+    async with shared() as stub:
         request = pb.SubmitTrainingJobRequest(job_id="anns", config=wire_config)
         await stub.SubmitTrainingJob(request, **by("one"))
 

@@ -92,6 +92,7 @@ def chat_command(  # noqa: PLR0913 - a command has the options it has
         return
     if served is not None and model is not None:
         raise InvalidValue.of("--model", model, f"either --model or a server's model ({served}), not both")
+    images = read_images(image or ())  # before a model is loaded: a wrong file is said at once
     before: list[ChatMessage] = []
     name = None
     if kept.resume is not None:
@@ -108,7 +109,7 @@ def chat_command(  # noqa: PLR0913 - a command has the options it has
         writer = writer_for(stack, local=served is None, connection=connection, engine=engine)
         chosen = served or model or cast("LocalWriter", writer).only_chat_model()
         keeper = None if kept.no_save else Keeper(store, chosen, name, served=served is not None)
-        talk(writer, chosen, sampling, before, keeper, images=read_images(image or ()))
+        talk(writer, chosen, sampling, before, keeper, images=images)
 
 
 def _print_list(store: ConversationStore) -> None:

@@ -60,9 +60,9 @@ def generate_command(  # noqa: PLR0913 - a command has the options it has
     """
     name, prompt = _asked(words or [], model, encoder_prompt)
     text = sys.stdin.read() if prompt == "-" else prompt
+    asked = _prompt(text, system, encoder_prompt, read_images(image or ()), chat=chat)
     with ExitStack() as stack:
         writer = writer_for(stack, local=model is not None, connection=connection, engine=engine)
-        asked = _prompt(text, system, encoder_prompt, read_images(image or ()), chat=chat)
         deltas = writer.generate(name, asked, sampling, timeout=timeout)
         # Closing cancels, also on a server, also at Ctrl-C.
         with closing(deltas):

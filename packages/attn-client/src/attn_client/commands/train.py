@@ -32,10 +32,13 @@ def train_command(  # noqa: PLR0913 - options, given by name
     detach: Annotated[bool, typer.Option("--detach", help="Print the job's id and do not follow it.")] = False,
     priority: Annotated[
         int,
-        typer.Option(help="Higher ones start first, and running lower ones leave for them; above 0 for admins."),
+        typer.Option(
+            help="Jobs of a higher priority start first and preempt running ones of a lower; above 0 for admins."
+        ),
     ] = 0,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would run, hold and take, and start nothing.")
+        bool,
+        typer.Option("--dry-run", help="Show the FLOPs, memory, disk and time that the job would need; start nothing."),
     ] = False,
     json: Json = False,
     connection: ConnectionOptions,

@@ -17,7 +17,7 @@ from attn_gateway.call import Context
 from attn_gateway.interceptors.handlers import Continuation, Handler, behaviour_of, rebuild
 
 LARGE_BYTES = 64 * 1024
-"""Answers to requests of more bytes are written in a thread: of millions of tokens, they would hold up all calls."""
+"""Requests of more bytes are read, and their answers written, in a thread; millions of tokens hold up all calls."""
 
 
 class InvalidMessage(UserError):  # noqa: N818 - named as its family in attn_core.errors

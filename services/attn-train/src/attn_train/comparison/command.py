@@ -206,11 +206,7 @@ def _in_words(row: dict[str, Any]) -> dict[str, Any]:
 
 def _say(*, json: bool) -> Callable[[str], None]:
     """What tells of the progress, which programs do not read."""
-    return _silent if json else _progress
-
-
-def _progress(words: str) -> None:
-    note(words)
+    return _silent if json else note
 
 
 def _silent(_words: str) -> None:
