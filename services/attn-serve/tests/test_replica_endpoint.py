@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from asking_inference import until
 from attn_core.errors import AttnError, InternalError, InvalidValue, LayerFailed, Unavailable, error_of_reasons
@@ -89,8 +90,13 @@ async def test_two_gateways_share_a_replica_and_each_gets_its_own(server: Replic
 async def test_calls_answer_as_the_host_does(server: ReplicaServer) -> None:
     maps = AttentionMapsRequest(model="tiny", prompt=Prompt(text="To be"), layers=(0,))
     async with Gateway(server) as gateway:
-        for method, *arguments in (("tokenize", Prompt(text="To be")), ("attention_maps", maps, ""), ("stats",)):
+        for method, *arguments in (("tokenize", Prompt(text="To be")), ("attention_maps", maps, "")):
             assert await gateway.client.call(method, *arguments) == await call_host(server.host, method, *arguments)
+        before = server.host.stats()
+        stats = await gateway.client.call("stats")
+        assert before.cpu_seconds <= stats.cpu_seconds <= server.host.stats().cpu_seconds
+        now = {name: getattr(before, name) for name in ("cpu_seconds", "resident_memory_bytes")}
+        assert msgspec.structs.replace(stats, **now) == before
         with pytest.raises(InvalidValue, match="prompt") as refused:
             await gateway.tokens(replace(task(), prompt=Prompt(text="")))
         assert refused.value.metadata["field"] == "prompt"

@@ -221,7 +221,7 @@ class Jobs:
         )
 
     def estimate(self, config: TrainingConfig, *, job_id: str = "", timeout: float | None = None) -> JobEstimate:
-        """What a job would run, hold and take: checked as `submit` does, with a few steps on the server's machine."""
+        """Steps, memory and time of a job: checked as `submit` does, with a few steps on the server's machine."""
         return self._connection.unary(jobs.estimate(config, job_id), timeout)
 
     def get(self, job_id: str, *, timeout: float | None = None) -> TrainingJob:

@@ -60,8 +60,8 @@ class DeploymentConfig(Checked, frozen=True, kw_only=True):
         int,
         Meta(
             ge=2,
-            description="Tokens from which on a prompt is computed by a prefill replica; about four bytes of text are "
-            "taken for one.",
+            description="Shortest prompt, in tokens, that a prefill replica computes; of text, four bytes count as one "
+            "token.",
         ),
     ] = PREFILL_MIN_TOKENS  # fmt: skip
 

@@ -31,7 +31,7 @@ class ChatMessage(Checked, frozen=True, kw_only=True):
     content: Annotated[str, Meta(description="Text of the message.")]
     images: Annotated[
         tuple[bytes, ...],
-        Meta(description="Image files, shown where U+FFFC stands in the content, or before it; for models that see."),
+        Meta(description="Image files, for a vision-language model; each shown where U+FFFC stands, or all first."),
     ] = ()  # fmt: skip
 
 

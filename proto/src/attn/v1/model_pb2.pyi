@@ -321,7 +321,7 @@ class DeploymentConfig(_message.Message):
     prefill_replicas: _builtins.int
     """Further engines that compute long prompts and hand their states to those that generate; absent means none."""
     prefill_min_tokens: _builtins.int
-    """Tokens from which on a prompt is computed by a prefill replica. Absent means 256."""
+    """Shortest prompt, in tokens, that a prefill replica computes; of text, four bytes count as one token. Absent means 256."""
     def __init__(
         self,
         *,

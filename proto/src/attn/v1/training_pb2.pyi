@@ -1346,7 +1346,7 @@ Global___EstimateTrainingJobResponse: _TypeAlias = EstimateTrainingJobResponse  
 
 @_typing.final
 class JobEstimate(_message.Message):
-    """What a training job would run, hold and take. Bytes of memory are those of one worker at its peak."""
+    """The steps that a training job would run and the memory and time they need. Bytes of memory are those of one worker at its peak."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

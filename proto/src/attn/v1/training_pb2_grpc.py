@@ -89,7 +89,7 @@ class TrainingServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def EstimateTrainingJob(self, request, context):
-        """Checks a configuration as SubmitTrainingJob does, and says what the job would run, hold and take; records nothing.
+        """Checks a configuration as SubmitTrainingJob does, and says which steps the job would run and the memory and time they need; records nothing.
         Runs a few steps of few rows on the server's machine, for some seconds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

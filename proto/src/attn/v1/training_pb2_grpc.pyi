@@ -36,7 +36,7 @@ class TrainingServiceStub:
     SubmitTrainingJob: _grpc.UnaryUnaryMultiCallable[_training_pb2.SubmitTrainingJobRequest, _training_pb2.SubmitTrainingJobResponse]
     """Checks a configuration, records the job and starts it; returns at once."""
     EstimateTrainingJob: _grpc.UnaryUnaryMultiCallable[_training_pb2.EstimateTrainingJobRequest, _training_pb2.EstimateTrainingJobResponse]
-    """Checks a configuration as SubmitTrainingJob does, and says what the job would run, hold and take; records nothing.
+    """Checks a configuration as SubmitTrainingJob does, and says which steps the job would run and the memory and time they need; records nothing.
     Runs a few steps of few rows on the server's machine, for some seconds.
     """
     GetTrainingJob: _grpc.UnaryUnaryMultiCallable[_training_pb2.GetTrainingJobRequest, _training_pb2.GetTrainingJobResponse]
@@ -64,7 +64,7 @@ class TrainingServiceAsyncStub(TrainingServiceStub):
     SubmitTrainingJob: _aio.UnaryUnaryMultiCallable[_training_pb2.SubmitTrainingJobRequest, _training_pb2.SubmitTrainingJobResponse]  # type: ignore[assignment]
     """Checks a configuration, records the job and starts it; returns at once."""
     EstimateTrainingJob: _aio.UnaryUnaryMultiCallable[_training_pb2.EstimateTrainingJobRequest, _training_pb2.EstimateTrainingJobResponse]  # type: ignore[assignment]
-    """Checks a configuration as SubmitTrainingJob does, and says what the job would run, hold and take; records nothing.
+    """Checks a configuration as SubmitTrainingJob does, and says which steps the job would run and the memory and time they need; records nothing.
     Runs a few steps of few rows on the server's machine, for some seconds.
     """
     GetTrainingJob: _aio.UnaryUnaryMultiCallable[_training_pb2.GetTrainingJobRequest, _training_pb2.GetTrainingJobResponse]  # type: ignore[assignment]
@@ -101,7 +101,7 @@ class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _training_pb2.EstimateTrainingJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_training_pb2.EstimateTrainingJobResponse, _abc.Awaitable[_training_pb2.EstimateTrainingJobResponse]]:
-        """Checks a configuration as SubmitTrainingJob does, and says what the job would run, hold and take; records nothing.
+        """Checks a configuration as SubmitTrainingJob does, and says which steps the job would run and the memory and time they need; records nothing.
         Runs a few steps of few rows on the server's machine, for some seconds.
         """
 

@@ -120,16 +120,47 @@ def test_a_full_disk_stalls_the_job_until_there_is_room_and_the_losses_are_those
     assert CheckpointFolder(Layout(small_disk).checkpoints("job")).newest().step == 30
 
 
+class Paused(ThreadBackend):
+    """Threads whose worker waits after its third step until it is told to go on."""
+
+    def __init__(self):
+        super().__init__()
+        self.reached, self.go_on = threading.Event(), threading.Event()
+
+    def start(self, assignment, send, ended):
+        def paused(message):
+            send(message)
+            if isinstance(message, Metrics) and message.step == 3:
+                self.reached.set()
+                self.go_on.wait(SECONDS)
+
+        return super().start(assignment, paused, ended)
+
+
+def stands_still(store, seconds=1.0):
+    """Wait until the job's step has been the same for so long; gives the step."""
+    step, since = store.get("job").step, time.monotonic()
+
+    def same():
+        nonlocal step, since
+        if (now := store.get("job").step) != step:
+            step, since = now, time.monotonic()
+        return time.monotonic() - since > seconds
+
+    until(same, "the job does not stand still")
+    return step
+
+
 def test_a_disk_that_holds_the_database_too_loses_no_measurement_when_it_is_full(tmp_path, small_disk, supervise):
     undisturbed, _, thread = supervise(tmp_path / "other")
     thread.join(SECONDS)
     wanted = history(undisturbed)[1]
-    store, _, thread = supervise(small_disk)
-    until(lambda: store.get("job").step >= 3, "the job does not begin")
+    backend = Paused()
+    store, _, thread = supervise(small_disk, backend)
+    until(backend.reached.is_set, "the job does not begin")
     fill(small_disk)
-    step, full_at = store.get("job").step, time.monotonic()
-    until(lambda: time.monotonic() - full_at > 1.0, "time stands still")
-    assert store.get("job").step - step <= 2
+    backend.go_on.set()
+    assert stands_still(store) < wanted[-1][0]
     assert thread.is_alive()
     (small_disk / "filler").unlink()
     thread.join(SECONDS)
