@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from attn_core import hookimpl
+from attn_core.kernels.base import Kernel
 from attn_core.kernels.block import BlockKernel
 from attn_core.kernels.linear import LinearKernel
+
+
+@hookimpl
+def attn_kernels() -> list[Kernel[Any]]:
+    """Kernels of training."""
+    from attn_kernels_cpu.training import CpuProduct
+
+    return [CpuProduct()]
 
 
 @hookimpl

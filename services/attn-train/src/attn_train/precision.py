@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 from attn_core.errors import InvalidValue
+from attn_core.kernels.product import product_kernel, product_table
 from attn_models.decoder.block import Block
 from attn_models.decoder.mixture_of_experts import Router
 from attn_models.encoder.encoder import EncoderBlock
@@ -30,11 +31,12 @@ BLOCKS = (Block, EncoderBlock, TransformerEncoderBlock, TransformerDecoderBlock)
 def forward_precision(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """What the forward pass of an update is made in.
 
-    Weights, their gradients and the optimizer's moments are float32 in both. bfloat16 is `torch.autocast` on a GPU, and
+    Weights, their gradients and the optimizer's moments are float32 in both. float32 is `Float32Products` on a CPU
+    where this machine has kernels for it. bfloat16 is `torch.autocast` on a GPU, and
     `Bfloat16Products` on a CPU.
     """
     if precision == "float32":
-        return nullcontext()
+        return nullcontext() if device.type != "cpu" or product_table() is None else Float32Products()
     return Bfloat16Products() if device.type == "cpu" else torch.autocast(device.type, dtype=torch.bfloat16)
 
 
@@ -57,6 +59,31 @@ class Bfloat16Products(TorchFunctionMode):
         if func is functional.linear:
             return product(func, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+class Float32Products(TorchFunctionMode):
+    """Within it, linear layers of float32 are computed by the kernel that is chosen for them, if there is one."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Any function but that of linear layers is left as it is."""
+        if func is functional.linear and not torch.compiler.is_compiling():
+            return float32_linear(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+PLAIN_TENSORS = (Tensor, nn.Parameter)
+"""Types of tensors that lie in memory as they say: those of torch.distributed do not."""
+
+
+def float32_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002 - torch's names
+    """`torch.nn.functional.linear` by a kernel where one is faster."""
+    if type(input) in PLAIN_TENSORS and type(weight) in PLAIN_TENSORS:
+        kernel = product_kernel(input, weight, bias)
+        if kernel is not None:
+            return kernel.linear(input, weight, bias)
+    return functional.linear(input, weight, bias)
 
 
 def product(linear: Callable[..., Tensor], input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002 - torch's names

@@ -1,5 +1,6 @@
 // What Python calls, through ctypes.
 #include "block.hpp"
+#include "gemm.hpp"
 #include "largest.hpp"
 #include "pack.hpp"
 #include "repack.hpp"
@@ -40,6 +41,12 @@ void attn_linear(const Linear* l, const float* x, int rows, float* out, int thre
 // The first place of the largest output of each row; -1 where it is infinite, or any output NaN.
 void attn_largest(const Linear* l, const float* x, int rows, int64_t* places, int threads) {
   find_largest(*l, x, rows, places, threads);
+}
+
+// out [rows, columns] = a [rows, depth] b [depth, columns] + bias.
+void attn_product(const Matrix* a, const Matrix* b, const float* bias, float* out, int rows, int columns, int depth,
+                  int threads) {
+  gemm_shared(*a, *b, rows, columns, depth, {out, columns, bias, false}, threads);
 }
 
 // One block after another.
