@@ -8,7 +8,7 @@ from attn_core.errors import InvalidValue
 from attn_core.kernels.dispatch import explain
 from attn_core.kernels.product import ProductProblem
 from attn_kernels_cpu import chip
-from attn_kernels_cpu.products import linear, product
+from attn_kernels_cpu.products import activated, linear, product
 from attn_kernels_cpu.training import CpuProduct
 from torch.nn import functional
 
@@ -103,6 +103,49 @@ def test_what_is_no_product_of_float32_is_refused_by_name(left, right, bias, fie
         linear(torch.ones(2, 3), torch.ones(4, 5))
 
 
+DEFINITIONS = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda rows: functional.gelu(rows, approximate="tanh"),
+}
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("form", DEFINITIONS)
+@pytest.mark.parametrize("count", [0, 1, 37, 20001])
+def test_activations_and_their_gradients_are_those_of_their_definition(form, count):
+    torch.manual_seed(5)
+    rows, change = torch.linspace(-14, 14, count) + torch.rand(count) / 1000, torch.randn(count)
+    found = with_gradients(lambda part: activated(part, form), [rows], change)
+    wanted = with_gradients(DEFINITIONS[form], [rows.double()], change.double())
+    assert ((found[0] - wanted[0]).abs() <= 2e-7 * (1 + rows.abs())).all()
+    assert ((found[1] - wanted[1]).abs() <= 1e-6 * change.abs()).all()
+    assert torch.equal(found[1], with_gradients(lambda part: activated(part, form), [rows], change)[1])
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("form", DEFINITIONS)
+def test_activations_of_what_is_far_out_or_not_finite(form):
+    rows = torch.tensor([torch.inf, 3e38, 200, -200, -3e38, -torch.inf, torch.nan])
+    value, slope = with_gradients(lambda part: activated(part, form), [rows], torch.ones(7))
+    assert torch.equal(value[:3], rows[:3])
+    assert torch.equal(slope[:3], torch.ones(3))
+    assert (value[3:6].abs() < 1e-30).all()
+    assert (slope[3:6].abs() < 1e-30).all()
+    assert value[6].isnan()
+    assert slope[6].isnan()
+
+
+@pytest.mark.usefixtures("_best_kernels")
+def test_an_activation_of_another_name_or_type_is_refused():
+    with pytest.raises(InvalidValue, match="form"):
+        activated(torch.ones(3), "tanh")
+    with pytest.raises(InvalidValue, match="rows"):
+        activated(torch.ones(3).double(), "gelu")
+    turned = torch.randn(5, 7).T
+    assert torch.equal(activated(turned, "silu"), activated(turned.contiguous(), "silu"))
+
+
 @pytest.mark.parametrize("vendor", [chip.AMD, "GenuineIntel", ""])
 def test_products_are_taken_from_torch_where_torch_is_as_fast(monkeypatch, vendor):
     monkeypatch.setattr(chip, "vendor", lambda: vendor)
@@ -118,5 +161,6 @@ def test_the_vendor_is_read_from_the_system(tmp_path):
     told = tmp_path / "cpuinfo"
     told.write_text("processor\t: 0\nvendor_id\t: AuthenticAMD\nflags\t: avx2\n")
     assert chip.vendor(told) == chip.AMD
-    told.write_text("processor\t: 0\nFeatures\t: asimd\n")
-    assert chip.vendor(told) == chip.vendor(tmp_path / "none") == ""
+    silent = tmp_path / "silent"
+    silent.write_text("processor\t: 0\nFeatures\t: asimd\n")
+    assert chip.vendor(silent) == chip.vendor(tmp_path / "none") == ""

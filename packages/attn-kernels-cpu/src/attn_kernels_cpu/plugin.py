@@ -13,9 +13,9 @@ from attn_core.kernels.linear import LinearKernel
 @hookimpl
 def attn_kernels() -> list[Kernel[Any]]:
     """Kernels of training."""
-    from attn_kernels_cpu.training import CpuProduct
+    from attn_kernels_cpu.training import CpuActivation, CpuProduct
 
-    return [CpuProduct()]
+    return [CpuProduct(), CpuActivation()]
 
 
 @hookimpl

@@ -1,4 +1,4 @@
-"""Products of float32 matrices that are not packed, and linear layers with their gradients made of them."""
+"""Linear layers and activations in float32 with their gradients, of weights that are not packed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any, cast
 
 import torch
 from attn_core.errors import InvalidValue
+from attn_core.kernels.product import FORMS
+from attn_core.kernels.rowwise import Activation
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -80,9 +82,46 @@ class Linear(torch.autograd.Function):
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """As `torch.nn.functional.linear` in float32; see `product` for what is raised. Not for torch.compile to trace."""
     if not rows.dim() or rows.shape[-1] != weight.shape[-1]:
-        raise InvalidValue.of(
-            "rows", tuple(rows.shape), f"[..., {weight.shape[-1]}], as wide as the weight"
-        )
+        raise InvalidValue.of("rows", tuple(rows.shape), f"[..., {weight.shape[-1]}], as wide as the weight")
     flat = rows.flatten(0, -2) if rows.dim() > 1 else rows[None]
     out = cast("Tensor", Linear.apply(flat, weight, bias))  # type: ignore[no-untyped-call]
     return out.view(*rows.shape[:-1], weight.shape[0])
+
+
+class Activated(torch.autograd.Function):
+    """Nothing but the inputs is kept for the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, form: Activation) -> Tensor:
+        """Of each element."""
+        ctx.save_for_backward(rows)
+        ctx.form = form
+        return _activate(form, rows, None)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, change: Tensor) -> tuple[Tensor, None]:
+        """The derivative times what came."""
+        (rows,) = ctx.saved_tensors
+        return _activate(ctx.form, rows, change.contiguous()), None
+
+
+def _activate(form: Activation, rows: Tensor, change: Tensor | None) -> Tensor:
+    out = torch.empty_like(rows)
+    came = None if change is None else change.data_ptr()
+    library().attn_activate(
+        FORMS.index(form), rows.data_ptr(), came, out.data_ptr(), rows.numel(), torch.get_num_threads()
+    )
+    return out
+
+
+def activated(rows: Tensor, form: Activation) -> Tensor:
+    """The activation of each element, float32, of any shape. GELU is within 2e-7 (1 + |x|) of its definition.
+
+    Raises `InvalidValue` for an unknown form, and for other types and devices.
+    """
+    if form not in FORMS:
+        raise InvalidValue.of("form", form, ", ".join(FORMS))
+    if rows.dtype != torch.float32 or rows.device.type != "cpu":
+        raise InvalidValue.of("rows", f"{rows.dtype} on {rows.device}", "torch.float32 on the cpu")
+    return cast("Tensor", Activated.apply(rows.contiguous(), form))  # type: ignore[no-untyped-call]

@@ -92,7 +92,11 @@ class CountedProduct(ProductKernel):
 
 def test_large_products_in_float32_are_those_of_the_kernel_that_is_chosen(monkeypatch):
     kernel = CountedProduct()
-    table = KernelTable([kernel], ProductKernel, lambda *_: ProductProblem(gradients=True))
+    table = KernelTable(
+        [kernel],
+        ProductKernel,
+        lambda dtype, *_: ProductProblem(dtype=str(dtype).removeprefix("torch."), gradients=True),
+    )
     monkeypatch.setattr("attn_core.kernels.product.product_table", lambda: table)
     rows, weight = torch.ones(64, 512), torch.ones(64, 512, requires_grad=True)
     with Float32Products():
@@ -107,6 +111,7 @@ def test_a_step_by_the_kernels_of_this_machine_comes_to_the_loss_of_torchs(bigra
     last = []
     for smallest in (0, 1 << 62):
         monkeypatch.setattr("attn_core.kernels.product.SMALLEST_PRODUCT", smallest)
+        monkeypatch.setattr("attn_core.kernels.product.SMALLEST_ACTIVATION", smallest)
         seen = record()
         Trainer(bigram(), text, config).run(seen, StopFlag())
         last.append(seen.losses[30])

@@ -1,4 +1,5 @@
 // What Python calls, through ctypes.
+#include "activate.hpp"
 #include "block.hpp"
 #include "gemm.hpp"
 #include "largest.hpp"
@@ -47,6 +48,11 @@ void attn_largest(const Linear* l, const float* x, int rows, int64_t* places, in
 void attn_product(const Matrix* a, const Matrix* b, const float* bias, float* out, int rows, int columns, int depth,
                   int threads) {
   gemm_shared(*a, *b, rows, columns, depth, {out, columns, bias, false}, threads);
+}
+
+// out = f(x), or, where `change` is given, f'(x) * change; `form` as `Activation` of activate.hpp.
+void attn_activate(int form, const float* x, const float* change, float* out, int64_t count, int threads) {
+  activate(form, x, change, out, count, threads);
 }
 
 // One block after another.
