@@ -92,11 +92,11 @@ class CountedProduct(ProductKernel):
 
 def test_large_products_in_float32_are_those_of_the_kernel_that_is_chosen(monkeypatch):
     kernel = CountedProduct()
-    table = KernelTable(
-        [kernel],
-        ProductKernel,
-        lambda dtype, *_: ProductProblem(dtype=str(dtype).removeprefix("torch."), gradients=True),
-    )
+
+    def problem(dtype, _device, _gradients):
+        return ProductProblem(dtype=str(dtype).removeprefix("torch."), gradients=True)
+
+    table = KernelTable([kernel], ProductKernel, problem)
     monkeypatch.setattr("attn_core.kernels.product.product_table", lambda: table)
     rows, weight = torch.ones(64, 512), torch.ones(64, 512, requires_grad=True)
     with Float32Products():
