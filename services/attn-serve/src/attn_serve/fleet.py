@@ -196,12 +196,12 @@ class Fleet:
             folder = await self._sources.find(source or name, tenant)
             config = config if is_adapter(folder) else await self._with_draft(config, tenant)
             known = self._taken(name, owner)
-        if known is None:
-            making = (deployment or DeploymentConfig(), base_model, tenant)
-            model = self._made(name, source or name, folder, config, *making)
-            await self._start(model)
-            self._share(model, traffic)
-            return model
+            if known is None:
+                making = (deployment or DeploymentConfig(), base_model, tenant)
+                model = self._made(name, source or name, folder, config, *making)
+                await self._start(model)
+                self._share(model, traffic)
+                return model
         if known.info.source != (source or name):
             served = known.info.source
             raise AlreadyExists(f"model {name!r} is served from {served}", name=name, source=served)
