@@ -99,6 +99,8 @@ SIGNATURES = {
     "attn_product": (ADDRESS, ADDRESS, ADDRESS, ADDRESS, COUNT, COUNT, COUNT, COUNT),
     "attn_activate": (COUNT, ADDRESS, ADDRESS, ADDRESS, ctypes.c_int64, COUNT),
     "attn_blocks": (ADDRESS, COUNT, ADDRESS),
+    "attn_draw": (ADDRESS, COUNT, COUNT, ADDRESS, ADDRESS, COUNT),
+    "attn_logprobs": (ADDRESS, COUNT, COUNT, ADDRESS, COUNT, ADDRESS, ADDRESS, ADDRESS, COUNT),
 }
 
 
@@ -130,6 +132,11 @@ def trouble() -> str | None:
     except Unavailable as error:
         return error.message
     return None
+
+
+def is_loaded() -> bool:
+    """Whether somebody has loaded the kernels already."""
+    return loaded.cache_info().currsize > 0
 
 
 def library() -> ctypes.CDLL:

@@ -38,6 +38,14 @@ def attn_linears() -> list[LinearKernel]:
 
 
 @hookimpl
+def attn_kernels() -> list[Kernel[Any]]:
+    """What chooses tokens."""
+    from attn_kernels_cpu.sampling import CpuSampling
+
+    return [CpuSampling()]
+
+
+@hookimpl
 def attn_versions() -> list[str]:
     """The instruction set of the kernels here."""
     from attn_kernels_cpu.chip import statement

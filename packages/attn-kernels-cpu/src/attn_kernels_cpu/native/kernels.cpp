@@ -1,6 +1,7 @@
 // What Python calls, through ctypes.
 #include "activate.hpp"
 #include "block.hpp"
+#include "draw.hpp"
 #include "gemm.hpp"
 #include "largest.hpp"
 #include "pack.hpp"
@@ -53,6 +54,17 @@ void attn_product(const Matrix* a, const Matrix* b, const float* bias, float* ou
 // out = f(x), or, where `change` is given, f'(x) * change; `form` as `Activation` of activate.hpp.
 void attn_activate(int form, const float* x, const float* change, float* out, int64_t count, int threads) {
   activate(form, x, change, out, count, threads);
+}
+
+// A token for each row of logits; -1 where they are no finite numbers.
+void attn_draw(const float* logits, int rows, int size, const Draw* draws, int64_t* tokens, int threads) {
+  draw_tokens(logits, rows, size, draws, tokens, threads);
+}
+
+// Log probabilities of one token of each row, and the `top` largest with their tokens.
+void attn_logprobs(const float* logits, int rows, int size, const int64_t* tokens, int top, float* own, int64_t* ids,
+                   float* values, int threads) {
+  find_logprobs(logits, rows, size, tokens, top, own, ids, values, threads);
 }
 
 // One block after another.
