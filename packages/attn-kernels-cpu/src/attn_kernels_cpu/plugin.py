@@ -11,14 +11,6 @@ from attn_core.kernels.linear import LinearKernel
 
 
 @hookimpl
-def attn_kernels() -> list[Kernel[Any]]:
-    """Kernels of training."""
-    from attn_kernels_cpu.training import CpuActivation, CpuProduct
-
-    return [CpuProduct(), CpuActivation()]
-
-
-@hookimpl
 def attn_linears() -> list[LinearKernel]:
     """Linear layers in every format of weights."""
     from attn_kernels_cpu.linears import (
@@ -39,10 +31,11 @@ def attn_linears() -> list[LinearKernel]:
 
 @hookimpl
 def attn_kernels() -> list[Kernel[Any]]:
-    """What chooses tokens."""
+    """What chooses tokens, and kernels of training."""
     from attn_kernels_cpu.sampling import CpuSampling
+    from attn_kernels_cpu.training import CpuActivation, CpuProduct
 
-    return [CpuSampling()]
+    return [CpuSampling(), CpuProduct(), CpuActivation()]
 
 
 @hookimpl
