@@ -40,8 +40,8 @@ from torch import nn
 
 Step = Callable[[], object]
 PARTS = {
+    "attention": ("flash_attention", "scaled_dot", "Attention"),
     "products": ("aten::mm", "aten::addmm", "aten::bmm", "aten::linear", "Linear"),
-    "attention": ("flash_attention", "scaled_dot"),
     "norms": ("layer_norm", "rms_norm"),
     "activations": ("gelu", "silu", "Activated"),
     "dropout": ("dropout", "bernoulli"),

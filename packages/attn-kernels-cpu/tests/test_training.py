@@ -8,6 +8,7 @@ from attn_core.errors import InvalidValue
 from attn_core.kernels.dispatch import explain
 from attn_core.kernels.product import ProductProblem
 from attn_kernels_cpu import chip
+from attn_kernels_cpu.attention import attention
 from attn_kernels_cpu.products import activated, linear, product
 from attn_kernels_cpu.training import CpuProduct
 from torch.nn import functional
@@ -144,6 +145,79 @@ def test_an_activation_of_another_name_or_type_is_refused():
         activated(torch.ones(3).double(), "gelu")
     turned = torch.randn(5, 7).T
     assert torch.equal(activated(turned, "silu"), activated(turned.contiguous(), "silu"))
+
+
+HEADS = [
+    (2, 4, 2, 7, 7, 5, 3),
+    (1, 2, 2, 130, 130, 32, 32),
+    (2, 4, 1, 100, 133, 20, 24),
+    (1, 1, 1, 1, 1, 1, 1),
+    (0, 2, 2, 5, 5, 4, 4),
+]
+"""Sequences, heads, shared heads, queries, keys and the sizes of keys and of values."""
+
+
+def heads_of(sizes):
+    torch.manual_seed(6)
+    batch, heads, shared, queries, keys, size, value_size = sizes
+    rows = torch.randn(batch, queries, heads, size), torch.randn(batch, keys, shared, size)
+    made = (*rows, torch.randn(batch, keys, shared, value_size))
+    return [part.transpose(1, 2) for part in made], torch.randn(batch, heads, queries, value_size)
+
+
+def defined_attention(causal, scale):
+    """Of the equation, in the type of its operands."""
+
+    def compute(query, key, value):
+        group = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+        scores = scale * query @ key.transpose(2, 3)
+        queries, keys = scores.shape[2:]
+        unseen = torch.ones(queries, keys, dtype=torch.bool).triu(1 + keys - queries)
+        return scores.masked_fill(unseen & causal, -torch.inf).softmax(-1) @ value
+
+    return compute
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("sizes", HEADS, ids=str)
+def test_attention_and_its_gradients_round_as_float32_does(sizes, causal):
+    operands, change = heads_of(sizes)
+    found = with_gradients(lambda *rows: attention(*rows, causal=causal, scale=0.3), operands, change)
+    wanted = with_gradients(defined_attention(causal, 0.3), [part.double() for part in operands], change.double())
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.usefixtures("_kernels")
+def test_attention_has_the_same_bits_on_any_number_of_threads_and_far_scores_do_not_overflow():
+    operands, change = heads_of((2, 4, 2, 70, 70, 16, 16))
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(with_gradients(lambda *rows: attention(*rows, causal=True, scale=1e4), operands, change))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, other) for more in found[1:] for one, other in zip(found[0], more, strict=True))
+    assert all(part.isfinite().all() for part in found[0])
+    first = operands[2][:, :, :1].repeat_interleave(2, 1)
+    torch.testing.assert_close(found[0][0][:, :, :1], first)  # one key is all that it sees
+
+
+@pytest.mark.usefixtures("_best_kernels")
+def test_attention_of_other_shapes_is_refused_by_name():
+    rows = torch.ones(1, 2, 3, 4)
+    for name, operands in {
+        "query": (rows.double(), rows, rows),
+        "key": (rows, rows[:, :, :2], rows[:, :, :2]),
+        "value": (rows, rows, rows[:, :1]),
+    }.items():
+        with pytest.raises(InvalidValue, match=name):
+            attention(*operands, causal=True, scale=1.0)
+    with pytest.raises(InvalidValue, match="key"):
+        attention(rows, rows[:, :0], rows[:, :0], causal=False, scale=1.0)
 
 
 @pytest.mark.parametrize("vendor", [chip.AMD, "GenuineIntel", ""])

@@ -1,1 +1,1 @@
-"""Kernels in C++ for serving on CPUs. Imports neither torch nor a compiler's output."""
+"""Kernels in C++ for serving and training on CPUs. Imports neither torch nor a compiler's output."""

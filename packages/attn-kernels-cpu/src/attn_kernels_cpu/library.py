@@ -98,6 +98,8 @@ SIGNATURES = {
     "attn_largest": (ADDRESS, ADDRESS, COUNT, ADDRESS, COUNT),
     "attn_product": (ADDRESS, ADDRESS, ADDRESS, ADDRESS, COUNT, COUNT, COUNT, COUNT),
     "attn_activate": (COUNT, ADDRESS, ADDRESS, ADDRESS, ctypes.c_int64, COUNT),
+    "attn_attention": (ADDRESS,),
+    "attn_attention_changes": (ADDRESS, ADDRESS),
     "attn_blocks": (ADDRESS, COUNT, ADDRESS),
     "attn_draw": (ADDRESS, COUNT, COUNT, ADDRESS, ADDRESS, COUNT),
     "attn_logprobs": (ADDRESS, COUNT, COUNT, ADDRESS, COUNT, ADDRESS, ADDRESS, ADDRESS, COUNT),

@@ -9,7 +9,12 @@ from typing import Any, cast
 
 import torch
 from attn_core.errors import InvalidValue
-from attn_core.kernels.product import activation_kernel, product_kernel, product_table
+from attn_core.kernels.product import (
+    activation_kernel,
+    product_kernel,
+    product_table,
+    whole_attention_kernel,
+)
 from attn_core.kernels.rowwise import Activation
 from attn_models.decoder.block import Block
 from attn_models.decoder.mixture_of_experts import Router
@@ -63,7 +68,9 @@ class Bfloat16Products(TorchFunctionMode):
 
 
 class Float32Products(TorchFunctionMode):
-    """Within it, linear layers and activations of float32 are computed by the kernels that are chosen for them."""
+    """Within it, linear layers, activations and attention of float32 are computed by the kernels that are chosen for
+    them.
+    """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
@@ -101,6 +108,20 @@ def float32_silu(input: Tensor, inplace: bool = False) -> Tensor:  # noqa: A002,
     return functional.silu(input, inplace) if kernel is None else kernel.activated(input, "silu")
 
 
+def float32_attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **given: Any
+) -> Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention` by a kernel where one is faster."""
+    types = {type(rows) for rows in (query, key, value)}
+    causal, scale = bool(given.get("is_causal")), given.get("scale")
+    plain = attn_mask is None and not given.get("dropout_p") and types <= set(PLAIN_TENSORS)
+    kernel = whole_attention_kernel(query, key, value, causal=causal) if plain else None
+    if kernel is None:
+        return functional.scaled_dot_product_attention(query, key, value, attn_mask, **given)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    return kernel.attention(query, key, value, causal=causal, scale=scale)
+
+
 GELUS: Mapping[str, Activation] = {"none": "gelu", "tanh": "gelu_tanh"}
 """What torch approximates a GELU by, and the activation's name."""
 
@@ -108,6 +129,7 @@ OWN: Mapping[Callable[..., Tensor], Callable[..., Tensor]] = {
     functional.linear: float32_linear,
     functional.gelu: float32_gelu,
     functional.silu: float32_silu,
+    functional.scaled_dot_product_attention: float32_attention,
 }
 """Functions of torch, and what computes them within `Float32Products`."""
 

@@ -1,4 +1,4 @@
-"""Linear layers and activations as they are trained: with gradients, of weights that change with every step.
+"""Linear layers, activations and attention as they are trained: with gradients, of weights that change every step.
 
 Where nobody accepts, the caller computes with its tensor library, which is the definition.
 """
@@ -113,3 +113,54 @@ def activation_table() -> KernelTable[ActivationKernel] | None:
 def _activation(form: str, dtype: Any, device: str, gradients: bool) -> ActivationProblem:  # noqa: FBT001 -- part of a key
     kind = str(dtype).removeprefix("torch.")
     return ActivationProblem(form=form, dtype=kind, device=device, gradients=gradients)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeAttentionProblem(Problem):
+    """Softmax attention of all queries to all keys, or to those before them: of at least `SMALLEST_PRODUCT`
+    multiplications a product. `gradients` says that those are wanted.
+    """
+
+    operation: ClassVar[str] = "whole_attention"
+
+    causal: bool = False
+    gradients: bool = False
+
+
+class WholeAttentionKernel(Kernel[WholeAttentionProblem]):
+    """Computes such attention while it is trained."""
+
+    problem: ClassVar[type[Problem]] = WholeAttentionProblem
+
+    @abstractmethod
+    def attention(self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool, scale: float) -> Tensor:
+        """softmax(scale q k^T) v, [batch, heads, queries, value_size], with gradients.
+
+        `query` [batch, heads, queries, key_size]; `key` and `value` [batch, shared, keys, size], whose heads divide
+        those of queries. With `causal`, queries stand at the last keys and see none behind them.
+        """
+
+
+def whole_attention_kernel(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> WholeAttentionKernel | None:
+    """The kernel for such attention, as `product_kernel`; None for what is no such attention, too."""
+    table = whole_attention_table()
+    if table is None or any(rows.dim() != 4 or rows.dtype != query.dtype for rows in (query, key, value)):
+        return None
+    if not key.shape[1] or query.shape[1] % key.shape[1] or (causal and query.shape[2] != key.shape[2]):
+        return None
+    if query.numel() * key.shape[2] < SMALLEST_PRODUCT:
+        return None
+    gradients = query.requires_grad or key.requires_grad or value.requires_grad
+    return table.find(causal, query.dtype, query.device.type, gradients, below=1)
+
+
+@cache
+def whole_attention_table() -> KernelTable[WholeAttentionKernel] | None:
+    """The kernels of whole attention; None where none can run on this machine."""
+    table = KernelTable(installed().kernels, WholeAttentionKernel, _attention)
+    return table if any(kernel.available() is None for kernel in table.kernels) else None
+
+
+def _attention(causal: bool, dtype: Any, device: str, gradients: bool) -> WholeAttentionProblem:  # noqa: FBT001 -- part of a key
+    kind = str(dtype).removeprefix("torch.")
+    return WholeAttentionProblem(causal=causal, dtype=kind, device=device, gradients=gradients)

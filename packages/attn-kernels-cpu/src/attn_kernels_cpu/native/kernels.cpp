@@ -1,5 +1,6 @@
 // What Python calls, through ctypes.
 #include "activate.hpp"
+#include "attend_whole.hpp"
 #include "block.hpp"
 #include "draw.hpp"
 #include "gemm.hpp"
@@ -66,6 +67,11 @@ void attn_logprobs(const float* logits, int rows, int size, const int64_t* token
                    float* values, int threads) {
   find_logprobs(logits, rows, size, tokens, top, own, ids, values, threads);
 }
+
+void attn_attention(const WholeAttention* a) { attention(*a); }
+
+// Of queries, keys and values; those of keys and values are to be zeros before.
+void attn_attention_changes(const WholeAttention* a, const WholeAttentionChange* c) { attention_changes(*a, *c); }
 
 // One block after another.
 void attn_blocks(const Layer* const* layers, int count, float* hidden) {

@@ -1,0 +1,128 @@
+"""Softmax attention over whole sequences in float32, with its gradients."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, cast
+
+import torch
+from attn_core.errors import InvalidValue
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from attn_kernels_cpu.library import ADDRESS, library
+
+
+class HeadsStruct(ctypes.Structure):
+    """`Heads4` of native/attend_whole.hpp."""
+
+    _fields_ = (("at", ADDRESS), ("batch", ctypes.c_int64), ("token", ctypes.c_int64), ("head", ctypes.c_int64))
+
+    @classmethod
+    def of(cls, rows: Tensor) -> HeadsStruct:
+        """Rows [batch, heads, tokens, size], elements of a head side by side."""
+        return cls(rows.data_ptr(), rows.stride(0), rows.stride(2), rows.stride(1))
+
+
+class AttentionStruct(ctypes.Structure):
+    """`WholeAttention` of native/attend_whole.hpp."""
+
+    _fields_ = (
+        ("query", HeadsStruct),
+        ("key", HeadsStruct),
+        ("value", HeadsStruct),
+        ("out", HeadsStruct),
+        ("logs", ADDRESS),
+        ("batch", ctypes.c_int32),
+        ("heads", ctypes.c_int32),
+        ("shared_heads", ctypes.c_int32),
+        ("queries", ctypes.c_int32),
+        ("keys", ctypes.c_int32),
+        ("key_size", ctypes.c_int32),
+        ("value_size", ctypes.c_int32),
+        ("causal", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+        ("threads", ctypes.c_int32),
+    )
+
+
+class ChangesStruct(ctypes.Structure):
+    """`WholeAttentionChange` of native/attend_whole.hpp."""
+
+    _fields_ = (("change", HeadsStruct), ("query", HeadsStruct), ("key", HeadsStruct), ("value", HeadsStruct))
+
+
+def side_by_side(rows: Tensor) -> Tensor:
+    """The rows, copied unless the elements of each lie side by side."""
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
+
+
+def like(rows: Tensor, size: int) -> Tensor:
+    """Room for heads [batch, heads, tokens, size], those of a token side by side as linear layers read them."""
+    batch, heads, tokens, _ = rows.shape
+    return torch.empty(batch, tokens, heads, size).transpose(1, 2)
+
+
+class Attention(torch.autograd.Function):
+    """Queries, keys and values, [batch, heads, tokens, size] each; of the weights only their sums are kept."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> Tensor:  # noqa: FBT001 -- apply takes no names
+        """Scores of some neighbouring queries at a time."""
+        out, logs = like(query, value.shape[-1]), torch.empty(query.shape[:3])
+        struct = described((query, key, value, out), logs, scale, causal=causal)
+        library().attn_attention(ctypes.byref(struct))
+        ctx.save_for_backward(query, key, value, out, logs)
+        ctx.causal, ctx.scale = causal, scale
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, change: Tensor) -> tuple[Tensor | None, ...]:
+        """The scores again."""
+        query, key, value, out, logs = ctx.saved_tensors
+        struct = described((query, key, value, out), logs, ctx.scale, causal=ctx.causal)
+        found = [like(part, part.shape[-1]) for part in (query, key, value)]
+        # Keys and values are met by many queries, whose gradients are added up.
+        for part in found[1:]:
+            part.zero_()
+        changes = ChangesStruct(*(HeadsStruct.of(rows) for rows in (side_by_side(change), *found)))
+        library().attn_attention_changes(ctypes.byref(struct), ctypes.byref(changes))
+        return (*found, None, None)
+
+
+def described(
+    rows: tuple[Tensor, Tensor, Tensor, Tensor], logs: Tensor, scale: float, *, causal: bool
+) -> AttentionStruct:
+    """Queries, keys, values and outputs as the kernels see them."""
+    query, key, value, _ = rows
+    sizes = query.shape[0], query.shape[1], key.shape[1], query.shape[2], key.shape[2], key.shape[3], value.shape[3]
+    places = (HeadsStruct.of(part) for part in rows)
+    return AttentionStruct(*places, logs.data_ptr(), *sizes, causal, scale, torch.get_num_threads())
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, *, causal: bool, scale: float) -> Tensor:
+    """softmax(scale q k^T) v for query [batch, heads, queries, key_size], key [batch, shared, keys, key_size] and value
+    [batch, shared, keys, value_size], float32; `shared` heads divide the heads of queries.
+
+    With `causal`, queries stand at the last keys and see none behind them. Bits do not depend on the number of threads.
+    Raises `InvalidValue` for other types, devices and shapes.
+    """
+    for name, rows in (("query", query), ("key", key), ("value", value)):
+        if rows.dtype != torch.float32 or rows.device.type != "cpu" or rows.dim() != 4:
+            given = f"{rows.dtype} {tuple(rows.shape)} on {rows.device}"
+            raise InvalidValue.of(name, given, "torch.float32 [batch, heads, tokens, size] on the cpu")
+    batch, heads, queries, size = query.shape
+    shared, keys = key.shape[1:3]
+    if (
+        (key.shape[0], key.shape[3]) != (batch, size)
+        or not shared
+        or heads % shared
+        or keys < (queries if causal else 1)
+    ):
+        allowed = f"[{batch}, a divisor of {heads}, {queries if causal else 1} or more, {size}]"
+        raise InvalidValue.of("key", tuple(key.shape), allowed)
+    if value.shape[:3] != key.shape[:3]:
+        raise InvalidValue.of("value", tuple(value.shape), f"[{batch}, {shared}, {keys}, any]")
+    operands = [side_by_side(part) for part in (query, key, value)]
+    return cast("Tensor", Attention.apply(*operands, causal, scale))  # type: ignore[no-untyped-call]
