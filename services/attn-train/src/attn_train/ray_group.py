@@ -13,14 +13,14 @@ from attn_core.errors import InvalidValue, Unavailable
 from attn_gateway.ray_gpus import GpuRequest, gpu_request, known_gpus
 from attn_schema.training import JobError, LogLine, TrainingConfig
 
-from attn_train.attempt import Assignment, Failed, Lost, Message, Outcome, SendMessage, Stopped
+from attn_train.attempt import Assignment, Failed, Finished, Lost, Message, Outcome, SendMessage, Stopped
 from attn_train.process import keep_freed_memory, spin_briefly
 from attn_train.records import Stop, StopFlag
 
 PLACED_SECONDS = 30.0
 """How long to wait for all workers of an elastic job, before fewer go on."""
 OTHERS_SECONDS = 20.0
-"""How long the others may take to end by themselves once one worker has ended."""
+"""How long the others may take to end by themselves once one worker has ended without finishing."""
 
 
 class RayRankActor:
@@ -127,8 +127,12 @@ class RayGroup:
         results = [
             actor.work.remote(assignment, self._supervisor, rank, address) for rank, actor in enumerate(self._actors)
         ]
-        # Where one has ended, the others end too, or wait for it for nothing.
-        ray.wait(results, num_returns=1)
+        left = list(results)
+        while left:
+            ended, left = ray.wait(left, num_returns=1)
+            if not isinstance(_outcome(ended[0]), Finished):
+                # The others end too, or wait for it for nothing; while the model is saved, by one of them, they do not.
+                break
         ray.wait(results, num_returns=len(results), timeout=OTHERS_SECONDS)
         return outcome_of_all([_outcome(result) for result in results])
 
