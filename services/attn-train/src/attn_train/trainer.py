@@ -175,12 +175,12 @@ class Trainer:
 
     def _by_all(self, read: Callable[[], Read]) -> Read:
         """What this worker reads, once all have: raises in all of them where one could not."""
-        failure: AttnError | None = None
         try:
             found = read()
         except AttnError as error:
-            failure = error
-        require_no_failure(failure, self._group.writers, Unavailable)
+            require_no_failure(error, self._group.writers, Unavailable)
+            raise
+        require_no_failure(None, self._group.writers, Unavailable)
         return found
 
     def _restore(self, folder: Path) -> None:

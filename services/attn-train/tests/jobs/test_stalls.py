@@ -402,5 +402,5 @@ def test_waits_grow_to_the_longest_and_stop_when_nobody_wants_to_wait():
         stalls.persistently(fail, lambda _: None, of=stalls.is_of_database, pause=pause)
     assert len(tries) == 3
     with pytest.raises(Unavailable):
-        stalls.persistently(fail, lambda _: None, of=stalls.is_of_files)
+        stalls.persistently(fail, lambda _: None, of=stalls.is_of_disk)
     assert len(tries) == 4

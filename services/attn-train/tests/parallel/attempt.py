@@ -3,8 +3,8 @@
     python attempt.py RANK FOLDER
 
 `FOLDER/attempt.json` has the config of the job, the home of each worker and the URL of artefacts. A worker writes what
-it sends to `FOLDER/sent-RANK.jsonl`, a line for each message, and its outcome to `FOLDER/outcome-RANK.json`. The leading
-one is asked to stop where there is a file `FOLDER/stop`.
+it sends to `FOLDER/sent-RANK.jsonl`, a line for each message, and its outcome to `FOLDER/outcome-RANK.json`. A file
+`FOLDER/stop` asks the leading one to stop.
 """
 
 import json
