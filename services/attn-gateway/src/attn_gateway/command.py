@@ -32,14 +32,14 @@ def serve_command(
     model: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME[=PATH]",
-            help="Serve this model: a registered name, a folder, or a GGUF file. May be repeated.",
+            metavar="NAME|PATH|NAME=PATH",
+            help="Serve this model: a registered name, a folder, or a GGUF file, by its own name or another. Repeatable.",
         ),
     ] = None,
     lora_modules: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME[=PATH]",
+            metavar="NAME|PATH|NAME=PATH",
             help="Serve this LoRA adapter on the model it is for: a name, or a folder. May be repeated.",
         ),
     ] = None,
@@ -127,7 +127,7 @@ def at_its_path(model: ModelToLoad) -> ModelToLoad:
     path = Path(model.source).expanduser()
     if not path.exists() or ("/" not in model.source and not path.is_file()):
         return model
-    name = path.stem if model.name == model.source and path.is_file() else model.name
+    name = path.stem if model.name == path.name and path.is_file() else model.name
     return replace(model, name=name, source=str(path.resolve()))
 
 
