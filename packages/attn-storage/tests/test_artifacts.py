@@ -237,6 +237,13 @@ def test_a_store_that_does_not_answer_is_told_at_once(tmp_path, bucket):
     ArtifactStore(f"file://{tmp_path}/store", tmp_path / "cache").require_reachable()
 
 
+def test_a_bucket_that_is_not_there_is_told_where_names_are_asked_for(tmp_path, bucket):
+    store = ArtifactStore("s3://bucket/models", tmp_path / "cache", **bucket)
+    for call in (store.names, lambda: store.manifest("m"), lambda: store.fetch("m"), lambda: store.remove("m")):
+        with pytest.raises(Unavailable, match="artefact store s3://bucket"):
+            call()
+
+
 @pytest.mark.cluster
 def test_twenty_seconds_of_a_failing_store_are_waited_for(tmp_path, bucket):
     store = ArtifactStore("s3://bucket/models", tmp_path / "cache", **bucket)

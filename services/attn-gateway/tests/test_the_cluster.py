@@ -70,9 +70,11 @@ async def test_a_cluster_that_is_not_there_is_named() -> None:
         await cluster.stop()
 
 
-def test_a_model_option_is_a_name_or_a_name_and_a_source() -> None:
+def test_a_model_option_is_a_name_a_path_or_a_name_and_a_path() -> None:
     assert ModelToLoad.parse("smollm2") == ModelToLoad(name="smollm2", source="smollm2")
     assert ModelToLoad.parse("mine=runs/a=b") == ModelToLoad(name="mine", source="runs/a=b")
+    assert ModelToLoad.parse("runs/tiny/") == ModelToLoad(name="tiny", source="runs/tiny")
+    assert ModelToLoad.parse("./runs/a=b") == ModelToLoad(name="a=b", source="runs/a=b")
     for bad in ("", "=path", "name="):
         with pytest.raises(InvalidValue, match="NAME=PATH"):
             ModelToLoad.parse(bad)

@@ -39,6 +39,7 @@ ONE_THREAD = EngineConfig(num_threads=1)
 PLACE = "ray/test"
 GONE = "another-machine/1/0.00"
 """A process of which only its heartbeat is known."""
+BOTH = pytest.mark.parametrize("url", ["sqlite", "postgresql"], indirect=True)
 
 
 def record(name: str, place: str, process: str = "") -> GatewayRecord:
@@ -101,6 +102,7 @@ def serves(fleet: SharedFleet, *names: str) -> Callable[[], bool]:
     return lambda: states(fleet) == wanted
 
 
+@BOTH
 async def test_what_one_gateway_loads_scales_and_unloads_the_others_do_too(gateways: Gateways) -> None:
     a, b = await gateways.start("a"), await gateways.start("b")
     await a.load("tiny", "tiny", ONE_THREAD, deployment=DeploymentConfig(replicas=1))
@@ -122,6 +124,7 @@ async def test_what_one_gateway_loads_scales_and_unloads_the_others_do_too(gatew
     assert b.find("tiny").info.mechanisms == ("attn-variants/linear",)
 
 
+@BOTH
 async def test_a_name_that_several_load_at_once_is_loaded_once(gateways: Gateways) -> None:
     fleets = [await gateways.start(name) for name in "abc"]
     loaded = await asyncio.gather(*(fleet.load("tiny", "tiny", ONE_THREAD) for fleet in fleets))
@@ -270,6 +273,7 @@ async def test_a_gateway_with_engines_of_its_own_says_where_others_serve(gateway
     await until(lambda: states(a) == {"tiny": ModelState.ELSEWHERE})
 
 
+@BOTH
 async def test_a_gateway_that_died_is_shown_as_gone_and_the_next_of_its_address_serves_what_it_did(
     gateways: Gateways,
 ) -> None:
@@ -306,7 +310,6 @@ async def test_a_gateway_that_died_is_shown_as_gone_and_the_next_of_its_address_
     assert "crash" not in states(a)
 
 
-@pytest.mark.slow
 async def test_records_that_are_away_stop_nothing_that_is_served(
     home: Path, postgres: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,6 +91,8 @@ SIGNATURES = {
     "attn_linear": (ADDRESS, ADDRESS, COUNT, ADDRESS, COUNT),
     "attn_largest": (ADDRESS, ADDRESS, COUNT, ADDRESS, COUNT),
     "attn_blocks": (ADDRESS, COUNT, ADDRESS),
+    "attn_draw": (ADDRESS, COUNT, COUNT, ADDRESS, ADDRESS, COUNT),
+    "attn_logprobs": (ADDRESS, COUNT, COUNT, ADDRESS, COUNT, ADDRESS, ADDRESS, ADDRESS, COUNT),
 }
 
 
@@ -122,6 +124,11 @@ def trouble() -> str | None:
     except Unavailable as error:
         return error.message
     return None
+
+
+def is_loaded() -> bool:
+    """Whether somebody has loaded the kernels already."""
+    return loaded.cache_info().currsize > 0
 
 
 def library() -> ctypes.CDLL:

@@ -113,8 +113,8 @@ class ArtifactStore:
         for file in manifest.files:
             self._send(folder / file.path, file.sha256)
         data = msgspec.json.encode(manifest)
-        self._call(obstore.put, f"artifacts/{name}/{manifest.digest}.json", data)
-        self._call(obstore.put, f"artifacts/{name}/{LATEST}", data)
+        self._require(obstore.put, f"artifacts/{name}/{manifest.digest}.json", data)
+        self._require(obstore.put, f"artifacts/{name}/{LATEST}", data)
         return manifest
 
     def manifest(self, name: str) -> Manifest:
@@ -161,7 +161,7 @@ class ArtifactStore:
         """Forget what is published under `name`; its files stay while others may share them."""
         _require_name(name)
         for path in self._paths(f"artifacts/{name}/"):
-            self._call(obstore.delete, path)
+            self._require(obstore.delete, path)
 
     def _cached(self, file: StoredFile) -> Path:
         """The file of this content in the cache, fetched and checked if it is not there."""
@@ -202,7 +202,7 @@ class ArtifactStore:
         try:
             self._call(obstore.head, _blob(sha256))
         except FileNotFoundError:
-            self._call(obstore.put, _blob(sha256), path)
+            self._require(obstore.put, _blob(sha256), path)
 
     def _read(self, path: str) -> bytes:
         found = self._call(obstore.get, path)
@@ -217,8 +217,15 @@ class ArtifactStore:
             # Pages are fetched as they are looped over.
             return [entry["path"] for page in obstore.list(store, prefix) for entry in page]
 
-        found: list[str] = self._call(listed)
+        found: list[str] = self._require(listed)
         return found
+
+    def _require(self, function: Any, *arguments: Any) -> Any:
+        """As `_call`, where nothing can be missing but the bucket."""
+        try:
+            return self._call(function, *arguments)
+        except FileNotFoundError as error:
+            raise self._unavailable(error) from error
 
     def _call(self, function: Any, *arguments: Any) -> Any:
         try:

@@ -30,12 +30,15 @@ def serve_command(
     context: typer.Context,
     model: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME[=PATH]", help="Serve this model: a registered name, or a folder. May be repeated."),
+        typer.Option(
+            metavar="NAME|PATH|NAME=PATH",
+            help="Serve this model: a registered name, or a folder, by its own name or another. May be repeated.",
+        ),
     ] = None,
     lora_modules: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME[=PATH]",
+            metavar="NAME|PATH|NAME=PATH",
             help="Serve this LoRA adapter on the model it is for: a name, or a folder. May be repeated.",
         ),
     ] = None,

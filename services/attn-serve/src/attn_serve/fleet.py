@@ -135,7 +135,6 @@ class Fleet:
         self._sources = sources
         self._make = make
         self._models: dict[tuple[str, str], ServedModel] = {}
-        self._loading = asyncio.Lock()
         self._retiring: set[asyncio.Task[None]] = set()
 
     def models(self, tenant: str | None = None) -> list[ServedModel]:
@@ -207,17 +206,18 @@ class Fleet:
             # Whether it can be is known before anything is loaded.
             new_shares(self._shares(name, tenant or "") | {name: 0.0}, {name: traffic})
         owner = tenant or ""
-        async with self._loading:
-            known = self._models.get((owner, name)) or self._models.get(("", name))
-            if known is None or known.info.state is ModelState.FAILED:
-                making = (deployment or DeploymentConfig(), base_model, tenant)
-                model, known = await self._made(name, source or name, config, *making), None
-            else:
-                model = known
+        known = self._taken(name, owner)
         if known is None:
-            await self._start(model)
-            self._share(model, traffic)
-            return model
+            # Other models can be loaded while this one's files are on their way.
+            folder = await self._sources.find(source or name, tenant)
+            config = config if is_adapter(folder) else await self._with_draft(config, tenant)
+            known = self._taken(name, owner)
+            if known is None:
+                making = (deployment or DeploymentConfig(), base_model, tenant)
+                model = self._made(name, source or name, folder, config, *making)
+                await self._start(model)
+                self._share(model, traffic)
+                return model
         if known.info.source != (source or name):
             served = known.info.source
             raise AlreadyExists(f"model {name!r} is served from {served}", name=name, source=served)
@@ -334,7 +334,7 @@ class Fleet:
         prefill replicas of a model whose states cannot be moved."""
         for name, one in wanted.items():
             require_name(name, "models")
-            folder = await asyncio.to_thread(self._sources.folder, one.source, None)
+            folder = await self._sources.find(one.source)
             await asyncio.to_thread(require_tensor_parallel, folder, one.config)
             if one.deployment.prefill_replicas is not None:
                 from attn_serve.disaggregation import require_movable
@@ -400,17 +400,22 @@ class Fleet:
         ends = [self._end(model, model.engine.release(shutdown_timeout)) for model in models]
         await asyncio.gather(*ends, return_exceptions=True)
 
-    async def _made(
+    def _taken(self, name: str, owner: str) -> ServedModel | None:
+        """The model that an owner, or everybody, has under a name and that has not failed."""
+        found = self._models.get((owner, name)) or self._models.get(("", name))
+        return None if found is None or found.info.state is ModelState.FAILED else found
+
+    def _made(
         self,
         name: str,
         source: str,
+        folder: Path,
         config: EngineConfig,
         deployment: DeploymentConfig,
         base_model: str,
         tenant: str | None,
     ) -> ServedModel:
         """A model that is about to be loaded."""
-        folder = await asyncio.to_thread(self._sources.folder, source, tenant)
         owner, now = tenant or "", datetime.now(UTC)
         if is_adapter(folder):
             base = self._base_of(folder, base_model, tenant)
@@ -423,7 +428,6 @@ class Fleet:
         else:
             if base_model:
                 raise InvalidValue.of("base_model", base_model, "none, as the source is no adapter")
-            config = await self._with_draft(config, tenant)
             info = ModelInfo(name=name, source=source, state=ModelState.LOADING, load_time=now)
             engine = self._make(engine_name(owner, name), folder, config, deployment)
             model = ServedModel(info, engine, folder, config, deployment, owner)
@@ -444,7 +448,7 @@ class Fleet:
         """The config with the folder of its draft model, if it names one."""
         if config.draft_model is None:
             return config
-        draft = await asyncio.to_thread(self._sources.folder, config.draft_model, tenant)
+        draft = await self._sources.find(config.draft_model, tenant)
         return config.replace(draft_model=str(draft))
 
     def _base_of(self, folder: Path, given: str, tenant: str | None) -> ServedModel:

@@ -1,5 +1,6 @@
 // What Python calls, through ctypes.
 #include "block.hpp"
+#include "draw.hpp"
 #include "largest.hpp"
 #include "pack.hpp"
 #include "repack.hpp"
@@ -40,6 +41,17 @@ void attn_linear(const Linear* l, const float* x, int rows, float* out, int thre
 // The first place of the largest output of each row; -1 where it is infinite, or any output NaN.
 void attn_largest(const Linear* l, const float* x, int rows, int64_t* places, int threads) {
   find_largest(*l, x, rows, places, threads);
+}
+
+// A token for each row of logits; -1 where they are no finite numbers.
+void attn_draw(const float* logits, int rows, int size, const Draw* draws, int64_t* tokens, int threads) {
+  draw_tokens(logits, rows, size, draws, tokens, threads);
+}
+
+// Log probabilities of one token of each row, and the `top` largest with their tokens.
+void attn_logprobs(const float* logits, int rows, int size, const int64_t* tokens, int top, float* own, int64_t* ids,
+                   float* values, int threads) {
+  find_logprobs(logits, rows, size, tokens, top, own, ids, values, threads);
 }
 
 // One block after another.
