@@ -33,7 +33,7 @@ def serve_command(
         list[str] | None,
         typer.Option(
             metavar="NAME|PATH|NAME=PATH",
-            help="Serve this model: a registered name, a folder, or a GGUF file, by its own name or another. Repeatable.",
+            help="Serve this model: a registered name, a folder or a GGUF file, by its name or another. Repeatable.",
         ),
     ] = None,
     lora_modules: Annotated[
