@@ -163,6 +163,15 @@ def test_a_draft_writes_the_same_text_and_must_have_the_same_tokens(attn, client
         attn("generate", "writer", "to be", "--draft-model", "talker")
 
 
+@pytest.mark.parametrize("name", ["generate", "embed", "map", "chat", "translate"])
+def test_how_to_reach_a_server_is_refused_beside_a_model_here_and_its_environment_is_not(attn, name):
+    prompt = () if name == "chat" else ("to be",)
+    for option in (("--address", "10.0.0.1:50051"), ("--tls-ca", "ca.pem")):
+        with pytest.raises(InvalidValue, match=f"{option[0]}.*only with a server's model"):
+            attn(name, "--model", "writer", *prompt, *option)
+    assert attn("generate", "--model", "writer", "to be", "--max-new-tokens", "1").exit_code == 0
+
+
 def test_the_explorer_of_a_sentence_is_one_file(attn, tmp_path):
     file = tmp_path / "map.html"
     done = attn("map", "--model", "writer", "to be", "--html", str(file), "--compare", "talker")

@@ -9,6 +9,7 @@ from typing import NamedTuple, cast
 import torch
 from attn_core import RaggedBatch, Source
 from attn_core.errors import InternalError
+from attn_core.kernels.sampling import sampling_kernel
 from attn_core.models import EncoderDecoderModel, GreedyHead, LanguageModel, MixesAdapters, TakesEmbeddings
 from attn_core.stores import StateStore
 from torch import Tensor
@@ -49,6 +50,8 @@ class ModelRunner:
         parameter = next(iter(model.parameters()), None)  # type: ignore[attr-defined]
         self._greedy_head = model if isinstance(model, GreedyHead) else None
         self.device = torch.device("cpu") if parameter is None else parameter.device
+        self.sampling = sampling_kernel(model.vocab_size, self.device.type)
+        """What chooses tokens, where it is more than the definition in `attn_engine.sampler`."""
         dtype = "" if parameter is None else f" {parameter.dtype}".replace("torch.", "")
         self.numerics = f"{_chip(self.device)}{dtype}, {options}, torch {torch.__version__}"
         states = [spec for specs in model.state_specs().values() for spec in specs.values()]
@@ -174,6 +177,7 @@ class LazyLogits:
     """
 
     def __init__(self, runner: ModelRunner, hidden: Tensor, ends: Sequence[tuple[sequences.Sequence, int]]) -> None:
+        self.sampling = runner.sampling
         greedy = [place for place, (sequence, _) in enumerate(ends) if not sequence.needs_logits]
         tokens = runner.greedy_tokens(hidden, [ends[place][1] for place in greedy]) if greedy else None
         self.tokens = dict(zip(greedy, tokens, strict=True)) if tokens is not None else {}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import cast
 
 from attn_core.errors import AttnError, UserError
+from attn_core.kernels.sampling import SamplingKernel
 from attn_core.stores import BranchingStore
 from attn_schema import FinishReason, Token
 from torch import Tensor
@@ -135,18 +136,21 @@ def _generate(
     rest = [(sequence, place) for sequence, place in growing if place not in found]
     if rest:
         logits = lazy.logits([place for _, place in rest])
-        chosen = _choose([sequence for sequence, _ in rest], logits, end_ids)
+        chosen = _choose([sequence for sequence, _ in rest], logits, end_ids, lazy.sampling)
         found.update(zip((place for _, place in rest), chosen, strict=True))
     return [_extend(sequence, found[place], end_ids) for sequence, place in growing]
 
 
-def _choose(growing: Sequence[sequences.Sequence], logits: Tensor, end_ids: Collection[int]) -> list[Choice]:
+def _choose(
+    growing: Sequence[sequences.Sequence], logits: Tensor, end_ids: Collection[int], kernel: SamplingKernel | None
+) -> list[Choice]:
     if all(sequence.greedy for sequence in growing):
         tokens = greedy_tokens(logits)
     else:
-        choose = choose_tokens if logits.device.type == "cpu" else choose_together
-        tokens = choose(logits, [_sampling_row(sequence, logits, end_ids) for sequence in growing])
-    return _with_logprobs(growing, logits, tokens)
+        rows = [_sampling_row(sequence, logits, end_ids) for sequence in growing]
+        on_cpu = logits.device.type == "cpu"
+        tokens = choose_tokens(logits, rows, kernel) if on_cpu else choose_together(logits, rows)
+    return _with_logprobs(growing, logits, tokens, kernel)
 
 
 def _sampling_row(sequence: sequences.Sequence, logits: Tensor, end_ids: Collection[int]) -> SamplingRow:
@@ -161,12 +165,14 @@ def _sampling_row(sequence: sequences.Sequence, logits: Tensor, end_ids: Collect
     )
 
 
-def _with_logprobs(growing: Sequence[sequences.Sequence], logits: Tensor, tokens: Sequence[int]) -> list[Choice]:
+def _with_logprobs(
+    growing: Sequence[sequences.Sequence], logits: Tensor, tokens: Sequence[int], kernel: SamplingKernel | None
+) -> list[Choice]:
     choices: list[Choice] = [(token, None, ()) for token in tokens]
     asked = [row for row, s in enumerate(growing) if s.params.top_logprobs is not None and tokens[row] >= 0]
     if asked:
         wanted = [growing[row].params.top_logprobs or 0 for row in asked]
-        details = log_probabilities(logits[asked], [tokens[row] for row in asked], max(wanted))
+        details = log_probabilities(logits[asked], [tokens[row] for row in asked], max(wanted), kernel)
         for row, count, (own, top) in zip(asked, wanted, details, strict=True):
             choices[row] = (tokens[row], own, top[:count])
     return choices
@@ -218,7 +224,7 @@ def _score(runner: ModelRunner, chunk: ScheduledChunk, hidden: Tensor) -> Sequen
             logits = runner.logits(hidden, range(begin, begin + len(part)))
             if not bool(logits.amax(-1).isfinite().all()):
                 return SequenceOutput(sequence, (), error=NoTokenError(NOT_FINITE))
-            for token, (own, top) in zip(part, log_probabilities(logits, part, count), strict=True):
+            for token, (own, top) in zip(part, log_probabilities(logits, part, count, runner.sampling), strict=True):
                 found.append(sequence.token(token, own, top))
     # After a preemption the beginning is computed again; what was returned is not returned twice.
     first = start + len(following) + 1 - len(found)

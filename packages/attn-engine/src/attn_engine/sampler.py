@@ -3,6 +3,9 @@
 Penalties, biases and constraints change the logits of a row; temperature, top_k, top_p, min_p and typical_p make a
 distribution of it; a random number that depends on seed and position alone samples from it, so batching and preemption
 change no token. Rows are taken one by one: a row stays in the processor's cache from its maximum to its sums.
+
+Weights are whole numbers, of which every sum is exact (`attn_core.kernels.sampling`), so that a kernel, where one is
+given, chooses the same tokens.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from attn_core.kernels.sampling import Draw, LogProbability, SamplingKernel
 from attn_schema import SamplingParams
 from numpy.typing import NDArray
 from torch import Tensor
@@ -26,6 +30,17 @@ CANDIDATES = (256, 4096)
 """Most likely tokens looked at first where a filter needs them ranked; all are sorted only if these do not suffice."""
 MIN_TEMPERATURE = 1e-30
 """Below it all probability is on the most likely tokens; its inverse is still a float32."""
+WEIGHT_BITS = 32
+ONE_WEIGHT = 2.0**WEIGHT_BITS
+"""What the most likely token weighs."""
+LEAST_EXPONENT = np.float32(-30)
+"""e to it is no weight any more."""
+LOG2_E, LN2_UPPER, LN2_LOWER = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
+EXPONENTIAL = np.array(
+    [1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1],
+    dtype=np.float32,
+)
+"""Coefficients of (e^x - 1 - x) / x², the highest first (Moshier's Cephes library, expf)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,12 +64,41 @@ class SamplingRow:
         return self.seen is self.counts is self.allowed is None and not self.params.logit_bias
 
 
-def choose_tokens(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+def choose_tokens(logits: Tensor, rows: Sequence[SamplingRow], kernel: SamplingKernel | None = None) -> list[int]:
     """Token ids, one a row of logits [rows, vocab_size]; -1 where the logits of a row are not finite.
 
-    The choice of a row depends on that row alone.
+    The choice of a row depends on that row alone. A `kernel` chooses all that it can: not with typical_p.
     """
-    return [_choose(scores, row) for scores, row in zip(logits.detach().unbind(0), rows, strict=True)]
+    logits = logits.detach()
+    by_kernel = [] if kernel is None else [place for place, row in enumerate(rows) if row.params.typical_p == 1]
+    if kernel is not None and len(by_kernel) == len(rows):
+        return kernel.choose(logits, [_draw(row) for row in rows])
+    found: dict[int, int] = {}
+    if kernel is not None and by_kernel:
+        chosen = kernel.choose(logits[torch.tensor(by_kernel)], [_draw(rows[place]) for place in by_kernel])
+        found = dict(zip(by_kernel, chosen, strict=True))
+    for place, (scores, row) in enumerate(zip(logits.unbind(0), rows, strict=True)):
+        if place not in found:
+            found[place] = _choose(scores, row)
+    return [found[place] for place in range(len(rows))]
+
+
+def _draw(row: SamplingRow) -> Draw:
+    params = row.params
+    return Draw(
+        inverse_temperature=_inverse(params.temperature) if params.temperature else 0.0,
+        point=uniform(row.seed, row.position) if params.temperature else 0.0,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        frequency_penalty=params.frequency_penalty,
+        presence_penalty=params.presence_penalty,
+        logit_bias=params.logit_bias or {},
+        seen=row.seen,
+        counts=row.counts,
+        allowed=row.allowed,
+    )
 
 
 def _choose(logits: Tensor, row: SamplingRow) -> int:
@@ -81,9 +125,11 @@ def greedy_tokens(logits: Tensor) -> list[int]:
 
 
 def log_probabilities(
-    logits: Tensor, tokens: Sequence[int], top_logprobs: int
-) -> list[tuple[float, list[tuple[int, float]]]]:
+    logits: Tensor, tokens: Sequence[int], top_logprobs: int, kernel: SamplingKernel | None = None
+) -> list[LogProbability]:
     """The log probability of a token, and the most likely (id, logprob), for each row of logits [rows, vocab_size]."""
+    if kernel is not None:
+        return kernel.log_probabilities(logits.detach(), tokens, top_logprobs)
     scores = logits.float().log_softmax(-1)
     own = scores.gather(1, torch.tensor(tokens, device=scores.device)[:, None])[:, 0].tolist()
     values, ids = scores.topk(min(top_logprobs, scores.shape[-1]), dim=-1)
@@ -134,34 +180,61 @@ def sample_token(scores: Floats, params: SamplingParams, point: float) -> int:
     if params.top_k or params.top_p < 1 or params.typical_p < 1:
         return _sample_ranked(scores, params, point)
     weights = _weights(scores, highest, params.temperature)
-    if params.min_p:
-        weights[weights < params.min_p] = 0
+    weights[weights < _least(params)] = 0
     return _pick_in_blocks(weights, point)
 
 
 def _sample_ranked(scores: Floats, params: SamplingParams, point: float) -> int:
     """As `sample_token`, among the most likely tokens that include all that the filters keep."""
-    total = None if params.top_k else float(_weights(scores, scores.max(), params.temperature).sum())
+    total = None if params.top_k else _sum(_weights(scores, scores.max(), params.temperature))
     ids, weights = np.arange(0), np.empty(0)
     for count in (*CANDIDATES, len(scores)):
         if count < len(scores) and (count < params.top_k or params.typical_p < 1):
             continue
         ids = _most_likely(scores, count)
-        weights = _weights(scores[ids].astype(np.float64), scores[ids[0]], params.temperature)
-        if params.top_k or count >= len(scores) or weights.sum() >= params.top_p * (total or 0.0):
+        weights = _weights(scores[ids], scores[ids[0]], params.temperature)
+        if params.top_k or count >= len(scores) or _sum(weights) >= params.top_p * (total or 0.0):
             break
     kept = _filter_typical(_filter(weights, total, params), params.typical_p)
     return int(ids[_pick(kept, point)])
 
 
 def _weights(scores: Floats, highest: Any, temperature: float) -> Floats:
-    """exp((score - highest) / temperature)."""
+    """round(2^32 · e^((score - highest) / temperature)), float32, which a kernel computes bit for bit."""
     # Subtracting the highest first keeps tiny temperatures from overflowing; what is far below it becomes 0.
     with np.errstate(over="ignore"):
-        weights = scores - highest
-        weights *= 1 / max(temperature, MIN_TEMPERATURE)
-    found: Floats = np.exp(weights, out=weights)
-    return found
+        x = (scores - highest) * np.float32(_inverse(temperature))
+    np.maximum(x, LEAST_EXPONENT, out=x)
+    power = np.rint(x * LOG2_E)
+    x -= power * LN2_UPPER
+    x -= power * LN2_LOWER
+    found: Floats = np.full_like(x, EXPONENTIAL[0])
+    for coefficient in EXPONENTIAL[1:]:
+        found *= x
+        found += coefficient
+    found *= x * x
+    x += np.float32(1)
+    found += x
+    # The bits of a float32 that is a power of two: its exponent and nothing else.
+    bits = power.astype(np.int32)
+    bits += 127 + WEIGHT_BITS
+    bits <<= 23
+    found *= bits.view(np.float32)
+    return np.rint(found, out=found)
+
+
+def _inverse(temperature: float) -> float:
+    return 1 / max(temperature, MIN_TEMPERATURE)
+
+
+def _least(params: SamplingParams) -> Any:
+    """The least weight that min_p keeps."""
+    return np.float32(params.min_p * ONE_WEIGHT)
+
+
+def _sum(weights: Floats) -> float:
+    """Exact, as no sum of whole weights is rounded in float64."""
+    return float(weights.sum(dtype=np.float64))
 
 
 def _most_likely(scores: Floats, count: int) -> NDArray[np.int64]:
@@ -178,13 +251,13 @@ def _filter(weights: Floats, total: float | None, params: SamplingParams) -> Flo
     if params.top_k:
         weights[params.top_k :] = 0
     # Probabilities for top_p are those after top_k; without it, those over the whole vocabulary.
-    mass = weights.sum() if total is None else total
-    before = weights.cumsum() - weights
+    mass = _sum(weights) if total is None else total
+    before = weights.cumsum(dtype=np.float64) - weights
     if params.top_p < 1:
         dropped = before >= params.top_p * mass
         dropped[0] = False
         weights[dropped] = 0
-    weights[weights < params.min_p * weights[0]] = 0
+    weights[weights < _least(params)] = 0
     return weights
 
 
@@ -192,7 +265,7 @@ def _filter_typical(weights: Floats, mass: float) -> Floats:
     """Weights with those that typical_p drops set to 0; equally likely tokens are kept or dropped together."""
     if mass == 1:
         return weights
-    probabilities = weights / weights.sum()
+    probabilities = weights / _sum(weights)
     with np.errstate(divide="ignore", invalid="ignore"):
         surprise = -np.log(probabilities)
         entropy = np.where(probabilities > 0, probabilities * surprise, 0).sum()
@@ -210,13 +283,13 @@ def _pick(weights: Floats, point: float) -> int:
 
 def _pick_in_blocks(weights: Floats, point: float) -> int:
     """As `_pick`, of many float32: their block is found first."""
-    blocks = np.add.reduceat(weights, _starts(len(weights)))
-    sums = blocks.cumsum(dtype=np.float64)
+    blocks = np.add.reduceat(weights, _starts(len(weights)), dtype=np.float64)
+    sums = blocks.cumsum()
     target = point * sums[-1]
     block = _first_beyond(blocks, sums, target)
     inside = weights[block * BLOCK : (block + 1) * BLOCK]
-    left = target - (sums[block] - blocks[block])
-    return block * BLOCK + _first_beyond(inside, inside.cumsum(dtype=np.float64), left)
+    before = sums[block] - blocks[block]
+    return block * BLOCK + _first_beyond(inside, before + inside.cumsum(dtype=np.float64), target)
 
 
 def _first_beyond(weights: Floats, sums: Floats, target: float) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from attn_core import hookimpl
+from attn_core.kernels.base import Kernel
 from attn_core.kernels.block import BlockKernel
 from attn_core.kernels.linear import LinearKernel
 
@@ -24,6 +27,15 @@ def attn_linears() -> list[LinearKernel]:
 
     floats = [CpuFloat32(), CpuBfloat16(), AmxBfloat16(), AmxRoundedBfloat16()]
     return [*floats, CpuInt8(), AmxInt8(), CpuInt4(), AmxInt4(), *in_blocks()]
+
+
+@hookimpl
+def attn_kernels() -> list[Kernel[Any]]:
+    """What chooses tokens, and kernels of training."""
+    from attn_kernels_cpu.sampling import CpuSampling
+    from attn_kernels_cpu.training import CpuActivation, CpuProduct
+
+    return [CpuSampling(), CpuProduct(), CpuActivation()]
 
 
 @hookimpl

@@ -83,7 +83,29 @@ static void block(int format) {
   }
 }
 
+static void draws() {
+  const int rows = 6, size = 700;
+  std::vector<float> logits = numbers(rows * size, 5.0f), own(rows), values(rows * 4);
+  std::vector<int64_t> tokens(rows), ids(rows * 4);
+  for (int top_k : {0, 30})
+    for (double top_p : {1.0, 0.9}) {
+      std::vector<Draw> how(rows);
+      for (int r = 0; r < rows; r++) {
+        how[r] = Draw{};
+        how[r].point = (r + 0.5) / rows;
+        how[r].top_p = top_p, how[r].top_k = top_k, how[r].inverse = 1.0f / (1 + r);
+      }
+      attn_draw(logits.data(), rows, size, how.data(), tokens.data(), 2);
+      put(tokens.data(), tokens.size() * 8);
+    }
+  attn_logprobs(logits.data(), rows, size, tokens.data(), 4, own.data(), ids.data(), values.data(), 2);
+  put(own.data(), own.size() * 4);
+  put(ids.data(), ids.size() * 8);
+  put(values.data(), values.size() * 4);
+}
+
 int main() {
+  draws();
   for (int format : {FLOAT32, BFLOAT16, INT8, INT4}) products(format);
   for (int format : {FLOAT32, INT8, INT4}) {
     block<float>(format);

@@ -46,10 +46,13 @@ class ModelToLoad:
 
     @classmethod
     def parse(cls, text: str) -> ModelToLoad:
-        """From `NAME` or `NAME=PATH`; raises `InvalidValue`."""
+        """From `NAME`, `NAME=PATH` or a path with a `/`, whose last part is the name; raises `InvalidValue`."""
         name, equals, source = text.partition("=")
         if not name or (equals and not source):
-            raise InvalidValue.of("model", text, "NAME or NAME=PATH")
+            raise InvalidValue.of("model", text, "NAME, NAME=PATH or a PATH with a /")
+        if "/" in name:
+            folder = Path(text).expanduser()
+            name, source = folder.resolve().name, str(folder)
         return cls(name=name, source=source or name)
 
 

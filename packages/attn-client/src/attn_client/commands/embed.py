@@ -12,7 +12,7 @@ from attn_schema import ConnectionOptions, DeviceConfig, EngineConfig
 from attn_schema.flags import with_flags
 from attn_schema.output import Json, print_json
 
-from attn_client.commands.options import connect, here, refuse_engine_options
+from attn_client.commands.options import connect, here, refuse_options_of_the_other
 
 SHOWN = 60
 WORDS_HELP = "Name of a server's encoder unless --model is given, then texts; - reads them, one a line."
@@ -40,9 +40,9 @@ def embed_command(
     if not given:
         first = "a server's encoder, or --model, and " if model is None else ""
         raise InvalidValue.of("texts", " ".join(words), f"{first}at least one text that is not empty")
+    refuse_options_of_the_other(local=model is not None, connection=connection, engine=engine)
     vectors: Sequence[tuple[float, ...]]
     if model is None:
-        refuse_engine_options(engine)
         with connect(connection) as server:
             vectors = server.embed(name, given)
     else:

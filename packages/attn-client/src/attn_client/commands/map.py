@@ -14,7 +14,7 @@ from attn_schema.flags import with_flags
 from attn_schema.output import Json, print_json
 from attn_ui import AttentionPage
 
-from attn_client.commands.options import ModelHere, connect, here, refuse_engine_options
+from attn_client.commands.options import ModelHere, connect, here, refuse_options_of_the_other
 
 Option = typer.Option
 WORDS_HELP = "Name of a server's model unless --model is given, then the sentence to look at; - reads standard input."
@@ -62,9 +62,8 @@ def map_command(  # noqa: PLR0913 - a command has the options it has
     if html is not None and json:
         raise InvalidValue.of("--json", json, "not beside --html")
     sentence = Prompt.of(sys.stdin.read() if text == "-" else text, encoder_prompt)
+    refuse_options_of_the_other(local=model is not None, connection=connection, engine=engine)
     with ExitStack() as stack:
-        if model is None:
-            refuse_engine_options(engine)
         options = EngineConfig(dtype=engine.dtype, device=engine.device)
         client: Any = stack.enter_context(connect(connection) if model is None else here(options))
         if html is not None:

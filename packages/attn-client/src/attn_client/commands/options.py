@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -17,7 +18,9 @@ from attn_client.client import Client
 from attn_client.settings import ClientSettings
 from attn_client.writer import Writer
 
-ModelHere = Annotated[str | None, typer.Option("--model", "-m", help="Model to run here: a pulled one, or a folder.")]
+ModelHere = Annotated[
+    str | None, typer.Option("--model", "-m", help="Model to run here: a pulled one, a folder, or a GGUF file.")
+]
 Images = Annotated[
     list[Path] | None,
     typer.Option("--image", help="Image file to send with the message, for a vision-language model; may be repeated."),
@@ -76,16 +79,30 @@ def here(engine: EngineConfig | None = None) -> LocalWriter:
 def writer_for(stack: ExitStack, *, local: bool, connection: ConnectionOptions, engine: EngineConfig) -> Writer:
     """A client of this process with this engine, or of a server, which has engines of its own.
 
-    Raises `InvalidValue` for an engine option with a server.
+    Raises `InvalidValue` for an option of the other.
     """
+    refuse_options_of_the_other(local=local, connection=connection, engine=engine)
+    return stack.enter_context(here(engine) if local else connect(connection))
+
+
+def refuse_options_of_the_other(*, local: bool, connection: ConnectionOptions, engine: DeviceConfig) -> None:
+    """Raise `InvalidValue` for how to reach a server beside a model here, or an engine's option beside a server."""
     if local:
-        return stack.enter_context(here(engine))
-    refuse_engine_options(engine)
-    return stack.enter_context(connect(connection))
+        _refuse_connection_options(connection)
+    else:
+        _refuse_engine_options(engine)
 
 
-def refuse_engine_options(engine: DeviceConfig) -> None:
-    """Raise `InvalidValue` for an option of an engine that was given with a server, which has engines of its own."""
+def _refuse_connection_options(connection: ConnectionOptions) -> None:
+    """What the environment says of a server is for the commands that ask one, so it is no error here."""
+    for info in flag_fields(ConnectionOptions):
+        given = getattr(connection, info.name)
+        if given != info.default and str(given) != os.environ.get(info.extra["envvar"]):
+            allowed = "only with a server's model, which is named without --model"
+            raise InvalidValue.of(f"--{info.name.replace('_', '-')}", given, allowed)
+
+
+def _refuse_engine_options(engine: DeviceConfig) -> None:
     shared = {info.name for info in flag_fields(SamplingParams)}
     for info in flag_fields(type(engine)):
         given = getattr(engine, info.name)

@@ -1,0 +1,259 @@
+// The next token of each row of logits, and log probabilities. The rules, and why every sum is exact, are those of
+// attn_core/kernels/sampling.py: weights are whole numbers, so tokens are those of attn_engine/sampler.py to the last one.
+#pragma once
+#include <algorithm>
+#include <vector>
+
+#include "largest.hpp"
+
+constexpr int WEIGHT_BITS = 32, SUM_BLOCK = 256;
+constexpr double ONE_WEIGHT = 4294967296.0;  // 2^WEIGHT_BITS
+constexpr float LEAST_EXPONENT = -30.0f;     // e to it is no weight any more
+
+// How the token of a row is drawn; 0 for `inverse` takes the likeliest. Pointers may be null.
+struct Draw {
+  const uint8_t *seen, *allowed;
+  const float *counts, *bias;
+  const int64_t* biased;
+  double point, top_p, min_p;
+  float inverse, repetition, frequency, presence;
+  int32_t top_k, biases;
+};
+
+// A score and its token; the likeliest come first, the first of equal ones.
+struct Ranked {
+  float score;
+  int32_t token;
+  bool operator<(const Ranked& other) const {
+    return score > other.score || (score == other.score && token < other.token);
+  }
+};
+
+struct DrawRoom {
+  std::vector<float> processed, scores, weights;
+  std::vector<double> blocks;
+  std::vector<Ranked> ranked;
+};
+
+// round(2^32 e^x) for x <= 0. No multiplication is fused with an addition: arrays in Python cannot do that.
+static inline Floats whole_weights(Floats x) {
+  const Floats y = larger(x, all(LEAST_EXPONENT));
+  const Floats n = rounded(y * all(1.44269504f));
+  Floats r = y - n * all(0.693359375f);
+  r = r - n * all(-2.12194440e-4f);
+  Floats p = all(1.9875691500e-4f);
+  p = p * r + all(1.3981999507e-3f);
+  p = p * r + all(8.3334519073e-3f);
+  p = p * r + all(4.1665795894e-2f);
+  p = p * r + all(1.6666665459e-1f);
+  p = p * r + all(5.0000001201e-1f);
+  p = p * (r * r) + (r + all(1.0f));
+  return rounded(times_power_of_two(p, n + all((float)WEIGHT_BITS)));
+}
+
+// Weights of `count` scores, with room for whole sixteens.
+static inline void weigh(const float* scores, int count, float highest, float inverse, float* weights) {
+  const Floats top = all(highest), factor = all(inverse), none = all(-std::numeric_limits<float>::infinity());
+  for (int i = 0; i < count; i += 16)
+    store16(weights + i, whole_weights((load_some(scores + i, count - i, none) - top) * factor));
+}
+
+// Whole numbers below 2^32, of which up to 2^21 are added without rounding, in whatever order.
+static inline double exact_sum(const float* weights, int count) {
+  double sums[16] = {};
+  int i = 0;
+  for (; i + 16 <= count; i += 16)
+    for (int lane = 0; lane < 16; lane++) sums[lane] += weights[i + lane];
+  for (; i < count; i++) sums[0] += weights[i];
+  double total = 0;
+  for (double sum : sums) total += sum;
+  return total;
+}
+
+// Penalties, biases and constraints, in this order.
+static inline void process_scores(const float* logits, int size, const Draw& d, float* out) {
+  const bool repeats = d.seen && d.repetition != 1.0f;
+  for (int i = 0; i < size; i++) {
+    const float x = logits[i];
+    out[i] = !repeats || !d.seen[i] ? x : x > 0 ? x / d.repetition : x * d.repetition;
+  }
+  if (d.counts)
+    for (int i = 0; i < size; i++) out[i] = out[i] - d.frequency * d.counts[i] - (d.counts[i] > 0 ? d.presence : 0.0f);
+  for (int i = 0; i < d.biases; i++) out[d.biased[i]] += d.bias[i];
+  if (d.allowed)
+    for (int i = 0; i < size; i++) out[i] = d.allowed[i] ? out[i] : -std::numeric_limits<float>::infinity();
+}
+
+// Tokens of at least this score, in their order.
+static inline void gather(const float* scores, int size, float least, std::vector<Ranked>& found) {
+  found.clear();
+  const Floats bound = all(least), none = all(std::numeric_limits<float>::quiet_NaN());
+  for (int i = 0; i < size; i += 16) {
+    const Floats here = load_some(scores + i, size - i, none);
+    for (uint32_t lanes = equal_lanes(larger(bound, here), here); lanes; lanes &= lanes - 1) {
+      const int token = i + __builtin_ctz(lanes);
+      found.push_back({scores[token], token});
+    }
+  }
+}
+
+// What is below the highest score by these many units, then all: few tokens are looked at where they suffice.
+constexpr float REACHES[] = {1, 2, 4, 7, 11, 16, std::numeric_limits<float>::infinity()};
+
+// The likeliest tokens, ranked, until `enough(found)`.
+template <class Enough>
+static inline void rank(const float* scores, int size, float highest, float unit, std::vector<Ranked>& found, Enough enough) {
+  for (float reach : REACHES) {
+    const float least = highest - reach * unit;
+    gather(scores, size, std::isnan(least) ? -std::numeric_limits<float>::infinity() : least, found);
+    if ((int)found.size() == size || enough(found)) break;
+  }
+}
+
+static inline void sort_first(std::vector<Ranked>& found, size_t count) {
+  if (count < found.size()) {
+    std::nth_element(found.begin(), found.begin() + count, found.end());
+    found.resize(count);
+  }
+  std::sort(found.begin(), found.end());
+}
+
+// Weights of ranked tokens, which come to lie in `room.weights`; a total over all tokens has been taken before.
+static inline void weigh_ranked(DrawRoom& room, float highest, float inverse) {
+  const int count = (int)room.ranked.size();
+  room.scores.resize(std::max(room.scores.size(), (size_t)count + 16));
+  room.weights.resize(std::max(room.weights.size(), (size_t)count + 16));
+  for (int i = 0; i < count; i++) room.scores[i] = room.ranked[i].score;
+  weigh(room.scores.data(), count, highest, inverse, room.weights.data());
+}
+
+// The first place whose sum passes the point; rounding can put the point behind the last that has weight.
+static inline int place_of(const float* weights, int count, double before, double target) {
+  int last = 0;
+  for (int i = 0; i < count; i++) {
+    before += weights[i];
+    if (before > target) return i;
+    if (weights[i] > 0) last = i;
+  }
+  return last;
+}
+
+static inline int64_t draw_ranked(const float* scores, int size, float highest, const Draw& d, DrawRoom& room) {
+  const size_t most = d.top_k > 0 ? std::min(d.top_k, size) : size;
+  const float unit = 1.0f / d.inverse;
+  double mass = 0;
+  if (d.top_k > 0) {
+    rank(scores, size, highest, unit, room.ranked, [&](auto& found) { return found.size() >= most; });
+    sort_first(room.ranked, most);
+    weigh_ranked(room, highest, d.inverse);
+    mass = exact_sum(room.weights.data(), (int)room.ranked.size());
+  } else {
+    mass = exact_sum(room.weights.data(), size);
+    rank(scores, size, highest, unit, room.ranked, [&](auto& found) {
+      double sum = 0;
+      for (const Ranked& one : found) sum += room.weights[one.token];
+      return sum >= d.top_p * mass;
+    });
+    sort_first(room.ranked, most);
+    weigh_ranked(room, highest, d.inverse);
+  }
+  float* weights = room.weights.data();
+  int count = (int)room.ranked.size();
+  if (d.top_p < 1) {
+    double before = weights[0];
+    int kept = 1;
+    for (; kept < count && before < d.top_p * mass; kept++) before += weights[kept];
+    count = kept;
+  }
+  const float least = (float)(d.min_p * ONE_WEIGHT);
+  for (int i = 0; i < count; i++)
+    if (weights[i] < least) weights[i] = 0;
+  return room.ranked[place_of(weights, count, 0, d.point * exact_sum(weights, count))].token;
+}
+
+static inline int64_t draw_weighted(int size, const Draw& d, DrawRoom& room) {
+  float* weights = room.weights.data();
+  const float least = (float)(d.min_p * ONE_WEIGHT);
+  if (least > 0)
+    for (int i = 0; i < size; i++) weights[i] = weights[i] < least ? 0.0f : weights[i];
+  room.blocks.clear();
+  double total = 0;
+  for (int first = 0; first < size; first += SUM_BLOCK) {
+    room.blocks.push_back(exact_sum(weights + first, std::min(SUM_BLOCK, size - first)));
+    total += room.blocks.back();
+  }
+  const double target = d.point * total;
+  double before = 0;
+  size_t block = 0, last = 0;
+  for (; block < room.blocks.size() && before + room.blocks[block] <= target; block++) {
+    before += room.blocks[block];
+    if (room.blocks[block] > 0) last = block;
+  }
+  if (block == room.blocks.size()) before = total - room.blocks[block = last];
+  const int first = (int)block * SUM_BLOCK;
+  return first + place_of(weights + first, std::min(SUM_BLOCK, size - first), before, target);
+}
+
+// The token of a row; -1 where scores are no finite numbers.
+static inline int64_t draw_token(const float* logits, int size, const Draw& d, DrawRoom& room) {
+  const float* scores = logits;
+  if (d.seen || d.counts || d.allowed || d.biases) {
+    room.processed.resize(std::max(room.processed.size(), (size_t)size));
+    process_scores(logits, size, d, room.processed.data());
+    scores = room.processed.data();
+  }
+  Leader leader;
+  leader.see(scores, size, 0);
+  int64_t token = leader.finite_place();
+  if (token >= 0 && d.inverse > 0) {
+    const bool ranked = d.top_k > 0 || d.top_p < 1;
+    if (!ranked || d.top_k <= 0) {
+      room.weights.resize(std::max(room.weights.size(), (size_t)size + 16));
+      weigh(scores, size, leader.value, d.inverse, room.weights.data());
+    }
+    token = ranked ? draw_ranked(scores, size, leader.value, d, room) : draw_weighted(size, d, room);
+  }
+  return token;
+}
+
+static void draw_tokens(const float* logits, int rows, int size, const Draw* draws, int64_t* tokens, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1 && rows > 1)
+  for (int r = 0; r < rows; r++) {
+    static thread_local DrawRoom room;
+    tokens[r] = draw_token(logits + (size_t)r * size, size, draws[r], room);
+  }
+}
+
+// log(softmax(logits)) of one token, and the `top` likeliest tokens with theirs, the likeliest first.
+static inline void logprobs_of(const float* logits, int size, int64_t token, int top, DrawRoom& room, float* own,
+                               int64_t* ids, float* values) {
+  Leader leader;
+  leader.see(logits, size, 0);
+  const Floats highest = all(leader.value), none = all(-std::numeric_limits<float>::infinity());
+  double sums[16] = {}, total = 0;
+  for (int i = 0; i < size; i += 16) {
+    float weights[16];
+    store16(weights, exp16(load_some(logits + i, size - i, none) - highest));
+    for (int lane = 0; lane < 16; lane++) sums[lane] += weights[lane];
+  }
+  for (double sum : sums) total += sum;
+  const double whole = std::log(total) + leader.value;
+  *own = (float)(logits[token] - whole);
+  if (top <= 0) return;
+  rank(logits, size, leader.value, 1.0f, room.ranked, [&](auto& found) { return (int)found.size() >= top; });
+  sort_first(room.ranked, top);
+  for (int i = 0; i < top; i++) {
+    ids[i] = room.ranked[i].token;
+    values[i] = (float)(room.ranked[i].score - whole);
+  }
+}
+
+static void find_logprobs(const float* logits, int rows, int size, const int64_t* tokens, int top, float* own,
+                          int64_t* ids, float* values, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1 && rows > 1)
+  for (int r = 0; r < rows; r++) {
+    static thread_local DrawRoom room;
+    logprobs_of(logits + (size_t)r * size, size, tokens[r], top, room, own + r, ids + (size_t)r * top,
+                values + (size_t)r * top);
+  }
+}
