@@ -387,6 +387,8 @@ def processes(home: Path, tmp_path: Path) -> Iterator[list[Process]]:
         yield made
 
 
+@BOTH
+@pytest.mark.cluster
 def test_a_gateway_killed_under_others_is_seen_and_serves_again_when_it_is_started_again(
     processes: list[Process], url: str
 ) -> None:
