@@ -70,3 +70,13 @@ def test_many_requests_together_get_none():
 )
 def test_where_bits_may_depend_on_drafts_nobody_gets_what_was_not_asked_for(fields, weights, cache):
     assert run(model(fields, weights), cache=cache)[1].draft_tokens == 0
+
+
+def test_nobody_gets_any_from_when_on_a_model_is_taken_apart():
+    packed = model()
+    engine = build_engine(packed, config=EngineConfig(max_num_seqs=2), kv_cache_tokens=192)
+    packed.take_apart()
+    engine.submit(Request(id="r", token_ids=PROMPT, params=SamplingParams(max_new_tokens=60, ignore_eos=True)))
+    while not engine.idle:
+        engine.step()
+    assert engine.stats().draft_tokens == 0

@@ -46,10 +46,10 @@ def build_engine(
 
 def _prompt_lookup(model: LanguageModel, config: EngineConfig, ranks: Leader | None) -> PromptLookupProposer:
     """Draft tokens that nobody asked for, where they cannot change a bit of what is computed, and pay."""
-    invariant = isinstance(model, BatchInvariant) and model.batch_invariant
     exact = installed().caches.get(config.kv_cache).loss == 0
-    if config.num_speculative_tokens is None and ranks is None and invariant and exact:
-        return AdaptivePromptLookup()
+    unasked = config.num_speculative_tokens is None and ranks is None and exact
+    if unasked and isinstance(model, BatchInvariant) and model.batch_invariant:
+        return AdaptivePromptLookup(model)
     return PromptLookupProposer()
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, cast
 
+from attn_core.models import BatchInvariant
 from attn_core.stores import BranchingStore, TreeStore
 
 from attn_engine import sequence as sequences
@@ -70,29 +71,34 @@ class AdaptivePromptLookup(PromptLookupProposer):
 
     A step of few rows reads all weights whatever its number of rows, so that a draft costs less than the steps that it
     may save; in larger steps it does not. Each sequence has its own `DraftLength`. A request that says how many
-    draft tokens it wants gets what prompt lookup finds for it.
+    draft tokens it wants gets what prompt lookup finds for it; nobody else gets any while `model` is not batch
+    invariant, or beside requests with adapters.
     """
 
     default_tokens: ClassVar[int] = LONGEST_DRAFT
+
+    def __init__(self, model: BatchInvariant) -> None:
+        self._model = model
 
     def propose(self, requests: Sequence[DraftRequest], max_tokens: int) -> list[TokenTree]:
         """See `Proposer.propose`."""
         chosen = [one for one in requests if one.sequence.num_speculative_tokens is not None]
         drafts = dict(zip((id(one) for one in chosen), super().propose(chosen, max_tokens), strict=True))
         left = max_tokens - sum(map(len, drafts.values()))
+        # Steps with adapters compute blocks part by part.
+        adapted = any(one.sequence.request.adapter is not None for one in requests)
+        adapts = len(requests) <= MOST_TOGETHER and self._model.batch_invariant and not adapted
         found = []
         for one in requests:
             draft = drafts.get(id(one))
             if draft is None:
-                draft = self._adapted(one, left) if len(requests) <= MOST_TOGETHER else NO_DRAFT
+                draft = self._adapted(one, left) if adapts else NO_DRAFT
                 left -= len(draft)
             found.append(draft)
         return found
 
     def _adapted(self, one: DraftRequest, left: int) -> TokenTree:
         sequence = one.sequence
-        if sequence.request.adapter is not None:
-            return NO_DRAFT
         count = min(left, one.max_tokens, sequence.draft_length.next(len(sequence.tokens), sequence.accepted))
         if count < 1:
             return NO_DRAFT
