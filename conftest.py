@@ -15,6 +15,11 @@ from collections.abc import Iterator
 from types import CodeType
 
 import pytest
+from hypothesis import settings
+
+# Examples have no deadline of their own: on a busy machine any may take longer than hypothesis's 200 ms.
+settings.register_profile("attn", parent=settings(), deadline=None)
+settings.load_profile("attn")
 
 # A shell without job control lets what it starts in the background ignore Ctrl-C, and so would the programs that tests
 # start in order to interrupt them.

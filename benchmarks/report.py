@@ -35,7 +35,7 @@ def commit() -> str:
 def write_report(name: str, facts: dict[str, Any], rows: Iterable[dict[str, Any]], out: Path | None) -> None:
     """Print each row as it comes and write all to `out`, by default a new file of that name in `RESULTS`.
 
-    The file is written anew with every row: what ends a run early loses none that was found.
+    The file is written anew with every row, before the row is printed: what ends a run early loses none.
     """
     now = datetime.now(UTC)
     said = {
@@ -48,9 +48,9 @@ def write_report(name: str, facts: dict[str, Any], rows: Iterable[dict[str, Any]
     path = out or RESULTS / f"{name}-{now:%Y%m%dT%H%M%S}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     for row in rows:
-        print(json.dumps(row), flush=True)
         result["rows"].append(row)
         replace(path, result)
+        print(json.dumps(row), flush=True)
     replace(path, {**result, "load_after": os.getloadavg()[0]})
     print(f"written to {path}")
 

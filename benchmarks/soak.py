@@ -98,10 +98,10 @@ async def one_round(number: int, running: Server, channel: grpc.aio.Channel) -> 
     return {
         "round": number,
         "ended": dict(ended),
-        "faults": [fault[:300] for fault in faults],
+        "faults": [fault[:600] for fault in faults],
         "streams lost": lost,
         "at rest": rested,
-        "gateway": held(running.process),
+        "gateway": held(running.process) | {"processes": len(running.process.children(recursive=True))},
         "engine": held(engine),
         "engine's process": engine.pid,
     }
@@ -110,8 +110,8 @@ async def one_round(number: int, running: Server, channel: grpc.aio.Channel) -> 
 async def measure(minutes: float) -> list[dict[str, Any]]:
     """Rounds until the time is over."""
     rows: list[dict[str, Any]] = []
-    until = time.monotonic() + 60 * minutes
     async with server(SIZE) as running:
+        until = time.monotonic() + 60 * minutes
         while time.monotonic() < until:
             async with grpc.aio.insecure_channel(running.address) as channel:
                 row = await one_round(len(rows), running, channel)
@@ -133,7 +133,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     grown = {
         f"{process}, {what}": [of(second, process, what), of(last, process, what)]
         for process in ("gateway", "engine")
-        for what in ("MiB", "files", "threads")
+        for what in rows[-1][process]
     }
     return {
         "rounds": len(rows),

@@ -15,11 +15,26 @@ CLOCKS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
 FACTS = ("driver_version", "clocks.max.sm", "clocks.max.mem", "power.limit", *CLOCKS)
 
 
+def lacking(device: str) -> str | None:
+    """Why nothing can be measured on a device, or None if it can."""
+    if device != "cuda":
+        return None
+    if torch.version.cuda is None:
+        return f"this torch ({torch.__version__}) is built without CUDA; DEVICE=cpu rehearses with --small"
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        return f"CUDA cannot be used: {str(error).splitlines()[0]}"
+    return None
+
+
 def facts(device: str) -> dict[str, Any]:
-    """Device, versions and clocks."""
+    """Device, versions and clocks; in place of those of a device that cannot be used, what it lacks."""
     found = {"torch": torch.__version__, "triton": triton.__version__, "device": device}
     if device != "cuda":
         return found
+    if (why := lacking(device)) is not None:
+        return {**found, "lacks": why}
     properties = torch.cuda.get_device_properties(0)
     numbers = {"bytes": properties.total_memory, "multiprocessors": properties.multi_processor_count}
     versions = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
@@ -31,7 +46,10 @@ def asked(fields: tuple[str, ...] = CLOCKS) -> dict[str, str]:
     if shutil.which("nvidia-smi") is None:
         return {}
     command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
-    said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20).stdout.strip()
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20).stdout.strip()
+    except subprocess.TimeoutExpired:
+        return {"driver": "nvidia-smi did not answer within 20 s"}
     return dict(zip(fields, said.split(", "), strict=False))
 
 

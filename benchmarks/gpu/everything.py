@@ -15,7 +15,6 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import bars
 import chip
 import timing
-from parts import Part, apart
+from parts import Part, apart, at_once
 from report import RESULTS, write_report
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,6 +96,22 @@ def rows(options: list[str], device: str, tables: list[Table], *, judged: bool) 
     yield from bars.verdicts(found)
 
 
+def unmeasured(tables: list[Table], why: str) -> Iterator[dict[str, Any]]:
+    """What is said of each table, and of the bars, where nothing can be measured."""
+    found = [{"part": table.part.name, "stopped": f"not measured: {why}{unknown(table.part)}"} for table in tables]
+    yield from found
+    yield from bars.verdicts(found)
+
+
+def unknown(part: Part) -> str:
+    """What else is in the way of a part: that its module cannot be imported, or lacks the function."""
+    try:
+        getattr(importlib.import_module(part.module), part.function)
+    except (ImportError, AttributeError) as error:
+        return f"; nor can it be imported: {error}"
+    return ""
+
+
 def measured(tables: list[Table], options: list[str], device: str) -> Iterator[dict[str, Any]]:
     """The rows of some tables."""
     for table in tables:
@@ -124,19 +139,6 @@ def judged_and_measured(tables: list[Table], options: list[str], device: str) ->
             yield {"part": table.part.name, "clocks": chip.asked() if device == "cuda" else {}}
 
 
-def at_once(verdicts: list[Part], compiled: list[Part], options: list[str], slack: int) -> Iterator[dict[str, Any]]:
-    """The rows of verdicts, while other parts do nothing but have programs compiled."""
-    with ThreadPoolExecutor(len(verdicts) + len(compiled) if slack == 1 else 1) as pool:
-        judged = [pool.submit(lambda p: list(apart(p, options, slack * p.limit)), part) for part in verdicts]
-        others = [pool.submit(lambda p: list(apart(p, [*options, "--once"], p.limit)), part) for part in compiled]
-        for one in judged:
-            yield from one.result()
-        for one in others:
-            for row in one.result():
-                if "stopped" in row or "seconds" in row:
-                    yield {**row, "part": f"compiling for {row['part']}"}
-
-
 def prepared(tables: list[Table]) -> list[Part]:
     """The parts by which programs of tables are compiled."""
     names = (table.part.name if table.prepared is None else table.prepared for table in tables)
@@ -155,8 +157,13 @@ def alone(options: argparse.Namespace) -> None:
         repair_interpreter()
     if options.once:
         timing.rehearse()
-    for row in Part(*options.part.split("."), 0).rows(options.device, small=options.small):
-        print(json.dumps(row), flush=True)
+    try:
+        for row in Part(*options.part.split("."), 0).rows(options.device, small=options.small):
+            print(json.dumps(row), flush=True)
+    except Exception as error:
+        said = str(error).strip().partition("\n")[0][:300]
+        print(json.dumps({"stopped": f"{type(error).__name__}: {said}", "failed": True}), flush=True)
+        raise
 
 
 def main() -> int:
@@ -183,7 +190,10 @@ def main() -> int:
     given = ["--device", options.device, *(["--small"] if options.small else [])]
     found: list[dict[str, Any]] = []
     facts = {"question": __doc__, **chip.facts(options.device)}
-    write_report(name, facts, kept(rows(given, options.device, asked, judged=not options.tables), found), out)
+    measuring = rows(given, options.device, asked, judged=not options.tables)
+    if (why := facts.get("lacks")) is not None:
+        measuring = unmeasured(asked, why)
+    write_report(name, facts, kept(measuring, found), out)
     print(bars.table(found))
     return int(any("stopped" in row or row.get("right") is False or row.get("errors") for row in found))
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,6 +65,40 @@ def apart(part: Part, options: Iterable[str], limit: float) -> Iterator[dict[str
     elif code:
         yield {"part": part.name, "stopped": f"ended with code {code}", "failed": True}
     yield {"part": part.name, "seconds": round(time.monotonic() - began, 1)}
+
+
+def at_once(verdicts: list[Part], compiled: list[Part], options: list[str], slack: int) -> Iterator[dict[str, Any]]:
+    """The rows of verdicts as they come, while other parts do nothing but have programs compiled."""
+    found = queue.SimpleQueue[dict[str, Any]]()
+
+    def judge(part: Part) -> None:
+        for row in apart(part, options, slack * part.limit):
+            found.put(row)
+
+    def prepare(part: Part) -> None:
+        for row in apart(part, [*options, "--once"], part.limit):
+            if "stopped" in row or "seconds" in row:
+                found.put({**row, "part": f"compiling for {row['part']}"})
+
+    with ThreadPoolExecutor(len(verdicts) + len(compiled) if slack == 1 else 1) as pool:
+        given = [*((judge, part) for part in verdicts), *((prepare, part) for part in compiled)]
+        for work, part in given:
+            pool.submit(work, part).add_done_callback(lambda done: found.put(ended(done)))
+        left = len(given)
+        while left:
+            row = found.get()
+            if "ended" not in row:
+                yield row
+                continue
+            left -= 1
+            if row["ended"]:
+                yield {"part": "everything", "stopped": row["ended"]}
+
+
+def ended(work: Future[None]) -> dict[str, Any]:
+    """What is put behind the last row of a part: nothing, or why it could not be started."""
+    error = work.exception()
+    return {"ended": "" if error is None else f"{type(error).__name__}: {error}"}
 
 
 def end(process: subprocess.Popen[str]) -> None:

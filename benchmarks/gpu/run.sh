@@ -17,6 +17,6 @@ device="${DEVICE:-cuda}"
 if [ "$device" = cpu ]; then
     export TRITON_INTERPRET=1
 else
-    nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem,clocks.max.sm --format=csv || true
+    nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem,clocks.max.sm --format=csv || echo "nvidia-smi says nothing of a GPU" >&2
 fi
 exec "${PYTHON:-python3}" benchmarks/gpu/everything.py --device "$device" "$@"

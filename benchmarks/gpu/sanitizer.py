@@ -1,4 +1,5 @@
-"""NVIDIA's compute-sanitizer over every kernel once, at small sizes: no read and no write out of bounds."""
+"""NVIDIA's compute-sanitizer over every kernel once, at small sizes: no access out of bounds, no race in shared memory,
+no read of memory that nobody has written."""
 
 from __future__ import annotations
 
@@ -7,12 +8,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 from parts import WHOLE
 
 TOOL = "compute-sanitizer"
+CHECKS = ("memcheck", "racecheck", "initcheck")
 PARTS = (
     "family.bands",
     "family.bands_of_128",
@@ -33,23 +35,25 @@ SECONDS = 80
 
 
 def rows(device: str, *, small: bool) -> Iterator[dict[str, Any]]:  # noqa: ARG001 -- sizes are small anyway
-    """For each part the errors that the tool found, or why it was not asked; all at once, for nothing is timed."""
+    """For each check and part the errors that the tool found, or why it was not asked; all parts of a check at once."""
     if device != "cuda" or shutil.which(TOOL) is None:
         yield {"case": TOOL, "errors": None, "why": "no GPU" if device != "cuda" else "the tool is not here"}
         return
     with ThreadPoolExecutor(len(PARTS)) as pool:
-        yield from pool.map(checked, PARTS)
+        asked = [pool.submit(checked, check, part) for check in CHECKS for part in PARTS]
+        for done in as_completed(asked):
+            yield done.result()
 
 
-def checked(part: str) -> dict[str, Any]:
+def checked(check: str, part: str) -> dict[str, Any]:
     """What the tool says of a part."""
-    command = [TOOL, "--tool", "memcheck", sys.executable, str(WHOLE), "--part", part, "--small"]
-    found: dict[str, Any] = {"case": part, "errors": None}
+    command = [TOOL, "--tool", check, sys.executable, str(WHOLE), "--part", part, "--small"]
+    found: dict[str, Any] = {"case": f"{check}, {part}", "errors": None}
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
     except subprocess.TimeoutExpired:
         return {**found, "why": f"did not end within {SECONDS} s"}
-    said = re.search(r"ERROR SUMMARY: (\d+) error", done.stdout)
+    said = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)", done.stdout)
     if said is None:
         return {**found, "why": f"the tool did not work: {done.stdout[-300:]}{done.stderr[-300:]}"}
     errors = int(said[1])

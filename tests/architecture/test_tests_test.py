@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import pytest
 import sources
 import workspace
+from hypothesis import settings
 from sources import Source
 
 # What fails a test when it is called, of pytest, torch and numpy.
@@ -104,3 +105,7 @@ def test_a_test_that_cannot_fail_is_found(text: str) -> None:
 def test_a_test_that_can_fail_is_left_alone(text: str) -> None:
     files = [Source("planted.py", text)]
     assert not idle(files, demanding_helpers(files))
+
+
+def test_examples_of_hypothesis_may_take_as_long_as_a_busy_machine_needs():
+    assert settings().deadline is None

@@ -158,6 +158,15 @@ def test_the_chart_as_it_is_makes_the_server_of_the_manifest() -> None:
     assert {one["name"] for one in pod["volumes"]} == {one["name"] for one in plain["volumes"]}
 
 
+@pytest.mark.parametrize("path", [DEPLOY / "kubernetes" / "attn.yaml", CHART / "templates" / "service.yaml"], ids=str)
+def test_ports_with_tls_are_not_called_clear_text(path: Path) -> None:
+    """A proxy goes by `appProtocol`, and without one some (Istio) go by the port's name: both would be clear text."""
+    (ports,) = re.findall(r"^  ports:\n((?:    .*\n?)+)", path.read_text("utf-8"), re.M)
+    assert "--tls-cert" in (DEPLOY / "docker" / "Dockerfile").read_text("utf-8")
+    assert len(re.findall("- name: ", ports)) == 2
+    assert re.findall(r"appProtocol: (\S+)", ports) == ["https", "https"]
+
+
 def test_values_reach_the_server_as_its_options() -> None:
     found = rendered(VALUES["for a company"])
     deployment, pod = found["Deployment"]["spec"], found["Deployment"]["spec"]["template"]["spec"]

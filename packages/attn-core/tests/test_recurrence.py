@@ -40,6 +40,19 @@ class Plainest(Everything):
         return 0.1 if problem.tokens == 1 else 0.5
 
 
+class Unrunnable(Everything):
+    name = "unrunnable"
+
+    def cost(self, problem):
+        return 0.01
+
+    def unsupported(self, error):
+        return str(error) if isinstance(error, ArithmeticError) else None
+
+    def run(self, steps, before, chunk):
+        raise (ArithmeticError if chunk < 9 else TypeError)("too few registers")
+
+
 def rows(*shape, requires_grad=False):
     device = SimpleNamespace(type="cpu")
     return SimpleNamespace(shape=shape, dtype="torch.float32", device=device, requires_grad=requires_grad)
@@ -131,3 +144,18 @@ def test_the_problem_says_what_fades_and_whether_keys_correct():
         "key_value_heads",
         "gradients",
     ]
+
+
+def test_a_kernel_that_a_chip_cannot_run_gives_way_to_the_next(plan, monkeypatch, caplog):
+    monkeypatch.setattr("attn_core.kernels.dispatch._said", set())
+    layer = plan(Unrunnable(), Everything())
+    for _ in range(2):
+        assert layer.run(steps(), None, 8)[0] == ("everything", 8)
+        assert layer.decode(steps(), None)[0] == ("everything", 1)
+    assert len([record for record in caplog.records if "unrunnable" in record.getMessage()]) == 1
+    with pytest.raises(TypeError, match="registers"):
+        plan(Unrunnable(), Everything()).run(steps(), None, 9)
+    with pytest.raises(ArithmeticError, match="registers"):
+        plan(Unrunnable(), Everything(), name="unrunnable").run(steps(), None, 8)
+    with pytest.raises(KernelRefused):
+        plan(Unrunnable()).run(steps(), None, 8)

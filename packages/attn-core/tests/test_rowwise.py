@@ -8,7 +8,7 @@ from attn_core.errors import InvalidValue
 from attn_core.kernels import rowwise
 from attn_core.kernels.attend import AttendProblem
 from attn_core.kernels.base import Anything, AtMost, OneOf
-from attn_core.kernels.rowwise import GateKernel, NormKernel, Targets, row_kernel, row_problem
+from attn_core.kernels.rowwise import GateKernel, NormKernel, Targets, row_kernel, row_problem, row_result
 
 
 class Narrow(NormKernel):
@@ -106,3 +106,38 @@ def test_targets_that_mean_nothing_are_refused(wrong, field):
     with pytest.raises(InvalidValue) as refused:
         Targets(**wrong)
     assert refused.value.metadata["field"] == field
+
+
+class Unrunnable(Narrow):
+    name = "unrunnable"
+    price = 0.2
+
+    def unsupported(self, error):
+        return str(error) if isinstance(error, ArithmeticError) else None
+
+    def norm(self, rows, gain, eps):
+        raise (ArithmeticError if eps else TypeError)("too few registers")
+
+
+def offer(monkeypatch, *kernels):
+    """Have these kernels alone, of which none has failed."""
+    monkeypatch.setattr(rowwise, "installed", lambda: SimpleNamespace(kernels=kernels))
+    rowwise.row_table.cache_clear()
+
+
+def normed(kernel):
+    """Which kernel norms, if it can."""
+    kernel.norm(None, None, 1e-6)
+    return kernel.name
+
+
+def test_a_kernel_that_a_chip_cannot_run_gives_way_to_the_next_and_then_to_the_plain_computation(monkeypatch, caplog):
+    monkeypatch.setattr("attn_core.kernels.dispatch._said", set())
+    offer(monkeypatch, Unrunnable(), Narrow())
+    assert row_result(NormKernel, "plain", normed, rows()) == "narrow"
+    assert row_result(NormKernel, "plain", normed, rows()) == "narrow"
+    assert len([record for record in caplog.records if "unrunnable" in record.getMessage()]) == 1
+    offer(monkeypatch, Unrunnable())
+    assert row_result(NormKernel, "plain", normed, rows()) is None
+    with pytest.raises(TypeError, match="registers"):
+        row_result(NormKernel, "plain", lambda kernel: kernel.norm(None, None, 0), rows(width=4))

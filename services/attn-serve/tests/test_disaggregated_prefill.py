@@ -20,7 +20,7 @@ from attn_serve import replica_messages as messages
 from attn_serve.disaggregation import DisaggregatedBackend, require_movable
 from attn_serve.engine_client import EngineClient
 from attn_serve.in_process import InProcessBackend
-from attn_serve.moved_states import ByteBudget, StateLost, StateShelf, fetch
+from attn_serve.moved_states import ByteBudget, HeldStates, StateLost, fetch
 from attn_serve.replica import ReplicaServer
 from local_replicas import LocalReplicas, signed
 from low_rank import make_adapter
@@ -284,7 +284,7 @@ async def test_a_full_replica_waits_and_the_bytes_held_stay_within_the_bound(
     client = next(iter(replicas.prefill._replicas.values()))
     size = (await client.call("prefill", task("measured"))).size
     await client.cancel("measured")
-    server.states, decode.fetched = StateShelf(3 * size), ByteBudget(3 * size)
+    server.states, decode.fetched = HeldStates(3 * size), ByteBudget(3 * size)
     most = 0
     unwatched = ByteBudget.hold
 
@@ -303,7 +303,7 @@ async def test_a_full_replica_waits_and_the_bytes_held_stay_within_the_bound(
 
 
 async def test_one_state_that_is_larger_than_the_bound_moves_alone(replicas: LocalReplicas) -> None:
-    replicas.prefill.servers[0].states, replicas.decode.servers[0].fetched = StateShelf(10), ByteBudget(10)
+    replicas.prefill.servers[0].states, replicas.decode.servers[0].fetched = HeldStates(10), ByteBudget(10)
     await outcome(replicas.engine, task())
     assert replicas.backend.outcomes == {"moved": 1}
 

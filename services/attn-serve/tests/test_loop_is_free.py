@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 import time
 from asyncio import events
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import grpc
+import grpc.aio
 import pytest
-from asking_inference import ask
+from asking_inference import ask, complete, until
 from attn.v1 import common_pb2, inference_pb2, model_pb2
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn.v1.model_pb2_grpc import ModelServiceStub
-from attn_gateway import Gateway
+from attn_gateway import Gateway, serving
+from attn_serve.fleet import Fleet
+from attn_serve.sources import ModelSources
+from attn_storage import ArtifactStore, Database, ModelRecord, ModelRecords
 from low_rank import make_adapter
 
 LIMIT = 0.1
@@ -163,3 +169,67 @@ async def test_models_and_adapters_that_come_and_go_do_not_hold_up_the_loop(home
     with callback_seconds() as found:
         await apart(gateway, models_come_and_go)
     assert heavy(found) == {}
+
+
+NOTHING = b"<ListBucketResult><Name>bucket</Name><IsTruncated>false</IsTruncated></ListBucketResult>"
+
+
+class SilentBucket(BaseHTTPRequestHandler):
+    """A bucket that takes requests and says nothing until it is `let` to; then it has nothing."""
+
+    asked = 0
+    let = threading.Event()
+    url = ""
+
+    def do_GET(self) -> None:
+        type(self).asked += 1
+        self.let.wait()
+        listed = "list-type" in self.path
+        body = NOTHING if listed else b""
+        self.send_response(200 if listed else 404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing is said."""
+
+
+@pytest.fixture
+def silent_bucket() -> Iterator[type[SilentBucket]]:
+    SilentBucket.asked = 0
+    SilentBucket.let.clear()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), SilentBucket)
+    server.daemon_threads = True
+    SilentBucket.url = f"http://127.0.0.1:{server.server_port}"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield SilentBucket
+    SilentBucket.let.set()
+    server.shutdown()
+
+
+async def test_models_whose_files_do_not_come_hold_up_neither_requests_nor_other_models(
+    inference: Any, home: Path, tmp_path: Path, silent_bucket: type[SilentBucket]
+) -> None:
+    """The pool that asyncio uses for all else has six threads on two cores."""
+    options = {"aws_access_key_id": "k", "aws_secret_access_key": "s", "client_options": {"allow_http": True}}
+    artifacts = ArtifactStore("s3://bucket/x", tmp_path, aws_endpoint=silent_bucket.url, **options)
+    most = min(31, (os.cpu_count() or 1) + 4)
+    with Database(f"sqlite:///{tmp_path}/records.sqlite3") as database:
+        records = ModelRecords(database)
+        inference.fleet = Fleet(ModelSources(home, records, artifacts), inference._make)
+        names = [f"far-{number}" for number in range(most)]
+        for name in names:
+            records.record(ModelRecord(name, "", artifact=name))
+        async with serving([inference]) as gateway, grpc.aio.insecure_channel(gateway.address) as channel:
+            stub, models = InferenceServiceStub(channel), ModelServiceStub(channel)
+            waiting = [asyncio.ensure_future(models.LoadModel(model_pb2.LoadModelRequest(name=name))) for name in names]
+            await until(lambda: silent_bucket.asked >= most)
+            prompt = common_pb2.Prompt(text="To be")
+            assert (await stub.Tokenize(inference_pb2.TokenizeRequest(model="tiny", prompt=prompt))).tokens
+            await models.LoadModel(model_pb2.LoadModelRequest(name="tiny-linear"))
+            assert await complete(stub, ask("To be", "tiny-linear", max_new_tokens=3, ignore_eos=True))
+            assert not any(load.done() for load in waiting)
+            silent_bucket.let.set()
+            answers = await asyncio.gather(*waiting, return_exceptions=True)
+            assert {answer.code() for answer in answers} == {grpc.StatusCode.NOT_FOUND}

@@ -39,3 +39,8 @@ if INTERPRETED:
             return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
 
         return allocated
+
+    @pytest.fixture
+    def few_processors(monkeypatch):
+        """An interpreter's time goes by programs, and there are as many as processors are to be kept busy."""
+        monkeypatch.setattr("attn_kernels_triton.paged.bucket.processors", lambda _: 6)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from attn_core.errors import InvalidValue
-from attn_core.kernels.rowwise import CrossEntropyKernel, Targets, row_kernel
+from attn_core.kernels.rowwise import CrossEntropyKernel, Targets, row_result
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
@@ -163,8 +163,9 @@ class Summed:
 
 def chunk_losses(logits: Tensor, ids: Tensor, targets: Targets, *, gradients: bool) -> tuple[Tensor, Tensor | None]:
     """Losses [rows] of logits [rows, vocabulary], which may be overwritten, and their gradients where wanted."""
-    kernel = row_kernel(CrossEntropyKernel, "plain", logits)
-    if kernel is not None:
-        found = kernel.losses(logits, ids, targets, gradients=gradients)
+    found = row_result(
+        CrossEntropyKernel, "plain", lambda kernel: kernel.losses(logits, ids, targets, gradients=gradients), logits
+    )
+    if found is not None:
         return found, logits if gradients else None
     return row_losses_and_gradients(logits, ids, targets) if gradients else (losses(logits, ids, targets), None)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
 
@@ -29,7 +29,6 @@ from attn_schema.config_file import read_config, require_known
 from attn_schema.schema import FieldInfo, Schema, fields_of, is_enum, is_noun
 
 CONFIG = "config"
-CONFIG_HELP = "TOML or YAML file with options: tables {tables}. Options on the command line win."
 
 Defaults: TypeAlias = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
@@ -47,7 +46,7 @@ def with_flags(
     tables = [name for name in nouns if name != top]
     for info in fields_of(nouns[top]) if top else ():
         tables += [info.name] if is_noun(info.kind) else []
-    config = Annotated[Path | None, typer.Option(help=CONFIG_HELP.format(tables=", ".join(tables)), metavar="FILE")]
+    config = Annotated[Path | None, typer.Option(help=_config_help(tables), metavar="FILE")]
 
     @functools.wraps(function)
     def command(**given: Any) -> Any:
@@ -71,6 +70,11 @@ def with_flags(
     )
     command.__annotations__ = {item.name: item.annotation for item in everything}
     return command
+
+
+def _config_help(tables: Sequence[str]) -> str:
+    listed = f": tables {', '.join(tables)}" if tables else ""
+    return f"TOML or YAML file with options{listed}. Options on the command line win."
 
 
 def _is_optional(parameter: inspect.Parameter) -> bool:

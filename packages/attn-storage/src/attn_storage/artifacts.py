@@ -36,6 +36,7 @@ PATIENCE: dict[str, Any] = {
 """How a store that fails for a while is waited for. The ten retries of obstore may be over after five seconds."""
 REACH_SECONDS = 5
 """How long a store may take to answer before a server says that it cannot be reached."""
+CLIENT_OPTIONS = ("allow_http", "allow_invalid_certificates", "proxy_ca_certificate", "proxy_excludes", "proxy_url")
 LARGEST_MANIFEST = 16 << 20
 
 
@@ -98,7 +99,9 @@ class ArtifactStore:
         options = self._options
         if not self.url.startswith("file://"):
             soon = timedelta(seconds=REACH_SECONDS)
-            client = {**(options.get("client_options") or {}), "timeout": soon, "connect_timeout": soon}
+            # Given options of the client are all that obstore takes: it then reads none from the environment.
+            given = options.get("client_options") or _client_of_environment()
+            client = {**given, "timeout": soon, "connect_timeout": soon}
             options = options | {"client_options": client, "retry_config": {"max_retries": 1, "retry_timeout": soon}}
         try:
             store: ObjectStore = from_url(self.url, **options)
@@ -113,8 +116,8 @@ class ArtifactStore:
         for file in manifest.files:
             self._send(folder / file.path, file.sha256)
         data = msgspec.json.encode(manifest)
-        self._call(obstore.put, f"artifacts/{name}/{manifest.digest}.json", data)
-        self._call(obstore.put, f"artifacts/{name}/{LATEST}", data)
+        self._require(obstore.put, f"artifacts/{name}/{manifest.digest}.json", data)
+        self._require(obstore.put, f"artifacts/{name}/{LATEST}", data)
         return manifest
 
     def manifest(self, name: str) -> Manifest:
@@ -161,7 +164,7 @@ class ArtifactStore:
         """Forget what is published under `name`; its files stay while others may share them."""
         _require_name(name)
         for path in self._paths(f"artifacts/{name}/"):
-            self._call(obstore.delete, path)
+            self._require(obstore.delete, path)
 
     def _cached(self, file: StoredFile) -> Path:
         """The file of this content in the cache, fetched and checked if it is not there."""
@@ -202,7 +205,7 @@ class ArtifactStore:
         try:
             self._call(obstore.head, _blob(sha256))
         except FileNotFoundError:
-            self._call(obstore.put, _blob(sha256), path)
+            self._require(obstore.put, _blob(sha256), path)
 
     def _read(self, path: str) -> bytes:
         found = self._call(obstore.get, path)
@@ -217,8 +220,15 @@ class ArtifactStore:
             # Pages are fetched as they are looped over.
             return [entry["path"] for page in obstore.list(store, prefix) for entry in page]
 
-        found: list[str] = self._call(listed)
+        found: list[str] = self._require(listed)
         return found
+
+    def _require(self, function: Any, *arguments: Any) -> Any:
+        """As `_call`, where nothing can be missing but the bucket."""
+        try:
+            return self._call(function, *arguments)
+        except FileNotFoundError as error:
+            raise self._unavailable(error) from error
 
     def _call(self, function: Any, *arguments: Any) -> Any:
         try:
@@ -230,6 +240,11 @@ class ArtifactStore:
 
     def _unavailable(self, error: Exception) -> Unavailable:
         return Unavailable(f"the artefact store {self.url} cannot be used: {_said(error)}", store=self.url)
+
+
+def _client_of_environment() -> dict[str, str]:
+    """The options of the HTTP client that are in environment variables, such as `AWS_ALLOW_HTTP`."""
+    return {name: os.environ[key] for name in CLIENT_OPTIONS if (key := f"AWS_{name.upper()}") in os.environ}
 
 
 def _require_name(name: str) -> None:

@@ -12,7 +12,7 @@ from attn_core.errors import InvalidValue
 from torch import Tensor, nn
 
 from attn_variants.compute.dropout import new_dropout
-from attn_variants.compute.norm import norm_kernel
+from attn_variants.compute.norm import fused_norm
 
 
 def unit(rows: Tensor, epsilon: float = 1e-6) -> Tensor:
@@ -22,9 +22,9 @@ def unit(rows: Tensor, epsilon: float = 1e-6) -> Tensor:
 
 def rms_normed(rows: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
     """Rows [..., size] of root mean square one, times `weight` [size] if given (Zhang & Sennrich 2019)."""
-    kernel = norm_kernel(rows, weight)
-    if kernel is not None:
-        return kernel.norm(rows, weight, epsilon)
+    found = fused_norm(rows, weight, epsilon)
+    if found is not None:
+        return found
     normed = rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + epsilon)
     return normed if weight is None else normed * weight.to(rows.dtype)
 

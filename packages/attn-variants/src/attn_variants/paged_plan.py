@@ -30,21 +30,20 @@ PLAIN, CODED = ("plain",), ("int8", "int4")
 class Reached:
     """Rows of a cache in place, and the kernel that reads them."""
 
-    spec: AttentionSpec
-    kernel: PagedAttendKernel
+    plan: PagedPlan
     rows: RowsInPlace
 
     def attend(
         self, query: Tensor, batch: RaggedBatch, parameters: Mapping[str, Tensor], requests: Iterable[int]
-    ) -> Tensor:
+    ) -> Tensor | None:
         """Outputs [tokens, heads, value_size] of queries [tokens, heads, key_size], defined for these requests only.
 
-        All rows of the step must be in the cache.
+        All rows of the step must be in the cache. None where this chip can run none of the kernels, which is said once.
         """
         operands = PagedAttentionInputs(
             query=query, batch=batch, rows=self.rows, requests=tuple(requests), parameters=parameters
         )
-        return self.kernel.run(self.spec, operands)
+        return self.plan.run(operands)
 
 
 class PagedPlan:
@@ -71,14 +70,22 @@ class PagedPlan:
             if isinstance(rows, StaticRows) and kernel is not None and not kernel.static:
                 raise NotGraphSafe(plans_on_the_host(kernel.name))
             if rows is not None and kernel is not None:
-                return Reached(spec=self.spec, kernel=kernel, rows=rows)
+                return Reached(plan=self, rows=rows)
         return None
+
+    def run(self, operands: PagedAttentionInputs) -> Tensor | None:
+        """What the cheapest kernel that this chip can run computes; None where there is none."""
+        call = self._call(operands.query, operands.rows.form)
+        return self._table.run_below(call, lambda kernel: kernel.run(self.spec, operands))
 
     def kernel(self, query: Tensor, form: str) -> PagedAttendKernel | None:
         """The kernel for queries of this type and device over rows of this form, or None."""
         if form not in self._forms or not self._table.kernels:
             return None
-        return self._table.find(query.dtype, query.device.type, self._forms[form])
+        return self._table.find(*self._call(query, form))
+
+    def _call(self, query: Tensor, form: str) -> tuple[torch.dtype, str, str]:
+        return query.dtype, query.device.type, self._forms[form]
 
 
 def _problem(spec: AttentionSpec, dtype: torch.dtype, device: str, rows: str) -> PagedAttendProblem:

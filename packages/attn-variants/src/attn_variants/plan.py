@@ -56,9 +56,9 @@ class KernelPlan:
             with torch.autocast(device, enabled=False):
                 return self.run(of_one_type(operands, dtype), spec)
         if operands.varlen is not None:
-            together = self.varlen_kernel(operands)
+            together = self.run_together(operands, spec)
             if together is not None:
-                return together.run(spec, operands)
+                return together
             return torch.cat([operands.query.new_empty(no_rows(operands)), *map(self.run, texts(operands))], dim=1)
         query = operands.query
         kv_unordered = operands.key_positions is not None
@@ -97,12 +97,14 @@ class KernelPlan:
         if remark := kernel.remark(dataclasses.replace(_problem(self.spec, *call), keys=keys)):
             say_once(remark)
 
-    def varlen_kernel(self, operands: AttentionInputs) -> AttendKernel | None:
-        """The cheapest kernel, or the one of this plan's name, that takes all documents in one call, if any does."""
+    def run_together(self, operands: AttentionInputs, spec: AttentionSpec | None = None) -> Tensor | None:
+        """The output for several documents in one call of the cheapest kernel, or the one of this plan's name, that
+        takes them so; None where none does."""
         query = operands.query
         padded, drops = operands.key_padding_mask is not None, operands.dropout is not None
         flags = torch.is_grad_enabled(), padded, False, False, drops
-        return self._table.find(query.dtype, query.device.type, flags, (0, 0), VARLEN)
+        call = query.dtype, query.device.type, flags, (0, 0), VARLEN
+        return self._table.run_below(call, lambda kernel: kernel.run(spec or self.spec, operands))
 
     def spec_name(self) -> str:
         """The name of the spec in a compiled graph; "" where it has none."""

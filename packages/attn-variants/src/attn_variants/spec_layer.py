@@ -12,7 +12,7 @@ import torch.distributed as dist
 from attn_core import AttentionInputs, AttentionSpec, Fields, Full, Heads, InnerAttention, LayerState, RaggedBatch
 from attn_core.checks import require_no_module
 from attn_core.errors import Incompatible, InvalidValue, WrongState
-from attn_core.kernels.attend import AttendKernel, Varlen
+from attn_core.kernels.attend import Varlen
 from attn_core.kernels.block import AttentionParts
 from attn_core.kernels.linear import Pack
 from torch import Tensor, nn
@@ -240,10 +240,12 @@ class SpecLayer(nn.Module):
             raise Incompatible("a layer that computes more than its scores, or drops weights, is not split by tokens")
         require_context_parallel(self.spec, tokens, ranks)
 
-    def varlen_kernel(self, operands: AttentionInputs) -> AttendKernel | None:
-        """What computes `attend` of several documents end to end in one call; None where nothing does."""
-        own = type(self)._attend is not SpecLayer._attend  # noqa: SLF001
-        return None if own or self.inner is not None else self._plan.varlen_kernel(operands)
+    def attend_together(self, operands: AttentionInputs) -> Tensor | None:
+        """`attend` of several documents end to end in one call; None where nothing computes that."""
+        kind = type(self)
+        # One that gives rows positions of its own counts them from the first row of all.
+        own = kind._attend is not SpecLayer._attend or kind.operands is not SpecLayer.operands  # noqa: SLF001
+        return None if own or self.inner is not None else self._plan.run_together(operands)
 
     def attend_last(self, rows: Tensor, operands: AttentionInputs) -> Tensor:
         """As `attend`, for one query [batch, 1, heads, key_size] that comes after all its keys."""

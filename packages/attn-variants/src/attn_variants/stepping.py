@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from attn_core import AttentionInputs, AttentionSpec, Fields, LayerState, RaggedBatch, Rotary
 from attn_core.batch import PagedView, Rows, Span, StaticBatch
-from attn_core.kernels.attend import AttendKernel, Varlen
+from attn_core.kernels.attend import Varlen
 from torch import Tensor
 
 from attn_variants.compute.rotary import CosSin, cos_sin_to
@@ -59,8 +59,8 @@ class StepLayer(Protocol):
         """Outputs [batch, query, heads, value_size]; `rows` [batch, query, hidden_size] are the inputs of the layer."""
         ...
 
-    def varlen_kernel(self, operands: AttentionInputs) -> AttendKernel | None:
-        """What computes `attend` of several documents end to end in one call; None where nothing does."""
+    def attend_together(self, operands: AttentionInputs) -> Tensor | None:
+        """`attend` of several documents end to end in one call; None where nothing computes that."""
         ...
 
     def attend_last(self, rows: Tensor, operands: AttentionInputs) -> Tensor:
@@ -93,14 +93,15 @@ def attend_ragged(layer: StepLayer, rows: Tensor, batch: RaggedBatch, state: Lay
     """
     query, view, fresh = remember(layer, rows, batch, state)
     reached = layer.reach(query, view)
-    if batch.decoding and reached is None:
-        return attend_last(layer, rows, query, batch.positions, view.rows(range(batch.requests)))
     starts, others = prefills_and_rest(batch)
     if fresh is None:
         starts, others = [], list(batch.spans())
+    out = None
     if reached is not None:
         out = reached.attend(query, batch, layer.part_weights(), [span.request for span in others])
-    else:
+    if out is None and batch.decoding:
+        return attend_last(layer, rows, query, batch.positions, view.rows(range(batch.requests)))
+    if out is None:
         out = attend_gathered(layer, (rows, query), batch, view, others)
     attend_starts(layer, (rows, query, fresh or {}), starts, out)
     return out
@@ -112,10 +113,7 @@ def attend_starts(layer: StepLayer, new: tuple[Tensor, Tensor, Fields], starts: 
     `new` are the rows, queries and fields of all tokens.
     """
     rows, query, fields = new
-    kernel = None
     if len(starts) > 1:
-        kernel = layer.varlen_kernel(layer.operands(query[None], {n: field[None] for n, field in fields.items()}))
-    if kernel is not None:
         lengths = [span.stop - span.start for span in starts]
         first, last = starts[0].start, starts[-1].stop
         taken: slice | Tensor = slice(first, last)
@@ -123,8 +121,10 @@ def attend_starts(layer: StepLayer, new: tuple[Tensor, Tensor, Fields], starts: 
             numbers = [token for span in starts for token in range(span.start, span.stop)]
             taken = torch.tensor(numbers, device=rows.device)
         operands = layer.operands(query[None, taken], {name: field[None, taken] for name, field in fields.items()})
-        out[taken] = kernel.run(layer.spec, dataclasses.replace(operands, varlen=Varlen.of(lengths)))[0]
-        return
+        together = layer.attend_together(dataclasses.replace(operands, varlen=Varlen.of(lengths)))
+        if together is not None:
+            out[taken] = together[0]
+            return
     for span in starts:
         chunk = slice(span.start, span.stop)
         start = layer.operands(query[None, chunk], {name: field[None, chunk] for name, field in fields.items()})

@@ -79,13 +79,11 @@ class GatedDeltaLayer(nn.Module):
         """
         query, key, value, decay, strength = (part.transpose(1, 2) for part in rule)
         steps = Steps(query, key, value, decay, strength[..., 0])
-        if rows.shape[1] == 1:
-            kernel = self.plan.kernel(steps, memory, single=True, below=1.0)
-        else:
-            kernel, steps = self.plan.handed(steps, memory, multiplied_in(rows), below=1.0)
-        if kernel is None:
+        single = rows.shape[1] == 1
+        found = self.plan.run_below(steps, memory, self.chunk, multiplied_in(rows), single=single, below=1.0)
+        if found is None:
             return by_chunks(rule, memory, self.chunk)
-        out, memory = kernel.run(steps, memory, self.chunk)
+        out, memory = found
         return out.transpose(1, 2).to(rule.value.dtype), memory
 
     def _rule(

@@ -42,6 +42,12 @@ def engine_name(owner: str, name: str) -> str:
     return f"{owner}.{name}" if owner else name
 
 
+def require_name(name: str, field: str = "name") -> None:
+    """Raise `InvalidValue` for what cannot be the name of a model."""
+    if not NAME.fullmatch(name):
+        raise InvalidValue.of(field, name, ALLOWED_NAMES)
+
+
 def require_adaptable(adapter: str, config: EngineConfig) -> None:
     """Raise `InvalidValue` for an adapter on a model that is split over several processes."""
     ranks = config.tensor_parallel_size
@@ -129,7 +135,6 @@ class Fleet:
         self._sources = sources
         self._make = make
         self._models: dict[tuple[str, str], ServedModel] = {}
-        self._loading = asyncio.Lock()
         self._retiring: set[asyncio.Task[None]] = set()
 
     def models(self, tenant: str | None = None) -> list[ServedModel]:
@@ -155,6 +160,17 @@ class Fleet:
         if all(model.owner != owner for model in found):
             owner = found[0].owner
         return [model for model in found if model.owner == owner]
+
+    def listed(self, tenant: str | None = None) -> list[ModelInfo]:
+        """What there is to know of all models, by name."""
+        return [model.now() for model in self.models(tenant)]
+
+    def described(self, name: str, tenant: str | None = None) -> ModelInfo:
+        """What there is to know of one; raises as `find`."""
+        return self.find(name, tenant).now()
+
+    async def publish(self) -> None:
+        """Tell others of what has changed; nobody, as the models are those of this server alone."""
 
     def choose(self, name: str, prompt: Prompt, tenant: str | None = None) -> ServedModel:
         """The version of a model that a request goes to; raises as `engine`."""
@@ -185,23 +201,23 @@ class Fleet:
         model that serves; if not given, the one that the adapter names, or the only one. A version gets the share
         `traffic` of the requests for its model; if not given, none where others serve.
         """
-        if not NAME.fullmatch(name):
-            raise InvalidValue.of("name", name, ALLOWED_NAMES)
+        require_name(name)
         if traffic is not None:
             # Whether it can be is known before anything is loaded.
             new_shares(self._shares(name, tenant or "") | {name: 0.0}, {name: traffic})
         owner = tenant or ""
-        async with self._loading:
-            known = self._models.get((owner, name)) or self._models.get(("", name))
-            if known is None or known.info.state is ModelState.FAILED:
-                making = (deployment or DeploymentConfig(), base_model, tenant)
-                model, known = await self._made(name, source or name, config, *making), None
-            else:
-                model = known
+        known = self._taken(name, owner)
         if known is None:
-            await self._start(model)
-            self._share(model, traffic)
-            return model
+            # Other models can be loaded while this one's files are on their way.
+            folder = await self._sources.find(source or name, tenant)
+            config = config if is_adapter(folder) else await self._with_draft(config, tenant)
+            known = self._taken(name, owner)
+            if known is None:
+                making = (deployment or DeploymentConfig(), base_model, tenant)
+                model = self._made(name, source or name, folder, config, *making)
+                await self._start(model)
+                self._share(model, traffic)
+                return model
         if known.info.source != (source or name):
             served = known.info.source
             raise AlreadyExists(f"model {name!r} is served from {served}", name=name, source=served)
@@ -317,9 +333,8 @@ class Fleet:
         """The shares of versions that a config file asks for; raises for what cannot be: names, sources, shares, and
         prefill replicas of a model whose states cannot be moved."""
         for name, one in wanted.items():
-            if not NAME.fullmatch(name):
-                raise InvalidValue.of("models", name, ALLOWED_NAMES)
-            folder = await asyncio.to_thread(self._sources.folder, one.source, None)
+            require_name(name, "models")
+            folder = await self._sources.find(one.source)
             await asyncio.to_thread(require_tensor_parallel, folder, one.config)
             if one.deployment.prefill_replicas is not None:
                 from attn_serve.disaggregation import require_movable
@@ -385,17 +400,22 @@ class Fleet:
         ends = [self._end(model, model.engine.release(shutdown_timeout)) for model in models]
         await asyncio.gather(*ends, return_exceptions=True)
 
-    async def _made(
+    def _taken(self, name: str, owner: str) -> ServedModel | None:
+        """The model that an owner, or everybody, has under a name and that has not failed."""
+        found = self._models.get((owner, name)) or self._models.get(("", name))
+        return None if found is None or found.info.state is ModelState.FAILED else found
+
+    def _made(
         self,
         name: str,
         source: str,
+        folder: Path,
         config: EngineConfig,
         deployment: DeploymentConfig,
         base_model: str,
         tenant: str | None,
     ) -> ServedModel:
         """A model that is about to be loaded."""
-        folder = await asyncio.to_thread(self._sources.folder, source, tenant)
         owner, now = tenant or "", datetime.now(UTC)
         if is_adapter(folder):
             base = self._base_of(folder, base_model, tenant)
@@ -408,7 +428,6 @@ class Fleet:
         else:
             if base_model:
                 raise InvalidValue.of("base_model", base_model, "none, as the source is no adapter")
-            config = await self._with_draft(config, tenant)
             info = ModelInfo(name=name, source=source, state=ModelState.LOADING, load_time=now)
             engine = self._make(engine_name(owner, name), folder, config, deployment)
             model = ServedModel(info, engine, folder, config, deployment, owner)
@@ -429,7 +448,7 @@ class Fleet:
         """The config with the folder of its draft model, if it names one."""
         if config.draft_model is None:
             return config
-        draft = await asyncio.to_thread(self._sources.folder, config.draft_model, tenant)
+        draft = await self._sources.find(config.draft_model, tenant)
         return config.replace(draft_model=str(draft))
 
     def _base_of(self, folder: Path, given: str, tenant: str | None) -> ServedModel:

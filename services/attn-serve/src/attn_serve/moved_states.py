@@ -87,7 +87,7 @@ class HeldState:
     end: asyncio.TimerHandle
 
 
-class StateShelf:
+class HeldStates:
     """The states that a prefill replica holds until they are fetched, cancelled or too old.
 
     Used from one event loop.

@@ -27,7 +27,7 @@ from attn_schema import EngineConfig
 
 from attn_serve import replica_messages as messages
 from attn_serve.in_process import call_host
-from attn_serve.moved_states import MAX_HELD_BYTES, ByteBudget, StateShelf, fetch, parts_of
+from attn_serve.moved_states import MAX_HELD_BYTES, ByteBudget, HeldStates, fetch, parts_of
 from attn_serve.rank_actors import actor_ranks
 from attn_serve.replica_messages import ReplicaAddress, SentOutputs, StateTicket
 from attn_serve.streams import EngineLost
@@ -80,7 +80,7 @@ class ReplicaServer:
         self._open_host = open_host
         self._tls = tls
         self._model = model
-        self.states = StateShelf()
+        self.states = HeldStates()
         """States that other replicas fetch."""
         self.fetched = ByteBudget(MAX_HELD_BYTES)
         """Bytes of states that were fetched for tasks of which nothing is computed yet, by task."""

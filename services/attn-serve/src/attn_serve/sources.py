@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from attn_core.errors import InvalidValue, UnknownName
 from attn_host import find_folder
 from attn_host.loading import path_of
 from attn_storage import ArtifactStore, ModelRecords
+
+WAITING = ThreadPoolExecutor(32, thread_name_prefix="attn-sources")
+"""Where databases and artefact stores are waited for, for minutes where they fail: asyncio's few threads tokenise."""
 
 
 class ModelSources:
@@ -20,6 +25,10 @@ class ModelSources:
         self._home = home
         self._records = records
         self._artifacts = artifacts
+
+    async def find(self, source: str, tenant: str | None = None) -> Path:
+        """As `folder`, while others of this event loop go on."""
+        return await asyncio.get_running_loop().run_in_executor(WAITING, self.folder, source, tenant)
 
     def folder(self, source: str, tenant: str | None = None) -> Path:
         """The folder for a name that this tenant may use, or for an absolute path; None is an admin.

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -90,8 +91,10 @@ print(json.dumps({"points": points, "newest": newest}))
 """
 
 
-def crash(tmp_path, stride):
-    command = [sys.executable, "-c", textwrap.dedent(CRASHES), str(tmp_path), "0", str(stride)]
+def crash(tmp_path, stride, first=0):
+    """Die at every operation whose number is `first` plus a multiple of `stride`."""
+    tmp_path.mkdir(exist_ok=True)
+    command = [sys.executable, "-c", textwrap.dedent(CRASHES), str(tmp_path), str(first), str(stride)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -106,4 +109,6 @@ def test_a_sample_of_crashes_while_saving_leaves_the_newest_whole_checkpoint(tmp
 @pytest.mark.cluster
 @pytest.mark.timeout(3600)
 def test_no_crash_while_saving_loses_a_checkpoint(tmp_path):
-    assert crash(tmp_path, stride=1)["points"] >= 200
+    with ThreadPoolExecutor() as pool:
+        found = pool.map(lambda first: crash(tmp_path / str(first), 2, first), range(2))
+        assert sum(each["points"] for each in found) >= 200

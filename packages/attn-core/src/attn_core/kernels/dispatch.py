@@ -138,10 +138,29 @@ class KernelTable(Generic[K]):
             try:
                 return compute(kernel)
             except Exception as error:
-                why = None if self.name else kernel.unsupported(error)
+                why = self.unsupported(kernel, error)
                 if why is None:
                     raise
             self.exclude(call, kernel, why)
+
+    def run_below(
+        self, call: tuple[Any, ...], compute: Callable[[K], Result], below: float = math.inf
+    ) -> Result | None:
+        """The same of the kernel that `find` gives; None where there is none, or none is left."""
+        while (kernel := self.find(*call, below=below)) is not None:
+            try:
+                return compute(kernel)
+            except Exception as error:
+                why = self.unsupported(kernel, error)
+                if why is None:
+                    raise
+            self.exclude(call, kernel, why)
+        return None
+
+    def unsupported(self, kernel: K, error: Exception) -> str | None:
+        """Why this chip cannot run a kernel, where that is what its error means; None where the error is to be raised:
+        for any other, and for a kernel that was asked for by name."""
+        return None if self.name else kernel.unsupported(error)
 
     def exclude(self, call: tuple[Any, ...], kernel: K, why: str) -> None:
         """Choose another kernel for this kind of call from now on."""

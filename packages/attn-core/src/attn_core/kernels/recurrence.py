@@ -160,15 +160,45 @@ class RecurrenceDispatcher:
     def run(self, steps: Steps, before: Tensor | None, chunk: int, computed: Any = None) -> tuple[Tensor, Tensor]:
         """Outputs and memory, see `RecurrenceKernel.run`; raises `KernelRefused` where nobody accepts.
 
-        `computed` as of `handed`; outputs are in the type of the steps.
+        `computed` as of `handed`; outputs are in the type of the steps. Where this chip cannot run the kernel, the next
+        one computes, which is said once.
         """
-        kernel, given = self.handed(steps, before, computed)
-        out, after = (kernel or self.required(steps, before, single=False)).run(given, before, chunk)
-        return out if given is steps else out.to(steps.value.dtype), after
+        found = self.run_below(steps, before, chunk, computed)
+        return self.required(steps, before, single=False).run(steps, before, chunk) if found is None else found
 
     def decode(self, steps: Steps, before: Tensor) -> tuple[Tensor, Tensor]:
         """The same for one token of each sequence."""
-        return self.required(steps, before, single=True).run(steps, before, 1)
+        found = self.run_below(steps, before, 1, single=True)
+        return self.required(steps, before, single=True).run(steps, before, 1) if found is None else found
+
+    def run_below(
+        self,
+        steps: Steps,
+        before: Tensor | None,
+        chunk: int,
+        computed: Any = None,
+        *,
+        single: bool = False,
+        below: float = math.inf,
+    ) -> tuple[Tensor, Tensor] | None:
+        """As `run`, or for a `single` token of each sequence as `decode`, of a kernel that costs less than `below`;
+        None where there is none, for a layer with a plain computation of its own."""
+        if single:
+            kernel, given = self.kernel(steps, before, single=True, below=below), steps
+        else:
+            kernel, given = self.handed(steps, before, computed, below=below)
+        if kernel is None:
+            return None
+        try:
+            out, after = kernel.run(given, before, chunk)
+        except Exception as error:
+            why = self.table.unsupported(kernel, error)
+            if why is None:
+                raise
+        else:
+            return out if given is steps else out.to(steps.value.dtype), after
+        self.table.exclude(_call(given, before, single=single), kernel, why)
+        return self.run_below(steps, before, chunk, computed, single=single, below=below)
 
     def handed(
         self, steps: Steps, before: Tensor | None, computed: Any, *, below: float = math.inf
@@ -206,10 +236,15 @@ class RecurrenceDispatcher:
         `single` says that each sequence has one token, `dtype` in which type queries, keys and values are handed on,
         None for their own. A layer with a plain computation of its own asks below 1, which is what that costs.
         """
-        value = steps.value
-        gradients = any(part is not None and part.requires_grad for part in (*steps, before))
-        kind = value.shape[2], steps.key.shape[3], value.shape[3], steps.fades, steps.strength is not None
-        return self.table.find(kind, dtype or value.dtype, value.device.type, gradients, single, below=below)
+        return self.table.find(*_call(steps, before, single=single, dtype=dtype), below=below)
+
+
+def _call(steps: Steps, before: Tensor | None, *, single: bool, dtype: Any = None) -> tuple[Kind, Any, str, bool, bool]:
+    """The kind of a call."""
+    value = steps.value
+    gradients = any(part is not None and part.requires_grad for part in (*steps, before))
+    kind = value.shape[2], steps.key.shape[3], value.shape[3], steps.fades, steps.strength is not None
+    return kind, dtype or value.dtype, value.device.type, gradients, single
 
 
 def _problem(kind: Kind, dtype: Any, device: str, gradients: bool, single: bool) -> RecurrenceProblem:  # noqa: FBT001 -- parts of a key

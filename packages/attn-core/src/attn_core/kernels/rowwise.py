@@ -183,6 +183,7 @@ def row_problem(
 
 
 Row = TypeVar("Row", bound=RowKernel[Any])
+Result = TypeVar("Result")
 
 
 def row_kernel(kind: Callable[..., Row], form: str, rows: Tensor, *others: Tensor | None) -> Row | None:
@@ -196,6 +197,22 @@ def row_kernel(kind: Callable[..., Row], form: str, rows: Tensor, *others: Tenso
         return None
     gradients = any(part is not None and part.requires_grad for part in (rows, *others))
     found: Row | None = table.find(form, rows.shape[-1], rows.dtype, rows.device.type, gradients, below=1)
+    return found
+
+
+def row_result(
+    kind: Callable[..., Row], form: str, compute: Callable[[Row], Result], rows: Tensor, *others: Tensor | None
+) -> Result | None:
+    """What `compute` makes of the kernel for rows, as of `row_kernel`; None where the plain computation is to be taken.
+
+    Where this chip cannot run the kernel, that of the next one, which is said once.
+    """
+    table = row_table(kind)
+    if table is None or rows.stride(-1) != 1:
+        return None
+    gradients = any(part is not None and part.requires_grad for part in (rows, *others))
+    call = form, rows.shape[-1], rows.dtype, rows.device.type, gradients
+    found: Result | None = table.run_below(call, compute, below=1)
     return found
 
 

@@ -9,13 +9,13 @@ from attn_core import AttentionInputs
 from attn_core.kernels.attend import AttendProblem
 from attn_core.kernels.base import Anything, AtMost, Condition, OneOf
 
-from attn_kernels_triton.attention.in_graph import InGraph
 from attn_kernels_triton.backends.conditions import (
     MAX_HEAD_DIM_DROPOUT,
     MAX_HEAD_DIM_LEARNED_BIAS,
     MODIFIERS,
     OnGpu,
 )
+from attn_kernels_triton.in_graph import InGraph
 from attn_kernels_triton.machine import absence, uncompilable
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from attn_core.kernels.base import Anything, AtMost, Condition, OneOf
 
 from attn_kernels_triton.backends.attend import LEARNED, wide_biases
 from attn_kernels_triton.backends.conditions import LATENT_MODIFIERS, MAX_HEAD_DIM_LEARNED_BIAS, MODIFIERS, OnGpu
-from attn_kernels_triton.machine import absence
+from attn_kernels_triton.machine import absence, uncompilable
 
 if TYPE_CHECKING:
     from attn_core import AttentionSpec
@@ -44,6 +44,10 @@ class TritonPaged(PagedAttendKernel):
     def available(self) -> str | None:
         """Why it cannot run on this machine, or None if it can."""
         return absence()
+
+    def unsupported(self, error: Exception) -> str | None:
+        """What Triton says where it cannot compile a program for this chip."""
+        return uncompilable(error)
 
     def further_refusals(self, problem: PagedAttendProblem) -> list[str]:
         """Groups of four-bit codes must fill heads, learned biases leave half the registers."""

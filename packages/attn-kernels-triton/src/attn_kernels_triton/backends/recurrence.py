@@ -9,7 +9,8 @@ from attn_core.kernels.base import Anything, AtMost, Condition, OneOf
 from attn_core.kernels.recurrence import RecurrenceKernel, RecurrenceProblem, Steps
 
 from attn_kernels_triton.backends.conditions import MAX_KEY_SIZE, MAX_KEY_SIZE_PER_CHANNEL, OnGpu
-from attn_kernels_triton.machine import absence
+from attn_kernels_triton.in_graph import ChunksInGraph
+from attn_kernels_triton.machine import absence, uncompilable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +36,10 @@ class OnRegisters(RecurrenceKernel):
         """Why it cannot run on this machine, or None if it can."""
         return absence()
 
+    def unsupported(self, error: Exception) -> str | None:
+        """What Triton says where it cannot compile a program for this chip."""
+        return uncompilable(error)
+
     def further_refusals(self, problem: RecurrenceProblem) -> list[str]:
         """In float32, or where channels fade apart, half as many channels fit."""
         reasons = []
@@ -45,7 +50,7 @@ class OnRegisters(RecurrenceKernel):
         return reasons
 
 
-class TritonChunked(OnRegisters):
+class TritonChunked(OnRegisters, ChunksInGraph):
     """Tokens of a chunk meet pair by pair on the matrix unit; what is remembered goes from chunk to chunk."""
 
     name = "triton_chunked"
@@ -55,13 +60,6 @@ class TritonChunked(OnRegisters):
     def cost(self, problem: RecurrenceProblem) -> float:
         """An estimate: the plain computation runs some dozens of programs a call, each through all of memory."""
         return 0.5 if problem.tokens == 1 else 0.1
-
-    def run(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:  # noqa: ARG002 -- chunks as fit the chip
-        """Outputs and the memory after them, float32; see `scan.compute.by_chunks`."""
-        from attn_kernels_triton.recurrence.compute import by_chunks
-
-        found: tuple[Tensor, Tensor] = by_chunks(steps, before)
-        return found
 
 
 class TritonRecurrent(OnRegisters):
@@ -76,7 +74,7 @@ class TritonRecurrent(OnRegisters):
         return 0.2 if problem.tokens == 1 else 30.0
 
     def run(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:  # noqa: ARG002 -- no chunks here
-        """Outputs and the memory after them, float32; see `scan.compute.by_token`."""
+        """Outputs and the memory after them, float32; see `recurrence.compute.by_token`."""
         from attn_kernels_triton.recurrence.compute import by_token
 
         found: tuple[Tensor, Tensor] = by_token(steps, before)

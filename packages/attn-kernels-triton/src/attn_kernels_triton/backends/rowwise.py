@@ -23,7 +23,7 @@ from attn_core.kernels.rowwise import (
 )
 
 from attn_kernels_triton.backends.conditions import MAX_NORM_ROW, OnGpu
-from attn_kernels_triton.machine import absence
+from attn_kernels_triton.machine import absence, uncompilable
 
 if TYPE_CHECKING:
     from attn_core.batch import RowsInPlace
@@ -47,6 +47,10 @@ class InOnePass(RowKernel[Any]):
     def available(self) -> str | None:
         """Why it cannot run on this machine, or None if it can."""
         return absence()
+
+    def unsupported(self, error: Exception) -> str | None:
+        """What Triton says where it cannot compile a program for this chip."""
+        return uncompilable(error)
 
     def cost(self, problem: RowProblem) -> float:  # noqa: ARG002 -- rows are rows
         """An estimate: the plain computation passes through memory some three to six times."""

@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from attn_core.kernels.block import GatedParts
 from attn_core.kernels.linear import Pack
-from attn_core.kernels.rowwise import Activation, GateKernel, NormKernel, row_kernel
+from attn_core.kernels.rowwise import Activation, GateKernel, NormKernel, row_result
 from torch import Tensor, nn
 from torch.nn import functional
 
 from attn_models.attention import LayerAttention
 from attn_models.decoder.config import DecoderConfig
+
+Result = TypeVar("Result")
 
 
 class MixedPrecisionRMSNorm(nn.RMSNorm):
@@ -23,25 +25,29 @@ class MixedPrecisionRMSNorm(nn.RMSNorm):
 
     def forward(self, rows: Tensor) -> Tensor:
         """[..., width] to [..., width], in the rows' type."""
-        kernel = self._kernel("plain", rows)
-        if kernel is not None:
-            return kernel.norm(rows, self.weight, self.eps or 0.0)
+        found = self._fused("plain", lambda kernel, eps: kernel.norm(rows, self.weight, eps), rows)
+        if found is not None:
+            return found
         if rows.dtype == self.weight.dtype:
             return super().forward(rows)
         return super().forward(rows.to(self.weight.dtype)).to(rows.dtype)
 
     def of_sum(self, rows: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
         """`rows` + `added`, both [..., width], and its norm, by a fused kernel if there is one."""
-        kernel = self._kernel("added", rows, added) if rows.dtype == added.dtype else None
-        if kernel is not None:
-            return kernel.norm_sum(rows, added, self.weight, self.eps or 0.0)
+        if rows.dtype == added.dtype:
+            found = self._fused(
+                "added", lambda kernel, eps: kernel.norm_sum(rows, added, self.weight, eps), rows, added
+            )
+            if found is not None:
+                return found
         total = rows + added
         return total, self(total)
 
-    def _kernel(self, form: str, *rows: Tensor) -> NormKernel | None:
-        if torch.compiler.is_compiling() or self.eps is None:
+    def _fused(self, form: str, compute: Callable[[NormKernel, float], Result], *rows: Tensor) -> Result | None:
+        eps = self.eps
+        if torch.compiler.is_compiling() or eps is None:
             return None
-        return row_kernel(NormKernel, form, *rows, self.weight)
+        return row_result(NormKernel, form, lambda kernel: compute(kernel, eps), *rows, self.weight)
 
 
 def normed_sum(norm: nn.Module, rows: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,10 +67,10 @@ def build_norm(config: DecoderConfig) -> nn.LayerNorm | nn.RMSNorm:
 
 def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
     """activation(gate) * up, [..., width] each, by a fused kernel if there is one."""
-    kernel = None
+    found = None
     if gate.dtype == up.dtype and not torch.compiler.is_compiling():
-        kernel = row_kernel(GateKernel, activation, gate, up)
-    return PLAIN[activation](gate) * up if kernel is None else kernel.gated(gate, up, activation)
+        found = row_result(GateKernel, activation, lambda kernel: kernel.gated(gate, up, activation), gate, up)
+    return PLAIN[activation](gate) * up if found is None else found
 
 
 def _by_tanh(rows: Tensor) -> Tensor:

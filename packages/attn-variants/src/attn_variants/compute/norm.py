@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from attn_core.kernels.rowwise import NormKernel, row_kernel
+from attn_core.kernels.rowwise import NormKernel, row_result
 from attn_core.norms import QkL2Norm, QkNorm, QkNormAllHeads
 from torch import Tensor, nn
 
@@ -13,8 +13,8 @@ class RmsNorm(nn.RMSNorm):
 
     def forward(self, rows: Tensor) -> Tensor:
         """[..., width] to [..., width], in the rows' type."""
-        kernel = norm_kernel(rows, self.weight) if self.eps is not None else None
-        return super().forward(rows) if kernel is None else kernel.norm(rows, self.weight, self.eps or 0.0)
+        found = None if self.eps is None else fused_norm(rows, self.weight, self.eps)
+        return super().forward(rows) if found is None else found
 
 
 def normed(rows: Tensor, gain: Tensor | None, norm: QkNorm) -> Tensor:
@@ -25,9 +25,9 @@ def normed(rows: Tensor, gain: Tensor | None, norm: QkNorm) -> Tensor:
     """
     if isinstance(norm, QkNormAllHeads):
         return normed(rows.flatten(-2), gain, QkNorm(eps=norm.eps)).view_as(rows)
-    kernel = None if isinstance(norm, QkL2Norm) else norm_kernel(rows, gain)
-    if kernel is not None:
-        return kernel.norm(rows, gain, norm.eps)
+    found = None if isinstance(norm, QkL2Norm) else fused_norm(rows, gain, norm.eps)
+    if found is not None:
+        return found
     wide = rows.float() if rows.dtype in {torch.float16, torch.bfloat16} else rows
     squares = wide.square()
     size = squares.sum(-1, keepdim=True) if isinstance(norm, QkL2Norm) else squares.mean(-1, keepdim=True)
@@ -35,6 +35,8 @@ def normed(rows: Tensor, gain: Tensor | None, norm: QkNorm) -> Tensor:
     return (scaled if gain is None else scaled * gain).to(rows.dtype)
 
 
-def norm_kernel(rows: Tensor, gain: Tensor | None) -> NormKernel | None:
-    """What norms these rows; None where the plain computation is as good."""
-    return None if torch.compiler.is_compiling() else row_kernel(NormKernel, "plain", rows, gain)
+def fused_norm(rows: Tensor, gain: Tensor | None, eps: float) -> Tensor | None:
+    """RMSNorm of rows by a kernel; None where the plain computation is as good."""
+    if torch.compiler.is_compiling():
+        return None
+    return row_result(NormKernel, "plain", lambda kernel: kernel.norm(rows, gain, eps), rows, gain)

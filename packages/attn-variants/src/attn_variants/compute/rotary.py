@@ -9,7 +9,7 @@ import torch
 from attn_core import Rotary
 from attn_core.batch import RowsInPlace
 from attn_core.errors import InvalidValue
-from attn_core.kernels.rowwise import RotaryKernel, row_kernel
+from attn_core.kernels.rowwise import RotaryKernel, row_result
 from torch import Tensor
 
 SHORTEST_TABLE = 256
@@ -77,9 +77,13 @@ def rotate(rows: Tensor, cos_sin: CosSin, *, interleaved: bool) -> Tensor:
 
     Elements past those that `cos_sin` has are left as they are.
     """
-    kernel = None if torch.compiler.is_compiling() else rotary_kernel(rows, cos_sin, interleaved=interleaved)
-    if kernel is not None:
-        return kernel.rotate(rows, *cos_sin, interleaved=interleaved)
+    if not torch.compiler.is_compiling() and turns(rows, cos_sin):
+        form = PAIRS[interleaved]
+        found: Tensor | None = row_result(
+            RotaryKernel, form, lambda kernel: kernel.rotate(rows, *cos_sin, interleaved=interleaved), rows
+        )
+        if found is not None:
+            return found
     rotated = cos_sin.cosines.shape[-1]
     turned = rows if rotated == rows.shape[-1] else rows[..., :rotated]
     partner = pair_swapped(turned) if interleaved else half_swapped(turned)
@@ -98,18 +102,25 @@ def rotate_appended(
     query = projected[0]
     if any(kept.fields[name].dtype != query.dtype for name in ("key", "value")):
         return None
-    kernel = rotary_kernel(query, cos_sin, interleaved=interleaved)
-    return None if kernel is None else kernel.rotate_appended(projected, cos_sin, kept, interleaved=interleaved)
-
-
-def rotary_kernel(rows: Tensor, cos_sin: CosSin, *, interleaved: bool) -> RotaryKernel | None:
-    """What turns rows of these shapes; None where the plain computation is as good."""
-    kernel = row_kernel(RotaryKernel, "pairs" if interleaved else "halves", rows)
-    if kernel is None or cos_sin.cosines.dtype != torch.float32 or rows.dim() not in (3, 4):
+    if not turns(query, cos_sin):
         return None
+
+    def appended(kernel: RotaryKernel) -> Tensor | None:
+        return kernel.rotate_appended(projected, cos_sin, kept, interleaved=interleaved)
+
+    return row_result(RotaryKernel, PAIRS[interleaved], appended, query)
+
+
+PAIRS = {False: "halves", True: "pairs"}
+"""The forms of rotary kernels, by whether neighbours turn together."""
+
+
+def turns(rows: Tensor, cos_sin: CosSin) -> bool:
+    """Whether rows and angles have shapes that kernels know."""
+    if cos_sin.cosines.dtype != torch.float32 or rows.dim() not in (3, 4):
+        return False
     tokens, batch = rows.shape[-3], rows.shape[:-3]
-    known = cos_sin.cosines.shape[:-1] in {(tokens, 1), (1, tokens, 1), (*batch, tokens, 1)}
-    return kernel if known else None
+    return cos_sin.cosines.shape[:-1] in {(tokens, 1), (1, tokens, 1), (*batch, tokens, 1)}
 
 
 def half_swapped(rows: Tensor) -> Tensor:

@@ -130,8 +130,9 @@ class LatentAttentionLayer(nn.Module):
         latent, turned = self.memory(query, cos_sin)
         fresh = state["latent"].append({"latent": latent, "rotary_key": turned})
         reached = None if self._paged is None else self._paged.reach(query, state["latent"])
-        if reached is not None:
-            return self._out(self.attend_reached(rows, fresh, batch, reached))
+        out = None if reached is None else self.attend_reached(rows, fresh, batch, reached)
+        if out is not None:
+            return self._out(out)
         return self._out(attend_new(self, rows, fresh, batch, state["latent"]))
 
     def attend_start(self, query: Tensor, fresh: Fields) -> Tensor:
@@ -147,10 +148,14 @@ class LatentAttentionLayer(nn.Module):
         located = dataclasses.replace(operands, query_positions=positions, key_positions=remembered.positions)
         return self.attend_absorbed(located)
 
-    def attend_reached(self, query: Tensor, fresh: Fields, batch: RaggedBatch, reached: Reached) -> Tensor:
-        """Outputs [tokens, heads, value], absorbed over rows where they lie; starts of sequences expanded."""
+    def attend_reached(self, query: Tensor, fresh: Fields, batch: RaggedBatch, reached: Reached) -> Tensor | None:
+        """Outputs [tokens, heads, value], absorbed over rows where they lie; starts of sequences expanded. None where
+        this chip can run no kernel for that."""
         starts, others = prefills_and_rest(batch)
-        out = self.give_values(reached.attend(self.carry(query), batch, {}, [span.request for span in others]))
+        read = reached.attend(self.carry(query), batch, {}, [span.request for span in others])
+        if read is None:
+            return None
+        out = self.give_values(read)
         for span in starts:
             chunk = slice(span.start, span.stop)
             out[chunk] = self.attend_start(

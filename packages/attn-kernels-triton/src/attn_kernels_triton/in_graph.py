@@ -1,6 +1,6 @@
-"""How torch.compile meets the Triton kernel of attention: as one operator of its graph.
+"""How torch.compile meets the Triton kernels of attention and of recurrences: each call is one operator of its graph.
 
-It is not among the backends, for torch.compile looks into no file whose path has "triton/backends" in it.
+They are not among the backends, for torch.compile looks into no file whose path has "triton/backends" in it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from attn_core import AttentionInputs
 from attn_core.kernels.attend import AttendKernel
+from attn_core.kernels.recurrence import RecurrenceKernel, Steps
 
 if TYPE_CHECKING:
     from attn_core import AttentionSpec
@@ -31,3 +32,18 @@ class InGraph(AttendKernel):
 
         out: Tensor = attend(name, spec, operands)
         return out
+
+
+class ChunksInGraph(RecurrenceKernel):
+    """A recurrence over chunks that is an operator in a graph."""
+
+    def run(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:  # noqa: ARG002 -- chunks as fit the chip
+        """Outputs and the memory after them, float32; see `recurrence.compute.by_chunks`."""
+        import torch
+
+        if torch.compiler.is_compiling():
+            from attn_kernels_triton.recurrence.operators import by_chunks
+        else:
+            from attn_kernels_triton.recurrence.compute import by_chunks
+        found: tuple[Tensor, Tensor] = by_chunks(steps, before)
+        return found
