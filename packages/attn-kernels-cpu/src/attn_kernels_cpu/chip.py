@@ -71,6 +71,19 @@ def flags(info: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     return frozenset(found.partition(":")[2].split())
 
 
+AMD = "AuthenticAMD"
+
+
+@cache
+def vendor(info: Path = Path("/proc/cpuinfo")) -> str:
+    """Who made the processor, in the processor's own words; "" where it does not say, as ARM's do not."""
+    try:
+        lines = info.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
+
+
 def supported(present: frozenset[str], machine: str = platform.machine()) -> list[InstructionSet]:
     """The instruction sets that a processor with these parts can run, the fastest first."""
     here = MACHINES.get(machine)

@@ -38,6 +38,12 @@ class LinearStruct(ctypes.Structure):
     )
 
 
+class MatrixStruct(ctypes.Structure):
+    """`Matrix` of native/gemm.hpp."""
+
+    _fields_ = (("at", ADDRESS), ("row", ctypes.c_int64), ("column", ctypes.c_int64))
+
+
 class MemoryStruct(ctypes.Structure):
     """`Memory` of native/attend.hpp."""
 
@@ -90,6 +96,8 @@ SIGNATURES = {
     "attn_pack": (ADDRESS, COUNT, ADDRESS, COUNT),
     "attn_linear": (ADDRESS, ADDRESS, COUNT, ADDRESS, COUNT),
     "attn_largest": (ADDRESS, ADDRESS, COUNT, ADDRESS, COUNT),
+    "attn_product": (ADDRESS, ADDRESS, ADDRESS, ADDRESS, COUNT, COUNT, COUNT, COUNT),
+    "attn_activate": (COUNT, ADDRESS, ADDRESS, ADDRESS, ctypes.c_int64, COUNT),
     "attn_blocks": (ADDRESS, COUNT, ADDRESS),
     "attn_draw": (ADDRESS, COUNT, COUNT, ADDRESS, ADDRESS, COUNT),
     "attn_logprobs": (ADDRESS, COUNT, COUNT, ADDRESS, COUNT, ADDRESS, ADDRESS, ADDRESS, COUNT),

@@ -31,10 +31,11 @@ def attn_linears() -> list[LinearKernel]:
 
 @hookimpl
 def attn_kernels() -> list[Kernel[Any]]:
-    """What chooses tokens."""
+    """What chooses tokens, and kernels of training."""
     from attn_kernels_cpu.sampling import CpuSampling
+    from attn_kernels_cpu.training import CpuActivation, CpuProduct
 
-    return [CpuSampling()]
+    return [CpuSampling(), CpuProduct(), CpuActivation()]
 
 
 @hookimpl

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, cast
 
 import torch
 from attn_core.errors import InvalidValue
+from attn_core.kernels.product import activation_kernel, product_kernel, product_table
+from attn_core.kernels.rowwise import Activation
 from attn_models.decoder.block import Block
 from attn_models.decoder.mixture_of_experts import Router
 from attn_models.encoder.encoder import EncoderBlock
@@ -30,11 +32,12 @@ BLOCKS = (Block, EncoderBlock, TransformerEncoderBlock, TransformerDecoderBlock)
 def forward_precision(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """What the forward pass of an update is made in.
 
-    Weights, their gradients and the optimizer's moments are float32 in both. bfloat16 is `torch.autocast` on a GPU, and
+    Weights, their gradients and the optimizer's moments are float32 in both. float32 is `Float32Products` on a CPU
+    where this machine has kernels for it. bfloat16 is `torch.autocast` on a GPU, and
     `Bfloat16Products` on a CPU.
     """
     if precision == "float32":
-        return nullcontext()
+        return nullcontext() if device.type != "cpu" or product_table() is None else Float32Products()
     return Bfloat16Products() if device.type == "cpu" else torch.autocast(device.type, dtype=torch.bfloat16)
 
 
@@ -57,6 +60,56 @@ class Bfloat16Products(TorchFunctionMode):
         if func is functional.linear:
             return product(func, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+class Float32Products(TorchFunctionMode):
+    """Within it, linear layers and activations of float32 are computed by the kernels that are chosen for them."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Other functions are left as they are."""
+        own = None if torch.compiler.is_compiling() else OWN.get(func)
+        return (func if own is None else own)(*args, **(kwargs or {}))
+
+
+PLAIN_TENSORS = (Tensor, nn.Parameter)
+"""Types of tensors that lie in memory as they say: those of torch.distributed do not."""
+
+
+def float32_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002 - torch's names
+    """`torch.nn.functional.linear` by a kernel where one is faster."""
+    if type(input) in PLAIN_TENSORS and type(weight) in PLAIN_TENSORS:
+        kernel = product_kernel(input, weight, bias)
+        if kernel is not None:
+            return kernel.linear(input, weight, bias)
+    return functional.linear(input, weight, bias)
+
+
+def float32_gelu(input: Tensor, *, approximate: str = "none") -> Tensor:  # noqa: A002 - torch's names
+    """`torch.nn.functional.gelu` by a kernel where one is faster."""
+    form = GELUS.get(approximate) if type(input) in PLAIN_TENSORS else None
+    kernel = None if form is None else activation_kernel(input, form)
+    if kernel is None or form is None:
+        return functional.gelu(input, approximate=approximate)
+    return kernel.activated(input, form)
+
+
+def float32_silu(input: Tensor, inplace: bool = False) -> Tensor:  # noqa: A002, FBT001, FBT002 - torch's names
+    """`torch.nn.functional.silu` by a kernel where one is faster."""
+    kernel = activation_kernel(input, "silu") if type(input) in PLAIN_TENSORS and not inplace else None
+    return functional.silu(input, inplace) if kernel is None else kernel.activated(input, "silu")
+
+
+GELUS: Mapping[str, Activation] = {"none": "gelu", "tanh": "gelu_tanh"}
+"""What torch approximates a GELU by, and the activation's name."""
+
+OWN: Mapping[Callable[..., Tensor], Callable[..., Tensor]] = {
+    functional.linear: float32_linear,
+    functional.gelu: float32_gelu,
+    functional.silu: float32_silu,
+}
+"""Functions of torch, and what computes them within `Float32Products`."""
 
 
 def product(linear: Callable[..., Tensor], input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002 - torch's names

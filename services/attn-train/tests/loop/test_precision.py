@@ -1,10 +1,15 @@
-"""Linear layers may multiply in bfloat16 while a model is trained; everything else stays in float32."""
+"""Linear layers may multiply in bfloat16, or by a kernel of this machine, while a model is trained; nothing else."""
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
-from attn_train.precision import Bfloat16Products
+from attn_core.kernels.base import Anything
+from attn_core.kernels.dispatch import KernelTable
+from attn_core.kernels.product import ProductKernel, ProductProblem
+from attn_train.precision import Bfloat16Products, Float32Products
 from attn_train.records import StopFlag
 from attn_train.trainer import Trainer
 from torch.nn import functional
@@ -67,3 +72,47 @@ def test_weights_and_moments_stay_in_float32(bigram, text, config, record):
     trainer.run(record(), StopFlag())
     kept = [*model.state_dict().values(), *(m for s in trainer._optimizer.state.values() for m in s.values())]
     assert {tensor.dtype for tensor in kept} == {torch.float32}
+
+
+class CountedProduct(ProductKernel):
+    """Counts what it is asked, and says two times what it should."""
+
+    name = "counted"
+    summary = "for tests"
+    accepts: ClassVar = {"gradients": Anything()}
+    asked = 0
+
+    def cost(self, _problem):
+        return 0.1
+
+    def linear(self, rows, weight, bias):
+        self.asked += 1
+        return 2 * functional.linear(rows, weight, bias)
+
+
+def test_large_products_in_float32_are_those_of_the_kernel_that_is_chosen(monkeypatch):
+    kernel = CountedProduct()
+
+    def problem(dtype, _device, _gradients):
+        return ProductProblem(dtype=str(dtype).removeprefix("torch."), gradients=True)
+
+    table = KernelTable([kernel], ProductKernel, problem)
+    monkeypatch.setattr("attn_core.kernels.product.product_table", lambda: table)
+    rows, weight = torch.ones(64, 512), torch.ones(64, 512, requires_grad=True)
+    with Float32Products():
+        assert functional.linear(rows, weight)[0, 0] == 1024
+        assert functional.linear(rows[:8], weight)[0, 0] == 512, "a small product is torch's"
+        assert functional.linear(rows.double(), weight.double())[0, 0] == 512
+        assert (rows @ weight.T)[0, 0] == 512
+    assert kernel.asked == 1
+
+
+def test_a_step_by_the_kernels_of_this_machine_comes_to_the_loss_of_torchs(bigram, text, config, record, monkeypatch):
+    last = []
+    for smallest in (0, 1 << 62):
+        monkeypatch.setattr("attn_core.kernels.product.SMALLEST_PRODUCT", smallest)
+        monkeypatch.setattr("attn_core.kernels.product.SMALLEST_ACTIVATION", smallest)
+        seen = record()
+        Trainer(bigram(), text, config).run(seen, StopFlag())
+        last.append(seen.losses[30])
+    assert last[0] == pytest.approx(last[1], rel=1e-5)

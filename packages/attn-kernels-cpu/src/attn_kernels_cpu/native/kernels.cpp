@@ -1,6 +1,8 @@
 // What Python calls, through ctypes.
+#include "activate.hpp"
 #include "block.hpp"
 #include "draw.hpp"
+#include "gemm.hpp"
 #include "largest.hpp"
 #include "pack.hpp"
 #include "repack.hpp"
@@ -41,6 +43,17 @@ void attn_linear(const Linear* l, const float* x, int rows, float* out, int thre
 // The first place of the largest output of each row; -1 where it is infinite, or any output NaN.
 void attn_largest(const Linear* l, const float* x, int rows, int64_t* places, int threads) {
   find_largest(*l, x, rows, places, threads);
+}
+
+// out [rows, columns] = a [rows, depth] b [depth, columns] + bias.
+void attn_product(const Matrix* a, const Matrix* b, const float* bias, float* out, int rows, int columns, int depth,
+                  int threads) {
+  gemm_shared(*a, *b, rows, columns, depth, {out, columns, bias, false}, threads);
+}
+
+// out = f(x), or, where `change` is given, f'(x) * change; `form` as `Activation` of activate.hpp.
+void attn_activate(int form, const float* x, const float* change, float* out, int64_t count, int threads) {
+  activate(form, x, change, out, count, threads);
 }
 
 // A token for each row of logits; -1 where they are no finite numbers.

@@ -1,0 +1,115 @@
+"""Linear layers and activations as they are trained: with gradients, of weights that change with every step.
+
+Where nobody accepts, the caller computes with its tensor library, which is the definition.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
+
+from attn_core.kernels.base import Kernel, Problem
+from attn_core.kernels.dispatch import KernelTable
+from attn_core.kernels.rowwise import Activation
+from attn_core.plugins.catalog import installed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SMALLEST_PRODUCT = 1 << 20
+"""Multiplications of a product below which calling a kernel costs more than it saves."""
+
+
+SMALLEST_ACTIVATION = 1 << 14
+"""Elements below which the same holds for an activation."""
+
+FORMS: tuple[Activation, ...] = get_args(Activation)
+"""Activations by name: x σ(x), GELU, and GELU by tanh."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProductProblem(Problem):
+    """A linear layer of at least `SMALLEST_PRODUCT` multiplications. `gradients` says that those are wanted."""
+
+    operation: ClassVar[str] = "product"
+
+    gradients: bool = False
+
+
+class ProductKernel(Kernel[ProductProblem]):
+    """Computes linear layers while they are trained."""
+
+    problem: ClassVar[type[Problem]] = ProductProblem
+
+    @abstractmethod
+    def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """`torch.nn.functional.linear`: rows [..., inputs] to [..., outputs] by weight [outputs, inputs] and bias
+        [outputs], with gradients to all three."""
+
+
+def product_kernel(rows: Tensor, weight: Tensor, bias: Tensor | None) -> ProductKernel | None:
+    """The kernel for such a layer; None where the tensor library is as good, and where there is none.
+
+    Not to be called while torch.compile traces.
+    """
+    table = product_table()
+    if table is None or weight.dim() != 2 or rows.numel() * weight.shape[0] < SMALLEST_PRODUCT:
+        return None
+    parts = (rows, weight) if bias is None else (rows, weight, bias)
+    if any(part.dtype != rows.dtype or part.device != rows.device for part in parts):
+        return None
+    gradients = any(part.requires_grad for part in parts)
+    return table.find(rows.dtype, rows.device.type, gradients, below=1)
+
+
+@cache
+def product_table() -> KernelTable[ProductKernel] | None:
+    """The kernels of linear layers; None where none can run on this machine."""
+    table = KernelTable(installed().kernels, ProductKernel, _problem)
+    return table if any(kernel.available() is None for kernel in table.kernels) else None
+
+
+def _problem(dtype: Any, device: str, gradients: bool) -> ProductProblem:  # noqa: FBT001 -- part of a key
+    return ProductProblem(dtype=str(dtype).removeprefix("torch."), device=device, gradients=gradients)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActivationProblem(Problem):
+    """An activation of at least `SMALLEST_ACTIVATION` elements. `gradients` says that those are wanted."""
+
+    operation: ClassVar[str] = "activation"
+
+    form: str = "silu"
+    gradients: bool = False
+
+
+class ActivationKernel(Kernel[ActivationProblem]):
+    """Computes activations while they are trained."""
+
+    problem: ClassVar[type[Problem]] = ActivationProblem
+
+    @abstractmethod
+    def activated(self, rows: Tensor, form: Activation) -> Tensor:
+        """f(x) of each element (arXiv 1606.08415 for GELU), with gradients; the shape and type stay."""
+
+
+def activation_kernel(rows: Tensor, form: Activation) -> ActivationKernel | None:
+    """The kernel for such an activation, as `product_kernel`."""
+    table = activation_table()
+    if table is None or rows.numel() < SMALLEST_ACTIVATION:
+        return None
+    return table.find(form, rows.dtype, rows.device.type, rows.requires_grad, below=1)
+
+
+@cache
+def activation_table() -> KernelTable[ActivationKernel] | None:
+    """The kernels of activations; None where none can run on this machine."""
+    table = KernelTable(installed().kernels, ActivationKernel, _activation)
+    return table if any(kernel.available() is None for kernel in table.kernels) else None
+
+
+def _activation(form: str, dtype: Any, device: str, gradients: bool) -> ActivationProblem:  # noqa: FBT001 -- part of a key
+    kind = str(dtype).removeprefix("torch.")
+    return ActivationProblem(form=form, dtype=kind, device=device, gradients=gradients)

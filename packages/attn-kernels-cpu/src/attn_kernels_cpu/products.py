@@ -1,0 +1,127 @@
+"""Linear layers and activations in float32 with their gradients, of weights that are not packed."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, cast
+
+import torch
+from attn_core.errors import InvalidValue
+from attn_core.kernels.product import FORMS
+from attn_core.kernels.rowwise import Activation
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from attn_kernels_cpu.library import MatrixStruct, library
+
+
+def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+    """left [rows, depth] times right [depth, columns], plus `bias` [columns]: float32, [rows, columns].
+
+    Either may be a transposed view. Every element is one chain of fused multiply-adds in the order of depth, whatever
+    the number of threads. Raises `InvalidValue` for other types, devices and shapes.
+    """
+    for name, tensor, wanted in (("left", left, 2), ("right", right, 2), ("bias", bias, 1)):
+        if tensor is not None and not (
+            tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.dim() == wanted
+        ):
+            given = f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
+            raise InvalidValue.of(name, given, f"torch.float32 of {wanted} axes on the cpu")
+    rows, depth, columns = left.shape[0], left.shape[1], right.shape[1]
+    if right.shape[0] != depth:
+        raise InvalidValue.of("right", tuple(right.shape), f"{depth} rows, as many as left has columns")
+    if bias is not None and bias.shape[0] != columns:
+        raise InvalidValue.of("bias", tuple(bias.shape), f"{columns} elements, as many as right has columns")
+    left, right = in_lines(left), in_lines(right)
+    bias = None if bias is None else bias.contiguous()
+    out = torch.empty(rows, columns)
+    library().attn_product(
+        ctypes.byref(matrix(left)),
+        ctypes.byref(matrix(right)),
+        None if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        rows,
+        columns,
+        depth,
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def in_lines(tensor: Tensor) -> Tensor:
+    """The matrix, copied unless the elements of its rows or those of its columns are neighbours."""
+    return tensor if 1 in tensor.stride() else tensor.contiguous()
+
+
+def matrix(tensor: Tensor) -> MatrixStruct:
+    """The matrix as the kernels see it: of two steps of 1, as of a single row, the second is the one they go by."""
+    row, column = tensor.stride()
+    return MatrixStruct(tensor.data_ptr(), row, column)
+
+
+class Linear(torch.autograd.Function):
+    """Rows [row, inputs] to [row, outputs]; the gradients are two more products."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Rows times the weight turned."""
+        ctx.save_for_backward(rows, weight)
+        return product(rows, weight.T, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, change: Tensor) -> tuple[Tensor | None, ...]:
+        """Of what is wanted."""
+        rows, weight = ctx.saved_tensors
+        to_rows = product(change, weight) if ctx.needs_input_grad[0] else None
+        to_weight = product(change.T, rows) if ctx.needs_input_grad[1] else None
+        to_bias = change.sum(0) if ctx.needs_input_grad[2] else None
+        return to_rows, to_weight, to_bias
+
+
+def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """As `torch.nn.functional.linear` in float32; see `product` for what is raised. Not for torch.compile to trace."""
+    if not rows.dim() or rows.shape[-1] != weight.shape[-1]:
+        raise InvalidValue.of("rows", tuple(rows.shape), f"[..., {weight.shape[-1]}], as wide as the weight")
+    flat = rows.flatten(0, -2) if rows.dim() > 1 else rows[None]
+    out = cast("Tensor", Linear.apply(flat, weight, bias))  # type: ignore[no-untyped-call]
+    return out.view(*rows.shape[:-1], weight.shape[0])
+
+
+class Activated(torch.autograd.Function):
+    """Nothing but the inputs is kept for the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, form: Activation) -> Tensor:
+        """Of each element."""
+        ctx.save_for_backward(rows)
+        ctx.form = form
+        return _activate(form, rows, None)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, change: Tensor) -> tuple[Tensor, None]:
+        """The derivative times what came."""
+        (rows,) = ctx.saved_tensors
+        return _activate(ctx.form, rows, change.contiguous()), None
+
+
+def _activate(form: Activation, rows: Tensor, change: Tensor | None) -> Tensor:
+    out = torch.empty_like(rows)
+    came = None if change is None else change.data_ptr()
+    library().attn_activate(
+        FORMS.index(form), rows.data_ptr(), came, out.data_ptr(), rows.numel(), torch.get_num_threads()
+    )
+    return out
+
+
+def activated(rows: Tensor, form: Activation) -> Tensor:
+    """The activation of each element, float32, of any shape. GELU is within 2e-7 (1 + |x|) of its definition.
+
+    Raises `InvalidValue` for an unknown form, and for other types and devices.
+    """
+    if form not in FORMS:
+        raise InvalidValue.of("form", form, ", ".join(FORMS))
+    if rows.dtype != torch.float32 or rows.device.type != "cpu":
+        raise InvalidValue.of("rows", f"{rows.dtype} on {rows.device}", "torch.float32 on the cpu")
+    return cast("Tensor", Activated.apply(rows.contiguous(), form))  # type: ignore[no-untyped-call]

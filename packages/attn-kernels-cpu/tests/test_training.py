@@ -1,0 +1,166 @@
+"""Kernels of training give the numbers and gradients of torch in float64, for any shape, and the same bits twice."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attn_core.errors import InvalidValue
+from attn_core.kernels.dispatch import explain
+from attn_core.kernels.product import ProductProblem
+from attn_kernels_cpu import chip
+from attn_kernels_cpu.products import activated, linear, product
+from attn_kernels_cpu.training import CpuProduct
+from torch.nn import functional
+
+EPS = torch.finfo(torch.float32).eps
+SIZES = [(1, 1, 1), (5, 7, 3), (13, 130, 17), (100, 33, 270), (490, 400, 48), (0, 4, 5), (3, 0, 4), (4, 5, 0)]
+"""Rows, inputs and outputs, below and above the blocks that the kernels cut matrices into."""
+
+
+def with_gradients(compute, operands, change):
+    """The result of `compute` and the gradients of its operands."""
+    leaves = [part.detach().clone().requires_grad_() for part in operands]
+    out = compute(*leaves)
+    return [out.detach(), *torch.autograd.grad(out, leaves, change)]
+
+
+def bounds(operands, change):
+    """What rounding may change of a linear layer and its gradients: every sum by its length and what it adds up."""
+    rows, weight, bias = (part.double().abs() for part in operands)
+    large = change.double().abs()
+    sums = rows @ weight.T + bias, large @ weight, large.T @ rows, large.sum(0)
+    lengths = rows.shape[1] + 1, weight.shape[0], rows.shape[0], rows.shape[0]
+    return [length * EPS * total + 1e-30 for length, total in zip(lengths, sums, strict=True)]
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_linear_layers_and_their_gradients_round_as_float32_does(sizes):
+    torch.manual_seed(3)
+    rows, inputs, outputs = sizes
+    operands = torch.randn(rows, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
+    change = torch.randn(rows, outputs)
+    found = with_gradients(linear, operands, change)
+    wanted = with_gradients(functional.linear, [part.double() for part in operands], change.double())
+    for one, other, bound in zip(found, wanted, bounds(operands, change), strict=True):
+        assert one.dtype == torch.float32
+        assert ((one.double() - other).abs() <= bound).all()
+
+
+@pytest.mark.usefixtures("_kernels")
+def test_a_product_has_the_same_bits_on_any_number_of_threads_and_of_any_view():
+    torch.manual_seed(4)
+    left, right = torch.randn(301, 500), torch.randn(500, 77)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 5, 2):
+            torch.set_num_threads(threads)
+            found.append(product(left, right))
+    finally:
+        torch.set_num_threads(before)
+    found.append(product(left.T.contiguous().T, right))
+    found.append(product(left, right.T.contiguous().T))
+    found.append(product(left.repeat_interleave(2, 1)[:, ::2], right))
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+@pytest.mark.usefixtures("_kernels")
+def test_numbers_that_are_not_finite_reach_their_rows_and_columns_alone():
+    left, right = torch.ones(20, 30), torch.ones(30, 40)
+    left[7, 3], right[4, 9] = torch.inf, torch.nan
+    found = product(left, right)
+    assert found[7, 0] == torch.inf
+    assert found[:, 9].isnan().all()
+    rest = found[torch.arange(20) != 7][:, torch.arange(40) != 9]
+    assert (rest == 30).all()
+
+
+@pytest.mark.usefixtures("_best_kernels")
+def test_gradients_are_computed_where_they_are_wanted_alone():
+    rows, weight, bias = torch.randn(2, 3, 5), torch.randn(4, 5, requires_grad=True), torch.randn(4)
+    out = linear(rows, weight, bias)
+    assert out.shape == (2, 3, 4)
+    out.sum().backward()
+    torch.testing.assert_close(weight.grad, rows.flatten(0, 1).sum(0).expand(4, 5))
+    assert rows.grad is None
+    assert linear(rows[0, 0], weight).shape == (4,)
+
+
+@pytest.mark.usefixtures("_best_kernels")
+@pytest.mark.parametrize(
+    ("left", "right", "bias", "field"),
+    [
+        (torch.ones(2, 3, dtype=torch.float64), torch.ones(3, 4), None, "left"),
+        (torch.ones(2, 3), torch.ones(4, 3), None, "right"),
+        (torch.ones(2, 3), torch.ones(3), None, "right"),
+        (torch.ones(2, 3), torch.ones(3, 4), torch.ones(3), "bias"),
+    ],
+)
+def test_what_is_no_product_of_float32_is_refused_by_name(left, right, bias, field):
+    with pytest.raises(InvalidValue, match=field):
+        product(left, right, bias)
+    with pytest.raises(InvalidValue, match="rows"):
+        linear(torch.ones(2, 3), torch.ones(4, 5))
+
+
+DEFINITIONS = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda rows: functional.gelu(rows, approximate="tanh"),
+}
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("form", DEFINITIONS)
+@pytest.mark.parametrize("count", [0, 1, 37, 20001])
+def test_activations_and_their_gradients_are_those_of_their_definition(form, count):
+    torch.manual_seed(5)
+    rows, change = torch.linspace(-14, 14, count) + torch.rand(count) / 1000, torch.randn(count)
+    found = with_gradients(lambda part: activated(part, form), [rows], change)
+    wanted = with_gradients(DEFINITIONS[form], [rows.double()], change.double())
+    assert ((found[0] - wanted[0]).abs() <= 2e-7 * (1 + rows.abs())).all()
+    assert ((found[1] - wanted[1]).abs() <= 1e-6 * change.abs()).all()
+    assert torch.equal(found[1], with_gradients(lambda part: activated(part, form), [rows], change)[1])
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("form", DEFINITIONS)
+def test_activations_of_what_is_far_out_or_not_finite(form):
+    rows = torch.tensor([torch.inf, 3e38, 200, -200, -3e38, -torch.inf, torch.nan])
+    value, slope = with_gradients(lambda part: activated(part, form), [rows], torch.ones(7))
+    assert torch.equal(value[:3], rows[:3])
+    assert torch.equal(slope[:3], torch.ones(3))
+    assert (value[3:6].abs() < 1e-30).all()
+    assert (slope[3:6].abs() < 1e-30).all()
+    assert value[6].isnan()
+    assert slope[6].isnan()
+
+
+@pytest.mark.usefixtures("_best_kernels")
+def test_an_activation_of_another_name_or_type_is_refused():
+    with pytest.raises(InvalidValue, match="form"):
+        activated(torch.ones(3), "tanh")
+    with pytest.raises(InvalidValue, match="rows"):
+        activated(torch.ones(3).double(), "gelu")
+    turned = torch.randn(5, 7).T
+    assert torch.equal(activated(turned, "silu"), activated(turned.contiguous(), "silu"))
+
+
+@pytest.mark.parametrize("vendor", [chip.AMD, "GenuineIntel", ""])
+def test_products_are_taken_from_torch_where_torch_is_as_fast(monkeypatch, vendor):
+    monkeypatch.setattr(chip, "vendor", lambda: vendor)
+    (verdict,) = explain([CpuProduct()], ProductProblem(gradients=True))
+    if verdict.kernel.available() is None:
+        assert verdict.accepted == (vendor == chip.AMD)
+        assert not verdict.accepted or verdict.cost < 1
+    (other,) = explain([CpuProduct()], ProductProblem(dtype="bfloat16"))
+    assert not other.accepted
+
+
+def test_the_vendor_is_read_from_the_system(tmp_path):
+    told = tmp_path / "cpuinfo"
+    told.write_text("processor\t: 0\nvendor_id\t: AuthenticAMD\nflags\t: avx2\n")
+    assert chip.vendor(told) == chip.AMD
+    silent = tmp_path / "silent"
+    silent.write_text("processor\t: 0\nFeatures\t: asimd\n")
+    assert chip.vendor(silent) == chip.vendor(tmp_path / "none") == ""
