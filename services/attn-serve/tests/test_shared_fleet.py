@@ -295,6 +295,7 @@ async def test_a_gateway_that_died_is_shown_as_gone_and_the_next_of_its_address_
     with pytest.raises(Unavailable, match="dead:50051, which is gone"):
         b.engine("called")
     a = await gateways.start("a", "gateway/a")
+    assert set(records.world().gateways) == {"a", "b"}
     found = {info.name: info for info in a.listed()}
     serving = {name for name, info in found.items() if info.state is ModelState.SERVING}
     assert serving == {"called", "m@1", "m@2"}
@@ -386,6 +387,8 @@ def processes(home: Path, tmp_path: Path) -> Iterator[list[Process]]:
         yield made
 
 
+@BOTH
+@pytest.mark.cluster
 def test_a_gateway_killed_under_others_is_seen_and_serves_again_when_it_is_started_again(
     processes: list[Process], url: str
 ) -> None:

@@ -111,11 +111,16 @@ class GatewayRecords:
     def __init__(self, database: Database) -> None:
         self.database = database
 
-    def join(self, gateway: GatewayRecord) -> None:
-        """Record a gateway that begins, and forget those that have been gone for long."""
+    def join(self, gateway: GatewayRecord, *, shared: bool = True) -> None:
+        """Record a gateway that begins, and forget those that have been gone for long.
+
+        With engines that are not `shared` it comes after those of its place, which are forgotten as well.
+        """
         with self.database.writing() as connection:
             now = database_time(connection)
             self._forget(connection, now - FORGOTTEN_SECONDS)
+            if not shared:
+                connection.execute(delete(gateways).where(gateways.c.place == gateway.place))
             connection.execute(insert(gateways).values(_row(gateway) | {"started": now, "heartbeat": now}))
 
     def beat(self, gateway: GatewayRecord) -> None:

@@ -82,7 +82,7 @@ class SharedFleet(Fleet):
         what was named by its options, and what was being loaded: it may be why it died.
         """
         self._gateway, self._shared, self._configured = gateway, shared, frozenset(configured)
-        await asyncio.to_thread(self._records.join, gateway)
+        await asyncio.to_thread(self._records.join, gateway, shared=shared)
         self._beaten = time.monotonic()
         await self._look()
         left = [record for record in self._world.models if record.place == gateway.place]

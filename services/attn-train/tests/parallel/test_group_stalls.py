@@ -110,6 +110,7 @@ def prepare_full_disk(folder, disk):
     fill(disk)
 
 
+@pytest.mark.cluster
 def test_two_workers_that_are_stalled_can_be_stopped(tmp_path, small_disk):
     prepare_full_disk(tmp_path, small_disk)
 
