@@ -3,9 +3,10 @@
 Rates are tokens for each second of CPU time, on one thread: they hold on a machine that others keep busy too, where
 those of `engine_cpu.py` do not. On a quiet machine `--threads N` counts seconds of the clock instead. Our kernels are
 held to a set by ATTN_CPU_ISA, torch by ATEN_CPU_CAPABILITY and ONEDNN_MAX_CPU_ISA, llama.cpp by leaving it the one
-library of its that is for such chips. Systems take turns; each rate is the median of the rounds.
+library of its that is for such chips. Systems take turns; each rate is the median of the rounds. With GGUF files both
+read the same ones, ours in the forms `--stored`.
 
-    python benchmarks/instruction_sets_cpu.py MODEL_FOLDER --gguf FILE --llamacpp FOLDER_OF_NODE_MODULES --transformers
+    python benchmarks/instruction_sets_cpu.py MODEL_FOLDER --gguf FILES --llamacpp FOLDER_OF_NODE_MODULES --transformers
 
 The machine's load before and after, and what the chip has, are in the result.
 """
@@ -120,20 +121,23 @@ def held_to(instructions: str, threads: int) -> dict[str, str]:
     return os.environ | names | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
 
 
-def child(args: argparse.Namespace, instructions: str, system: str, form: str) -> Iterator[dict[str, Any]]:
-    command = [sys.executable, __file__, str(args.model), "--child", system, form, "--threads", str(args.threads)]
+def child(
+    args: argparse.Namespace, instructions: str, system: str, form: str, model: Path | None = None
+) -> Iterator[dict[str, Any]]:
+    command = [sys.executable, __file__, str(model or args.model), "--child", system, form]
+    command += ["--threads", str(args.threads)]
     command += ["--batches", *map(str, args.batches)]
     yield from said(command, held_to(instructions, args.threads))
 
 
-def llamacpp(args: argparse.Namespace, instructions: str) -> Iterator[dict[str, Any]]:
+def llamacpp(args: argparse.Namespace, instructions: str, file: Path) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as work:
         shutil.copytree(args.llamacpp / "node_modules", Path(work) / "node_modules", symlinks=True)
         for library in Path(work).glob("node_modules/@node-llama-cpp/linux-x64/bins/*/libggml-cpu-*.so"):
             if library.stem != f"libggml-cpu-{SETS[instructions][2]}":
                 library.unlink()
         (Path(work) / "peer.mjs").write_text(NODE)
-        asked = {"model": str(args.gguf.resolve()), "batches": args.batches, "count": NEW_TOKENS, "long": LONG}
+        asked = {"model": str(file.resolve()), "batches": args.batches, "count": NEW_TOKENS, "long": LONG}
         asked["threads"] = args.threads
         yield from said(["node", f"{work}/peer.mjs", json.dumps(asked)], dict(os.environ))
 
@@ -152,8 +156,11 @@ def rounds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             turns = [("attn", form, child(args, instructions, "attn", form)) for form in args.forms]
             if args.transformers:
                 turns += [("transformers", d, child(args, instructions, "transformers", d)) for d in args.dtypes]
-            if args.llamacpp:
-                turns.append(("llama.cpp", "Q4_1", llamacpp(args, instructions)))
+            for file in args.gguf:
+                said_of = [(form, child(args, instructions, "attn", form, file)) for form in args.stored]
+                turns += [("attn", f"{file.stem}, {form}", answers) for form, answers in said_of]
+                if args.llamacpp:
+                    turns.append(("llama.cpp", file.stem, llamacpp(args, instructions, file)))
             for system, form, answers in turns:
                 for row in answers:
                     rate = row.pop("rate", float("nan"))
@@ -169,11 +176,12 @@ def rounds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("model", type=Path, help="model folder in the Hugging Face layout")
-    p.add_argument("--gguf", type=Path, help="the model as GGUF, for llama.cpp")
+    p.add_argument("--gguf", type=Path, nargs="+", default=[], help="the model as GGUF files, for both")
     p.add_argument("--llamacpp", type=Path, help="the folder in which npm installed node-llama-cpp")
     p.add_argument("--transformers", action="store_true", help="measure transformers, of this environment")
     p.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    p.add_argument("--forms", nargs="+", default=["auto", "int8", "int4"])
+    p.add_argument("--forms", nargs="*", default=["auto", "int8", "int4"])
+    p.add_argument("--stored", nargs="+", default=["auto", "int4"], help="how we run the GGUF files")
     p.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS)
     p.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
     p.add_argument("--threads", type=int, default=1, help="more than one: seconds of the clock, for a quiet machine")

@@ -1,11 +1,14 @@
 """How many steps do guesses save? Chains and trees, from the text itself and from drafts, on a real model.
 
     python benchmarks/speculation_cpu.py MODEL_FOLDER
+    python benchmarks/speculation_cpu.py MODEL_FOLDER --ways none unasked --weights int8 --temperatures 0 1 --threads 1
 
-Questions, and requests to write a given text again, are answered greedily one at a time. A row says how many steps the
-engine took for how many tokens, what share of the guessed tokens was right, and the tokens a second; tokens must be
-those without a guess. Drafts are the model itself with weights in four bits, and its first layers alone, untrained as
-such. The result, with the machine and its load before and after, goes to benchmarks/results/.
+Questions, requests to write a given text or code again, to quote from it, and texts to continue (--text FILE) are
+answered one at a time. A row says how many steps the engine took for how many tokens, what share of the guessed tokens
+was right, and the tokens for a second of processor time, which other work on the machine changes little, each answer in
+turn with and without; tokens must be those without a guess. "unasked" is what an engine does by itself. Drafts are the
+model itself with weights in four bits, and its first layers alone, untrained as such. The result, with the machine and
+its load before and after, goes to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import argparse
 import json
 import os
 import re
+import statistics
 import tempfile
 import time
 from collections.abc import Iterator
@@ -32,9 +36,29 @@ TEXT = (
     "The committee met on Tuesday in the town hall. The committee agreed that the bridge over the river must be mended "
     "before winter, and that the road to the bridge must be closed while the bridge is mended."
 )
+CODE = """def mean(values):
+    total = 0.0
+    for value in values:
+        total += value
+    return total / len(values)
+
+
+def spread(values):
+    middle = mean(values)
+    total = 0.0
+    for value in values:
+        total += (value - middle) ** 2
+    return total / len(values)
+"""
+EDIT = tuple(
+    f"Rename {old} to {new} in this code and write all of it again:\n{CODE}"
+    for old, new in (("mean", "average"), ("values", "numbers"))
+)
+QUOTE = (f"Quote the most important sentence of this text word for word, then say why: {TEXT}",)
 AGAIN = (f"Repeat this text word for word: {TEXT}", f"Write this text twice: {TEXT}")
 WAYS = (
     ("none", 0, 1),
+    ("unasked", None, 1),
     ("lookup", 4, 1),
     ("lookup", 4, 3),
     ("int4", 4, 1),
@@ -60,51 +84,82 @@ def shallow(folder: Path, layers: int, into: Path) -> LanguageModel:
     return load_model(into).model
 
 
-def answer(loaded: LoadedModel, prompt: str, tokens: int, way: tuple[str, int, int], draft: Any) -> dict[str, Any]:
-    """The tokens of one answer, and what they took."""
+Way = tuple[str, int | None, int]
+
+
+def answer(loaded: LoadedModel, ids: tuple[int, ...], params: SamplingParams, way: Way, draft: Any) -> dict[str, Any]:
+    """The tokens of one answer, and what they took after the first."""
     _, guesses, branches = way
     limits = EngineConfig(num_speculative_tokens=guesses, speculative_tree_width=branches)
     engine = build_engine(
         loaded.model, loaded.tokenizer, limits.replace(max_num_seqs=2), kv_cache_tokens=2048, draft_model=draft
     )
-    ids = tuple(loaded.tokenizer.encode_chat([{"role": "user", "content": prompt}]))
-    engine.submit(Request(id="r", token_ids=ids, params=SamplingParams(max_new_tokens=tokens)))
-    steps, made, begun = 0, list[int](), time.perf_counter()
+    engine.submit(Request(id="r", token_ids=ids, params=params))
+    made = [token.id for event in engine.step() for token in event.delta.tokens]
+    steps, begun = 1, time.process_time()
     while not engine.idle:
         steps += 1
         made += [token.id for event in engine.step() for token in event.delta.tokens]
     load = engine.stats()
-    took = time.perf_counter() - begun
+    took = time.process_time() - begun
     return {"made": made, "steps": steps, "guessed": load.draft_tokens, "right": load.accepted_tokens, "took": took}
+
+
+def texts(args: argparse.Namespace, tokenizer: Any) -> dict[str, list[tuple[int, ...]]]:
+    """Prompts by the kind of their texts."""
+    asked = {"questions": QUESTIONS, "write again": AGAIN, "edit code": EDIT, "quote": QUOTE}
+    found = {
+        kind: [tuple(tokenizer.encode_chat([{"role": "user", "content": prompt}])) for prompt in prompts]
+        for kind, prompts in asked.items()
+    }
+    if args.text is not None:
+        text = args.text.read_text()
+        starts = range(0, len(text) - 600, max(1, len(text) // 6))
+        found["continue a text"] = [tuple(tokenizer.encode(text[start : start + 600])) for start in starts]
+    return {kind: prompts for kind, prompts in found.items() if args.kinds is None or kind in args.kinds}
 
 
 def rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     torch.set_num_threads(args.threads)
     loaded = load_model(args.model, quantization=args.weights)
-    known: dict[str, LanguageModel | None] = {"none": None, "lookup": None}
-    known["int4"] = load_model(args.model, quantization="int4").model
-    with tempfile.TemporaryDirectory() as into:
-        known["shallow"] = shallow(args.model, args.layers, Path(into))
-    for kind, prompts in (("questions", QUESTIONS), ("write again", AGAIN)):
-        plain: list[list[int]] = []
-        for way in WAYS:
-            found = [answer(loaded, prompt, args.tokens, way, known[way[0]]) for prompt in prompts]
-            plain = plain or [one["made"] for one in found]
-            tokens = sum(len(one["made"]) for one in found)
-            guessed = sum(one["guessed"] for one in found)
-            steps = sum(one["steps"] for one in found)
-            yield {
-                "texts": kind,
-                "guesses from": way[0],
-                "ahead": way[1],
-                "branches": way[2],
-                "same tokens": [one["made"] for one in found] == plain,
-                "tokens": tokens,
-                "steps": steps,
-                "tokens a step": round(tokens / steps, 2),
-                "right of guessed": round(sum(one["right"] for one in found) / guessed, 3) if guessed else None,
-                "tokens a second": round(tokens / sum(one["took"] for one in found), 1),
-            }
+    ways = [way for way in WAYS if way[0] in args.ways]
+    known: dict[str, LanguageModel | None] = dict.fromkeys(args.ways)
+    if "int4" in args.ways:
+        known["int4"] = load_model(args.model, quantization="int4").model
+    if "shallow" in args.ways:
+        with tempfile.TemporaryDirectory() as into:
+            known["shallow"] = shallow(args.model, args.layers, Path(into))
+    for temperature in args.temperatures:
+        params = SamplingParams(max_new_tokens=args.tokens, temperature=temperature, seed=3)
+        for kind, prompts in texts(args, loaded.tokenizer).items():
+            found: dict[Way, list[dict[str, Any]]] = {way: [] for way in ways}
+            for ids in prompts * args.repeats:
+                for way in ways:
+                    found[way].append(answer(loaded, ids, params, way, known[way[0]]))
+            plain = found[ways[0]]
+            for way, answers in found.items():
+                yield {"texts": kind, "temperature": temperature} | summary(way, answers, plain)
+
+
+def summary(way: Way, answers: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dict[str, Any]:
+    """What one way of guessing made of some prompts, beside the first way."""
+    tokens, steps = sum(len(one["made"]) for one in answers), sum(one["steps"] for one in answers)
+    guessed, right = (sum(one[key] for one in answers) for key in ("guessed", "right"))
+    faster = [first["took"] / one["took"] for one, first in zip(answers, plain, strict=True)]
+    return {
+        "guesses from": way[0],
+        "ahead": way[1],
+        "branches": way[2],
+        "same tokens": [one["made"] for one in answers] == [one["made"] for one in plain],
+        "tokens": tokens,
+        "steps": steps,
+        "tokens a step": round(tokens / steps, 2),
+        "guessed": guessed,
+        "right of guessed": round(right / guessed, 3) if guessed else None,
+        "tokens a second of CPU": round(tokens / sum(one["took"] for one in answers), 1),
+        "times as fast": round(statistics.median(faster), 2),
+        "least and most": [round(min(faster), 2), round(max(faster), 2)],
+    }
 
 
 def main() -> None:
@@ -113,6 +168,11 @@ def main() -> None:
     p.add_argument("--tokens", type=int, default=96, help="new tokens of an answer, at most")
     p.add_argument("--layers", type=int, default=20, help="layers of the shallow draft")
     p.add_argument("--weights", default="auto")
+    p.add_argument("--ways", nargs="+", default=list(dict.fromkeys(way[0] for way in WAYS)), help="none comes first")
+    p.add_argument("--temperatures", type=float, nargs="+", default=[0.0])
+    p.add_argument("--repeats", type=int, default=1)
+    p.add_argument("--kinds", nargs="+", help="the kinds of texts; all if not given")
+    p.add_argument("--text", type=Path, help="a text file of which some places are continued")
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     p.add_argument("--out", type=Path)
     args = p.parse_args()

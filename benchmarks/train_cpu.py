@@ -5,13 +5,14 @@ The recipe is nanoGPT's for a CPU: 4 layers, 4 heads, width 128, context 64, bat
 1e-3 falling to 1e-4 along a cosine after 100 steps of warm-up, no dropout, no bias, on Shakespeare's works.
 
     python benchmarks/train_cpu.py                          # both parts
-    python benchmarks/train_cpu.py --part speed --nanogpt FOLDER    # with the model.py of a checkout of nanoGPT beside
+    python benchmarks/train_cpu.py --part speed --nanogpt FOLDER    # with a checkout of nanoGPT beside
 
 Quality: the whole run by attn_train's loop; the validation loss is the mean over random batches of the last tenth
 of the text, as nanoGPT estimates it. Speed: our loop and each peer take turns of some steps in one process, so that
 what else the machine does falls on all alike; the rate is that of the median turn, ratios are of neighbouring turns.
-Peers are trained by the plainest loop: batches stacked from slices, clipping, fused AdamW. The result, with the machine
-and its load, goes to benchmarks/results/.
+Peers are trained by the plainest loop: batches stacked from slices, clipping, fused AdamW. transformers' Trainer and
+nanoGPT's train.py have loops of their own; the latter is a process that is stopped while others have their turns. The
+result, with the machine and its load, goes to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -20,11 +21,16 @@ import argparse
 import json
 import os
 import platform
+import re
 import runpy
+import signal
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -61,7 +67,7 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--evaluation-batches", type=int, nargs="+", default=[20, 200])
     p.add_argument("--turns", type=int, default=10)
     p.add_argument("--turn-steps", type=int, default=20)
-    p.add_argument("--nanogpt", type=Path, help="folder with nanoGPT's model.py")
+    p.add_argument("--nanogpt", type=Path, help="folder with nanoGPT's model.py and train.py")
     p.add_argument("--out", type=Path, help="where the result goes; by default a new file in benchmarks/results")
     return p.parse_args()
 
@@ -205,8 +211,6 @@ class Windows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 def transformers_trainer(text: TextDataset, steps: int) -> Turn:
     """The same GPT-2 under transformers' own Trainer, with what it does by default switched off that we do not do."""
-    import tempfile
-
     from transformers import Trainer as TheirTrainer
     from transformers import TrainingArguments
 
@@ -254,6 +258,69 @@ def nanogpt_peer(folder: Path, text: TextDataset, steps: int) -> Turn:
     return peer_turns(lambda tokens: model(tokens, tokens)[0], model, text.training, steps)
 
 
+class NanoGPTProcess:
+    """nanoGPT's train.py in its recipe for a CPU, which goes on only during its turns."""
+
+    def __init__(self, folder: Path, text: TextDataset, place: Path, args: argparse.Namespace) -> None:
+        data = folder / "data" / "attn-benchmark"
+        data.mkdir(parents=True, exist_ok=True)
+        for name, tokens in (("train", text.training), ("val", text.validation)):
+            tokens.numpy().astype("uint16").tofile(data / f"{name}.bin")
+        # What its train.py reads: a dictionary with the size of the vocabulary, in pickle's protocol 0.
+        (data / "meta.pkl").write_bytes(f"(dVvocab_size\nI{text.tokenizer.vocab_size}\ns.".encode())
+        sizes = {"n_layer": LAYERS, "n_head": HEADS, "n_embd": WIDTH, "block_size": CONTEXT, "batch_size": BATCH}
+        given = {
+            **sizes,
+            "dataset": "attn-benchmark",
+            "out_dir": place,
+            "device": "cpu",
+            "dtype": "float32",
+            "compile": False,
+            "gradient_accumulation_steps": 1,
+            "dropout": 0.0,
+            "bias": False,
+            "max_iters": 10**9,
+            "log_interval": 1,
+            "eval_interval": 10**9,
+            "eval_iters": 1,
+            "learning_rate": 1e-3,
+            "min_lr": 1e-4,
+            "beta2": 0.99,
+        }
+        command = [sys.executable, "-u", "train.py", *(f"--{name}={value}" for name, value in given.items())]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads)}
+        self._process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
+        self._steps = args.turn_steps
+        self._seconds()
+        self._stopped_at = self._stop()
+
+    def _stop(self) -> float:
+        os.kill(self._process.pid, signal.SIGSTOP)
+        return time.perf_counter()
+
+    def _seconds(self) -> float:
+        """Of the next iteration."""
+        while found := self._process.stdout.readline():  # type: ignore[union-attr]
+            if match := re.search(r"time ([0-9.]+)ms", found):
+                return float(match[1]) / 1000
+        raise SystemExit(f"nanoGPT's train.py ended with {self._process.wait()}")
+
+    def turn(self) -> float:
+        """Seconds of so many iterations, after the one in which it was stopped."""
+        waited = time.perf_counter() - self._stopped_at
+        os.kill(self._process.pid, signal.SIGCONT)
+        while self._seconds() < 0.9 * waited:
+            pass
+        seconds = sum(self._seconds() for _ in range(self._steps))
+        self._stopped_at = self._stop()
+        return seconds
+
+    def end(self) -> None:
+        """Kill it."""
+        self._process.kill()
+        self._process.wait()
+
+
 def measure_speed(args: argparse.Namespace, config: TrainingConfig, text: TextDataset) -> dict[str, Any]:
     steps = args.turn_steps
     turns = {
@@ -261,14 +328,19 @@ def measure_speed(args: argparse.Namespace, config: TrainingConfig, text: TextDa
         "transformers": transformers_peer(text, steps),
         "transformers_trainer": transformers_trainer(text, steps),
     }
-    if args.nanogpt:
-        turns["nanogpt"] = nanogpt_peer(args.nanogpt, text, steps)
-    for turn in turns.values():
-        turn()
-    seconds: dict[str, list[float]] = {name: [] for name in turns}
-    for _ in range(args.turns):
-        for name, turn in turns.items():
-            seconds[name].append(turn())
+    with ExitStack() as stack:
+        if args.nanogpt:
+            turns["nanogpt"] = nanogpt_peer(args.nanogpt, text, steps)
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            process = NanoGPTProcess(args.nanogpt, text, place, args)
+            stack.callback(process.end)
+            turns["nanogpt_train"] = process.turn
+        for turn in turns.values():
+            turn()
+        seconds: dict[str, list[float]] = {name: [] for name in turns}
+        for _ in range(args.turns):
+            for name, turn in turns.items():
+                seconds[name].append(turn())
     tokens = steps * BATCH * CONTEXT
     rates = {name: {"median": tokens / statistics.median(s), "best": tokens / min(s)} for name, s in seconds.items()}
     ratios = {
@@ -296,6 +368,7 @@ def main() -> None:
     text = tokenize(read_text(pull_shakespeare(home_folder())), validation=config.data.validation_fraction)
     result: dict[str, Any] = {
         "benchmark": "train_cpu",
+        "command": ["python", *sys.argv],
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"cpu": platform.processor(), "threads": args.threads, "torch": torch.__version__},
         "config": msgspec.to_builtins(config),

@@ -16,7 +16,7 @@ from torch import Tensor
 FACTOR, ROUNDINGS, MORE = 1.25, 4, 32
 """More roundings for log decays, whose gradients are sums of differences that nearly cancel."""
 
-OF_DECAYS = ("decay", "rate", "step_bias", "fade.1.bias")
+OF_DECAYS = ("decay", "rate", "step_bias", "fade.0.weight", "fade.1.weight", "fade.1.bias")
 """How names of decays end, and of weights that decays are made of."""
 
 KINDS = [(decay, delta_rule) for delta_rule in (False, True) for decay in ("none", "head", "channel")]

@@ -12,7 +12,7 @@ from attn_core import RaggedBatch, installed
 from attn_core.errors import InvalidValue
 from attn_core.stores import StoreSize
 from attn_engine import EngineConfig, Request, SamplingParams, ScoringParams, StructuredOutput
-from attn_engine.draft_tokens import PromptLookup
+from attn_engine.draft_tokens import FIRST_DRAFT, LONGEST_DRAFT, LONGEST_PAUSE, DraftLength, PromptLookup
 from hypothesis import given
 from hypothesis import strategies as st
 from serving import assert_empty, make_engine, run_all, some_requests
@@ -204,6 +204,39 @@ def test_a_draft_is_what_followed_the_longest_match(tokens, most):
             expected = tokens[starts[-1] + length :][:most]
             break
     assert found == tuple(expected) == PromptLookup().draft(tokens, most).tokens
+
+
+def drafts_of(right):
+    """Lengths of the drafts in a text of 2000 tokens where `right(length)` tokens of a draft are accepted."""
+    length, tokens, accepted, found = DraftLength(), 100, 0, []
+    while tokens < 2100:
+        count = length.next(tokens, accepted)
+        if count:
+            length.proposed(count)
+            found.append(count)
+        tokens += 1 + right(count)
+        accepted += right(count)
+    return found
+
+
+def test_drafts_grow_while_they_are_accepted():
+    found = drafts_of(lambda count: count)
+    assert found[:3] == [FIRST_DRAFT, 2 * FIRST_DRAFT, 4 * FIRST_DRAFT]
+    assert set(found[2:]) == {LONGEST_DRAFT}
+    assert sum(found) + len(found) >= 2000
+
+
+def test_drafts_that_are_always_rejected_become_rare():
+    found = drafts_of(lambda count: 0)
+    assert set(found) == {FIRST_DRAFT}
+    assert 2000 / LONGEST_PAUSE - 2 < len(found) < 2000 / LONGEST_PAUSE + 6
+
+
+def test_tokens_whose_bytes_meet_between_two_others_are_not_taken_for_them():
+    """A text of bytes is searched: 1, then 256 holds the bytes of 65536 between its tokens."""
+    assert PromptLookup().draft([1, 0x01000000, 0, 5, 1 << 16], 3).tokens == ()
+    assert PromptLookup().draft([9, 0x01000000, 0, 5, 1], 3).tokens == ()
+    assert PromptLookup().draft([9, 1, 6, 5, 1], 3).tokens == (6, 5, 1)
 
 
 @pytest.mark.parametrize("value", [-1, 33, 1.5, True])

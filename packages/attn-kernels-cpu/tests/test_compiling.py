@@ -52,6 +52,25 @@ def test_a_compiler_that_fails_is_quoted_and_torch_serves(monkeypatch, tmp_path)
         library.trouble.cache_clear()
 
 
+def test_a_process_whose_compiler_fails_serves_all_the_same_and_says_why(tmp_path):
+    program = (
+        "import torch; from attn_kernels_cpu import chip, compiling;"
+        "compiling.prebuilt = lambda isa: None;"
+        "from attn_models.decoder.config import DecoderConfig; from attn_models.decoder.decoder import Decoder;"
+        "from attn_models.quantization.quantize import quantize_model;"
+        "model = Decoder(DecoderConfig(vocab_size=32, max_seq_len=16, hidden_size=32, num_layers=1, num_heads=2));"
+        "quantize_model(model, 'int8'); print(type(model.head).__name__);"
+        "from attn_kernels_cpu import library; print(library.trouble())"
+    )
+    environ = script(tmp_path, "sys.exit('no space left') if '--version' not in sys.argv else print(1)")
+    environ["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    layer, trouble = done.stdout.splitlines()[:2]
+    assert layer != "PackedLinear"
+    assert "no space left" in trouble or "the processor has no" in trouble
+
+
 NEEDED = {name: frozenset(isa.needs) for name, isa in chip.INSTRUCTION_SETS.items()}
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 from attn_core.errors import CheckpointInvalid, InvalidValue, Unavailable, UnknownName, UserError
 from attn_storage import ArtifactStore
+from failing_bucket import FailingBucket, failing_bucket
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -151,74 +149,20 @@ def test_another_kind_of_url_is_refused(tmp_path, url):
         ArtifactStore(url, tmp_path)
 
 
-class FailingBucket(BaseHTTPRequestHandler):
-    """A bucket whose server answers 503 to the first requests, and keeps what is put."""
-
-    failures = 0
-    fails_until = 0.0
-    """A time of `time.monotonic`."""
-    objects: dict[str, bytes] = {}
-
-    def _answer(self, code: int, body: bytes = b"", length: int | None = None) -> None:
-        self.send_response(code)
-        self.send_header("Content-Length", str(len(body) if length is None else length))
-        self.send_header("ETag", '"1"')
-        self.send_header("Last-Modified", "Mon, 23 Nov 2026 08:00:00 GMT")
-        self.end_headers()
-        self.wfile.write(body)
-
-    def _fails(self) -> bool:
-        type(self).failures -= 1
-        fails = self.failures >= 0 or time.monotonic() < self.fails_until
-        if fails:
-            self._answer(503)
-        return fails
-
-    def do_PUT(self) -> None:
-        data = self.rfile.read(int(self.headers["Content-Length"]))
-        if not self._fails():
-            self.objects[self.path] = data
-            self._answer(200)
-
-    def do_GET(self) -> None:
-        if not self._fails():
-            found = self.objects.get(self.path)
-            self._answer(404) if found is None else self._answer(200, found)
-
-    def do_HEAD(self) -> None:
-        if not self._fails():
-            found = self.objects.get(self.path)
-            self._answer(404) if found is None else self._answer(200, b"", len(found))
-
-    def log_message(self, *_: object) -> None:
-        """Nothing is said."""
-
-
 @pytest.fixture
-def bucket() -> Iterator[dict[str, Any]]:
-    """The options with which a store reaches a bucket of its own."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), FailingBucket)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield {
-        "aws_endpoint": f"http://127.0.0.1:{server.server_port}",
-        "aws_access_key_id": "k",
-        "aws_secret_access_key": "s",
-        "aws_region": "us-east-1",
-        "client_options": {"allow_http": True},
-    }
-    server.shutdown()
-    FailingBucket.failures, FailingBucket.fails_until = 0, 0.0
-    FailingBucket.objects.clear()
+def bucket() -> Iterator[FailingBucket]:
+    with failing_bucket() as running:
+        yield running
 
 
 def test_a_store_that_fails_for_a_while_delays_and_loses_nothing(tmp_path, bucket):
-    store = ArtifactStore("s3://bucket/models", tmp_path / "cache", **bucket)
-    FailingBucket.failures = 3
+    store = ArtifactStore("s3://bucket/models", tmp_path / "cache", **bucket.options)
+    bucket.failures = 3
     store.publish("m", written(tmp_path / "m", {"x": b"1", "sub/y": b"2"}))
-    FailingBucket.failures = 3
+    bucket.failures = 3
     assert read(store.fetch("m")) == {"x": b"1", "sub/y": b"2"}
-    FailingBucket.failures = 10**6
-    impatient = ArtifactStore("s3://bucket/models", tmp_path / "c", **bucket, retry_config={"max_retries": 1})
+    bucket.failures = 10**6
+    impatient = ArtifactStore("s3://bucket/models", tmp_path / "c", **bucket.options, retry_config={"max_retries": 1})
     with pytest.raises(Unavailable, match="artefact store"):
         impatient.publish("m", tmp_path / "m")
     with pytest.raises(Unavailable, match="artefact store"):
@@ -226,10 +170,10 @@ def test_a_store_that_fails_for_a_while_delays_and_loses_nothing(tmp_path, bucke
 
 
 def test_a_store_that_does_not_answer_is_told_at_once(tmp_path, bucket):
-    FailingBucket.failures = 10**6
+    bucket.failures = 10**6
     began = time.monotonic()
-    closed = bucket | {"aws_endpoint": "http://127.0.0.1:9"}
-    for options in (bucket, closed):
+    closed = bucket.options | {"aws_endpoint": "http://127.0.0.1:9"}
+    for options in (bucket.options, closed):
         with pytest.raises(Unavailable, match="artefact store s3://bucket") as told:
             ArtifactStore("s3://bucket/models", tmp_path / "cache", **options).require_reachable()
         assert "\n" not in told.value.message
@@ -238,20 +182,33 @@ def test_a_store_that_does_not_answer_is_told_at_once(tmp_path, bucket):
 
 
 def test_a_bucket_that_is_not_there_is_told_where_names_are_asked_for(tmp_path, bucket):
-    store = ArtifactStore("s3://bucket/models", tmp_path / "cache", **bucket)
+    store = ArtifactStore("s3://bucket/models", tmp_path / "cache", **bucket.options)
     for call in (store.names, lambda: store.manifest("m"), lambda: store.fetch("m"), lambda: store.remove("m")):
         with pytest.raises(Unavailable, match="artefact store s3://bucket"):
             call()
 
 
+def test_a_store_over_plain_http_is_reached_by_what_the_environment_says(tmp_path, bucket, monkeypatch):
+    for name, value in bucket.environment.items():
+        monkeypatch.setenv(name, value)
+    bucket.lists = True
+    store = ArtifactStore("s3://bucket/models", tmp_path / "cache")
+    store.require_reachable()
+    store.publish("m", written(tmp_path / "m", {"x": b"1"}))
+    assert read(store.fetch("m")) == {"x": b"1"}
+    monkeypatch.delenv("AWS_ALLOW_HTTP")
+    with pytest.raises(Unavailable, match="artefact store s3://bucket"):
+        ArtifactStore("s3://bucket/models", tmp_path / "other").require_reachable()
+
+
 @pytest.mark.cluster
 def test_twenty_seconds_of_a_failing_store_are_waited_for(tmp_path, bucket):
-    store = ArtifactStore("s3://bucket/models", tmp_path / "cache", **bucket)
+    store = ArtifactStore("s3://bucket/models", tmp_path / "cache", **bucket.options)
     folder = written(tmp_path / "m", {"x": b"1", "sub/y": b"2"})
     for step in (lambda: store.publish("m", folder), lambda: store.manifest("m")):
         began = time.monotonic()
-        FailingBucket.fails_until = began + 20
+        bucket.fails_until = began + 20
         step()
         assert time.monotonic() - began >= 20
-    FailingBucket.fails_until = time.monotonic() + 20
+    bucket.fails_until = time.monotonic() + 20
     assert read(store.fetch("m")) == {"x": b"1", "sub/y": b"2"}

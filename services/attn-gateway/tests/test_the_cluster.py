@@ -10,6 +10,7 @@ import psutil
 import pytest
 from attn_core.errors import InvalidValue, Unavailable
 from attn_gateway import Cluster, ClusterSettings, ModelToLoad
+from attn_gateway.command import at_its_path
 
 
 def below() -> set[int]:
@@ -86,3 +87,17 @@ def test_home_is_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.delenv("ATTN_HOME")
     monkeypatch.setenv("HOME", "/somewhere")
     assert ClusterSettings().home == Path("/somewhere/.local/share/attn")
+
+
+def test_a_model_option_may_be_a_file_which_is_called_as_it_is_without_its_ending(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "SmolLM2-Q4_K_M.gguf").touch()
+    (tmp_path / "runs").mkdir()
+    file = str(tmp_path / "SmolLM2-Q4_K_M.gguf")
+    for text in ("SmolLM2-Q4_K_M.gguf", "./SmolLM2-Q4_K_M.gguf", file):
+        assert at_its_path(ModelToLoad.parse(text)) == ModelToLoad(name="SmolLM2-Q4_K_M", source=file)
+    assert at_its_path(ModelToLoad.parse(f"mine={file}")) == ModelToLoad(name="mine", source=file)
+    # A folder has to be given as a path: a name is that of a model, whatever lies here.
+    assert at_its_path(ModelToLoad.parse("mine=./runs")) == ModelToLoad(name="mine", source=str(tmp_path / "runs"))
+    for text in ("runs", "owner/repository", "mine=none.gguf"):
+        assert at_its_path(ModelToLoad.parse(text)) == ModelToLoad.parse(text)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,8 @@ from attn_serve.sources import ModelSources
 # With importlib mode a test file cannot import its neighbour.
 sys.path.insert(0, str(Path(__file__).parent))
 
+ROOT = Path(__file__).resolve().parents[3]
+NUMBERS = count()
 ALPHABET = "abcdefghijklmnopqrstuvwxyz ?.ABCDEFGHIJKLMNOPQRSTUVWXYZ\n"
 CONTEXT = 256
 
@@ -100,6 +104,33 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_tiny(folder / "models" / "tiny-linear", "linear", seed=2)
     save_encoder(folder / "models" / "tiny-bert")
     return folder
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Any]:
+    """A running PostgreSQL server, by the helper of attn-storage's own tests."""
+    path = ROOT / "packages/attn-storage/tests/postgres_server.py"
+    spec = importlib.util.spec_from_file_location("postgres_server", path)
+    assert spec is not None
+    assert spec.loader is not None
+    helper = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(helper)
+    reason = helper.why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    with helper.postgres_server(helper.programs()) as server:
+        yield server
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database: SQLite's, unless a test asks for the other kind."""
+    if getattr(request, "param", "sqlite") == "sqlite":
+        return f"sqlite:///{tmp_path / 'records.sqlite3'}"
+    server = request.getfixturevalue("postgres")
+    name = f"test_{next(NUMBERS)}"
+    server.execute(f"CREATE DATABASE {name}")
+    return str(server.url).replace("/postgres?", f"/{name}?")
 
 
 class LocalInference:

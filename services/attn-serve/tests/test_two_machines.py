@@ -1,4 +1,5 @@
-"""Streams go on, token for token, where a machine is cut off, a gateway is killed and the records are away."""
+"""Streams go on, token for token, where a machine is cut off, a gateway is killed, and the records or the store of
+models are away."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 from attn_client import Client, ClientSettings
 from attn_schema import SamplingParams, StructuredOutput
+from attn_storage import ArtifactStore, Database, ModelRecord, ModelRecords
 from two_machines import CACHE_BYTES, Gateway, Machines, wait_for, why_no_network
 
 pytest.importorskip("fastapi", reason="needs attn-serve[replicas]")
@@ -33,11 +35,15 @@ KINDS = {
 AT_ONCE = ("beams",)
 """Kinds that return nothing before their end, so that there are no gaps between their messages."""
 STREAMS = 10
+STORE = "s3://bucket/models"
+OUTAGE_SECONDS = 20.0
+"""How long the store of models answers 503."""
 
 
-def postgres_helper() -> ModuleType:
-    path = ROOT / "packages/attn-storage/tests/postgres_server.py"
-    spec = importlib.util.spec_from_file_location("postgres_server", path)
+def storage_helper(name: str) -> ModuleType:
+    """A module beside the tests of attn-storage."""
+    path = ROOT / f"packages/attn-storage/tests/{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -48,7 +54,7 @@ def postgres_helper() -> ModuleType:
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[Any]:
     """The server of the records."""
-    helper = postgres_helper()
+    helper = storage_helper("postgres_server")
     reason = helper.why_not()
     if reason is not None:
         pytest.skip(reason)
@@ -70,11 +76,20 @@ def machines(home: Path) -> Iterator[Machines]:
 
 
 @pytest.fixture(scope="module")
-def gateways(machines: Machines, postgres: Any) -> list[tuple[Gateway, str]]:
+def bucket() -> Iterator[Any]:
+    """The store of models."""
+    with storage_helper("failing_bucket").failing_bucket() as running:
+        running.lists = True
+        yield running
+
+
+@pytest.fixture(scope="module")
+def gateways(machines: Machines, postgres: Any, bucket: Any) -> list[tuple[Gateway, str]]:
     """Two gateways with their addresses; they serve "tiny" from one replica on each machine."""
     options = ["--model", "tiny", "--num-threads", "1", "--kv-cache-memory-bytes", str(CACHE_BYTES), "--replicas"]
     # A cluster that is still starting has room for one.
-    made = [machines.gateway(*options, "2", ATTN_DATABASE=postgres.url) for _ in range(2)]
+    shared = {"ATTN_DATABASE": postgres.url, "ATTN_ARTIFACTS": STORE, **bucket.environment}
+    made = [machines.gateway(*options, "2", **shared) for _ in range(2)]
     return [(gateway, gateway.wait()) for gateway in made]
 
 
@@ -96,11 +111,11 @@ class Report:
         }
 
 
-def completions(client: Client, kind: str, report: Report | None = None) -> dict[int, list[int]]:
+def completions(client: Client, kind: str, report: Report | None = None, model: str = "tiny") -> dict[int, list[int]]:
     """The tokens of each completion."""
     found: dict[int, list[int]] = {}
     last, gap, resumptions = None, 0.0, 0
-    for delta in client.generate("tiny", "To be or not to be", KINDS[kind]):
+    for delta in client.generate(model, "To be or not to be", KINDS[kind]):
         now = time.monotonic()
         gap, last = max(gap, now - (last or now)), now
         found.setdefault(delta.index, []).extend(token.id for token in delta.tokens)
@@ -176,6 +191,27 @@ class TestTwoMachines:
         with Client(ClientSettings(address=gateways[0][1])) as client:
             client.models.load("again", "tiny-linear", timeout=120)
             client.models.unload("again")
+
+    def test_a_store_of_models_that_is_away_stops_no_stream_and_delays_what_is_loaded_from_it(
+        self, postgres: Any, bucket: Any, gateways: list[tuple[Gateway, str]], home: Path, tmp_path: Path
+    ) -> None:
+        ArtifactStore(STORE, tmp_path, **bucket.options).publish("stored", home / "models" / "tiny")
+        with Database(postgres.url) as database:
+            ModelRecords(database).record(ModelRecord("stored", "", artifact="stored"))
+        found = {}
+
+        def fail(client: Client) -> None:
+            began = time.monotonic()
+            bucket.fails_until = began + OUTAGE_SECONDS
+            client.models.load("stored", "stored", timeout=300)
+            assert time.monotonic() - began >= OUTAGE_SECONDS
+            found["stored"] = completions(client, "greedy", model="stored")
+            found["tiny"] = completions(client, "greedy")
+            client.models.unload("stored")
+
+        assert under_streams([address for _, address in gateways], fail).bad == []
+        assert bucket.failed >= 2
+        assert found["stored"] == found["tiny"]
 
     def test_a_gateway_that_is_killed_loses_no_stream(self, gateways: list[tuple[Gateway, str]]) -> None:
         def kill(client: Client) -> None:

@@ -204,6 +204,16 @@ class GreedyHead(Protocol):
 
 
 @runtime_checkable
+class BatchInvariant(Protocol):
+    """A language model that can say whether a token gets the same bits alone and beside others of a step."""
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether it does, over caches that give rows back as they were written."""
+        ...
+
+
+@runtime_checkable
 class FindsLargest(Protocol):
     """A packed layer that finds the largest output of each row without giving all outputs."""
 

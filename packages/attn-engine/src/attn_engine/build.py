@@ -6,13 +6,14 @@ from bisect import bisect_right
 
 from attn_core import CacheFamily, installed
 from attn_core.errors import InvalidValue
-from attn_core.models import LanguageModel, Tokenizer
+from attn_core.models import BatchInvariant, LanguageModel, Tokenizer
 from attn_core.stores import StateStore, StoreSize
 from attn_schema import EngineConfig
 from attn_schema.engine import KV_CACHE_BYTES
 
 from attn_engine.draft_model import DraftModel
 from attn_engine.engine import Engine
+from attn_engine.speculative import AdaptivePromptLookup, PromptLookupProposer
 from attn_engine.tensor_parallel import Leader
 
 
@@ -38,9 +39,18 @@ def build_engine(
     config = config.with_defaults(next(model.parameters()).device.type)  # type: ignore[attr-defined]
     store = _store(model, config, kv_cache_tokens, ranks)
     if draft_model is None:
-        return Engine(model, store, tokenizer, config)
+        return Engine(model, store, tokenizer, config, prompt_lookup=_prompt_lookup(model, config, ranks))
     draft = DraftModel(draft_model, _store(draft_model, config, None), config.batch_sizes[1])
     return Engine(model, store, tokenizer, config, draft_model=draft)
+
+
+def _prompt_lookup(model: LanguageModel, config: EngineConfig, ranks: Leader | None) -> PromptLookupProposer:
+    """Draft tokens that nobody asked for, where they cannot change a bit of what is computed, and pay."""
+    exact = installed().caches.get(config.kv_cache).loss == 0
+    unasked = config.num_speculative_tokens is None and ranks is None and exact
+    if unasked and isinstance(model, BatchInvariant) and model.batch_invariant:
+        return AdaptivePromptLookup(model)
+    return PromptLookupProposer()
 
 
 def kv_cache_size(model: LanguageModel, family: CacheFamily, config: EngineConfig) -> StoreSize:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from attn_core.errors import InvalidValue, WrongState
 from attn_core.models import LanguageModel
 from attn_core.stores import BranchingStore, StateStore
-from attn_schema.engine import MAX_SPECULATIVE_TREE_WIDTH
+from attn_schema.engine import DRAFT_MODEL_TOKENS, MAX_SPECULATIVE_TREE_WIDTH
 
 from attn_engine import sequence as sequences
 from attn_engine.draft_tokens import TokenTree, TokenTreeBuilder
@@ -34,6 +35,8 @@ class DraftModel:
     A sequence that finds no room in that store, or is longer than the draft model's context, gets no draft. At most
     `max_num_batched_tokens` prompt tokens are computed in a step. A draft model that raises is not used again.
     """
+
+    default_tokens: ClassVar[int] = DRAFT_MODEL_TOKENS
 
     def __init__(self, model: LanguageModel, store: StateStore, max_num_batched_tokens: int = 256) -> None:
         self._runner = ModelRunner(model, store)
@@ -162,7 +165,9 @@ class DraftModel:
         others = logits.topk(min(MAX_SPECULATIVE_TREE_WIDTH, self._vocab_size)).indices.tolist()
         return [
             (mirror, [token, *other])
-            for mirror, token, other in zip(mirrors, choose_tokens(logits, sampling), others, strict=True)
+            for mirror, token, other in zip(
+                mirrors, choose_tokens(logits, sampling, self._runner.sampling), others, strict=True
+            )
         ]
 
 

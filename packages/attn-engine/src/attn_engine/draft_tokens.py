@@ -6,8 +6,8 @@ Saxena 2023, "Prompt Lookup Decoding". A draft is a distribution of one token in
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,7 +16,13 @@ from attn_core.masks import Tree
 MAX_NGRAM = 3
 """Longest n-gram that is looked up; longer matches are preferred."""
 POSITIONS_PER_NGRAM = 8
-"""Latest positions kept for each n-gram."""
+"""Latest positions looked at for each n-gram."""
+TOKEN = array("I").itemsize
+"""Bytes of a token id where texts are searched."""
+FIRST_DRAFT, LONGEST_DRAFT = 2, 8
+"""Draft tokens of a sequence whose drafts nobody knows yet, and of one whose drafts are accepted again and again."""
+LONGEST_PAUSE = 64
+"""Tokens for which a sequence whose drafts are rejected again and again gets none."""
 
 
 @dataclass(frozen=True)
@@ -111,30 +117,71 @@ class TokenTreeBuilder:
 
 
 class PromptLookup:
-    """Drafts what followed the last tokens of a growing sequence where they occurred before."""
+    """Drafts what followed the last tokens of a growing sequence where they occurred before.
+
+    The text is searched as bytes, the latest first: 8000 tokens take some ten microseconds and nothing but their ids is
+    kept.
+    """
 
     def __init__(self) -> None:
-        self._positions: dict[tuple[int, ...], deque[int]] = {}
-        self._indexed = 0
+        self._text = bytearray()
 
-    def draft(self, tokens: Sequence[int], max_tokens: int, tree_width: int = 1) -> TokenTree:
-        """At most `tree_width` continuations of `max_tokens` tokens; `tokens` only grows between calls.
+    def draft(self, tokens: Sequence[int], max_tokens: int, tree_width: int = 1, shortest: int = 1) -> TokenTree:
+        """At most `tree_width` continuations of `max_tokens` tokens behind n-grams of at least `shortest` tokens.
 
-        Continuations with a common prefix share its nodes.
+        `tokens` only grows between calls. Continuations with a common prefix share its nodes.
         """
-        self._index(tokens)
+        self._text += array("I", tokens[len(self._text) // TOKEN :]).tobytes()
         found, continuations = TokenTreeBuilder(max_tokens * tree_width), 0
-        for length in range(min(MAX_NGRAM, len(tokens)), 0, -1):
-            for end in reversed(self._positions.get(tuple(tokens[-length:]), ())):
+        for length in range(min(MAX_NGRAM, len(tokens)), shortest - 1, -1):
+            for end in self._ends(length):
                 continuations += found.add_chain(tokens[end : end + max_tokens])
                 if continuations == tree_width:
                     return found.tree
         return found.tree
 
-    def _index(self, tokens: Sequence[int]) -> None:
-        # The last n-gram is not indexed: it would only find itself.
-        for end in range(self._indexed + 1, len(tokens)):
-            for length in range(1, min(MAX_NGRAM, end) + 1):
-                ngram = tuple(tokens[end - length : end])
-                self._positions.setdefault(ngram, deque(maxlen=POSITIONS_PER_NGRAM)).append(end)
-        self._indexed = max(self._indexed, len(tokens) - 1)
+    def _ends(self, length: int) -> Iterator[int]:
+        """Where the last `length` tokens ended before, the latest first."""
+        last = bytes(self._text[-length * TOKEN :])
+        stop = len(self._text) - TOKEN  # the last n-gram would only find itself
+        for _ in range(POSITIONS_PER_NGRAM):
+            start = self._text.rfind(last, 0, stop)
+            while start >= 0 and start % TOKEN:  # between tokens
+                start = self._text.rfind(last, 0, start + len(last) - 1)
+            if start < 0:
+                return
+            yield start // TOKEN + length
+            stop = start + len(last) - TOKEN
+
+
+class DraftLength:
+    """How many draft tokens a sequence gets next: twice as many after a draft that was accepted whole, and none for a
+    while after one of which less than half was, twice as long after each.
+    """
+
+    def __init__(self) -> None:
+        self._length = FIRST_DRAFT
+        self._drafted = 0
+        self._accepted = 0
+        self._failures = 0
+        self._resume = 0
+
+    def next(self, tokens: int, accepted: int) -> int:
+        """Draft tokens for a sequence of so many tokens, of whose drafts so many have been accepted in all."""
+        if self._drafted:
+            right = accepted - self._accepted
+            if 2 * right < self._drafted:
+                self._failures += 1
+                self._length = FIRST_DRAFT
+                self._resume = tokens + min(2**self._failures, LONGEST_PAUSE)
+            else:
+                self._failures = 0
+                if right == self._drafted:
+                    self._length = min(2 * self._length, LONGEST_DRAFT)
+            self._drafted = 0
+        self._accepted = accepted
+        return self._length if tokens >= self._resume else 0
+
+    def proposed(self, count: int) -> None:
+        """Note how many were proposed."""
+        self._drafted = count

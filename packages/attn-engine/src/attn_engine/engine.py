@@ -12,7 +12,6 @@ from attn_core.errors import DeadlineExceeded, InvalidValue, Unavailable, UserEr
 from attn_core.models import LanguageModel, MixesAdapters, TakesEmbeddings, Tokenizer
 from attn_core.stores import BranchingStore, StateStore, TreeStore
 from attn_schema import EngineConfig, EngineStats, OutputDelta, SamplingParams, Usage
-from attn_schema.engine import DRAFT_MODEL_TOKENS
 from torch import Tensor
 
 from attn_engine.admission import AdmissionControl
@@ -88,8 +87,8 @@ class Engine:
 
     `store` was made for `model.state_specs()`. Without a `tokenizer` outputs have no text, stop strings are refused and
     no token ends a completion. `clock` gives the time that deadlines are compared with, in seconds. A `draft_model` of
-    the same vocabulary proposes draft tokens in place of prompt lookup. Of the `config` the fields that say how the
-    model is loaded and how large the cache is do not matter here; see `build_engine`.
+    the same vocabulary proposes draft tokens in place of `prompt_lookup`. Fields of the `config` that say how to load
+    the model and how large the cache is do not matter here; see `build_engine`.
     """
 
     def __init__(
@@ -101,11 +100,13 @@ class Engine:
         *,
         clock: Callable[[], float] = time.monotonic,
         draft_model: DraftModel | None = None,
+        prompt_lookup: PromptLookupProposer | None = None,
     ) -> None:
         if draft_model is not None:
             draft_model.require_vocab_size(model.vocab_size)
+        proposer = draft_model or prompt_lookup or PromptLookupProposer()
         if config.num_speculative_tokens is None:
-            config = config.replace(num_speculative_tokens=DRAFT_MODEL_TOKENS if draft_model else 0)
+            config = config.replace(num_speculative_tokens=proposer.default_tokens)
         self.config = config
         ranks = f", {config.tensor_parallel_size} ranks" if config.tensor_parallel_size > 1 else ""
         self._runner = ModelRunner(model, store, f"weights {config.quantization}, {config.kv_cache}{ranks}")
@@ -119,7 +120,7 @@ class Engine:
         self._end_ids = tokenizer.end_ids if tokenizer else frozenset()
         self._clock = clock
         self.admission = AdmissionControl(config)
-        self._scheduler = Scheduler(store, config, draft_model or PromptLookupProposer())
+        self._scheduler = Scheduler(store, config, proposer)
         self._isolator = FaultIsolator(self._runner, self._scheduler)
         self._diagnosis = FaultDiagnosis(self._runner, self._scheduler.prefixes, config.batch_sizes[1])
         self._limits = ModelLimits(

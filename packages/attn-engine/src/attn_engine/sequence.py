@@ -14,7 +14,7 @@ from attn_schema import FinishReason, SamplingParams, ScoringParams, Token, TopL
 from torch import Tensor
 
 from attn_engine.detokenizer import Detokenizer, StopStrings, TokenText
-from attn_engine.draft_tokens import PromptLookup
+from attn_engine.draft_tokens import DraftLength, PromptLookup
 from attn_engine.moved_prompts import PromptState
 from attn_engine.request import Request
 from attn_engine.structured_output import GrammarMatcher
@@ -79,6 +79,7 @@ class Sequence:
     accepted: int = 0
     """Draft tokens that were accepted."""
     lookup: PromptLookup = field(default_factory=PromptLookup)
+    draft_length: DraftLength = field(default_factory=DraftLength)
     score: float | None = None
     """Given by beam search."""
     scores_returned: int = 0

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import ClassVar, Protocol, cast
 
+from attn_core.models import BatchInvariant
 from attn_core.stores import BranchingStore, TreeStore
 
 from attn_engine import sequence as sequences
-from attn_engine.draft_tokens import TokenTree
+from attn_engine.draft_tokens import LONGEST_DRAFT, MAX_NGRAM, NO_DRAFT, TokenTree
 from attn_engine.sequence import SequenceOutput
+
+MOST_TOGETHER = 8
+"""Sequences of a step up to which they get drafts that they did not ask for."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,9 @@ class DraftRequest:
 class Proposer(Protocol):
     """Proposes draft tokens. What it proposes changes the number of steps and nothing else."""
 
+    default_tokens: ClassVar[int]
+    """The most that a sequence gets in a step where neither its request nor the engine says."""
+
     def propose(self, requests: Sequence[DraftRequest], max_tokens: int) -> list[TokenTree]:
         """Draft tokens for each sequence, perhaps none; at most `max_tokens` in all."""
         ...
@@ -41,6 +48,8 @@ class Proposer(Protocol):
 
 class PromptLookupProposer:
     """Proposes what followed the last tokens where they occurred before in the sequence (prompt lookup)."""
+
+    default_tokens: ClassVar[int] = 0
 
     def propose(self, requests: Sequence[DraftRequest], max_tokens: int) -> list[TokenTree]:
         """See `Proposer.propose`."""
@@ -55,6 +64,47 @@ class PromptLookupProposer:
 
     def forget(self, sequence: sequences.Sequence) -> None:
         """Nothing is held outside the sequence."""
+
+
+class AdaptivePromptLookup(PromptLookupProposer):
+    """Prompt lookup for requests that did not ask for it: behind whole n-grams alone, as long as it is worth its rows.
+
+    A step of few rows reads all weights whatever its number of rows, so that a draft costs less than the steps that it
+    may save; in larger steps it does not. Each sequence has its own `DraftLength`. A request that says how many
+    draft tokens it wants gets what prompt lookup finds for it; nobody else gets any while `model` is not batch
+    invariant, or beside requests with adapters.
+    """
+
+    default_tokens: ClassVar[int] = LONGEST_DRAFT
+
+    def __init__(self, model: BatchInvariant) -> None:
+        self._model = model
+
+    def propose(self, requests: Sequence[DraftRequest], max_tokens: int) -> list[TokenTree]:
+        """See `Proposer.propose`."""
+        chosen = [one for one in requests if one.sequence.num_speculative_tokens is not None]
+        drafts = dict(zip((id(one) for one in chosen), super().propose(chosen, max_tokens), strict=True))
+        left = max_tokens - sum(map(len, drafts.values()))
+        # Steps with adapters compute blocks part by part.
+        adapted = any(one.sequence.request.adapter is not None for one in requests)
+        adapts = len(requests) <= MOST_TOGETHER and self._model.batch_invariant and not adapted
+        found = []
+        for one in requests:
+            draft = drafts.get(id(one))
+            if draft is None:
+                draft = self._adapted(one, left) if adapts else NO_DRAFT
+                left -= len(draft)
+            found.append(draft)
+        return found
+
+    def _adapted(self, one: DraftRequest, left: int) -> TokenTree:
+        sequence = one.sequence
+        count = min(left, one.max_tokens, sequence.draft_length.next(len(sequence.tokens), sequence.accepted))
+        if count < 1:
+            return NO_DRAFT
+        draft = sequence.lookup.draft(sequence.tokens, count, shortest=MAX_NGRAM)
+        sequence.draft_length.proposed(len(draft))
+        return draft
 
 
 ChooseNext = Callable[[Sequence[tuple[sequences.Sequence, int]]], list[SequenceOutput]]

@@ -40,21 +40,24 @@ class LoadedAdapters:
         return found
 
     def load(self, name: str, folder: Path) -> None:
-        """Read an adapter; returns when requests can use it.
+        """Read an adapter; returns when requests can use it. The same one twice is one, as several gateways may ask.
 
-        Raises `AlreadyExists` for a name in use, `OutOfCapacity` where `max_loras` are loaded, `Incompatible` for an
-        adapter of another base or a model that is no decoder, `CheckpointInvalid` for a folder that is not sound.
+        Raises `AlreadyExists` for the name of another adapter, `OutOfCapacity` where `max_loras` are loaded,
+        `Incompatible` for an adapter of another base or a model that is no decoder, `CheckpointInvalid` for a folder
+        that is not sound.
         """
         if self._loaded.max_encoder_len is not None:
             raise Incompatible(f"adapter {name!r}: only decoders take adapters", adapter=name)
         with self._lock:
+            # A name that is loaded anew must not find what other weights of the name computed, here or in a replica.
+            key = f"{name}:{_digest_of(folder)}"
             if name in self._adapters:
-                raise AlreadyExists(f"adapter {name!r} is loaded already", adapter=name)
+                if self._adapters[name].key == key:
+                    return
+                raise AlreadyExists(f"another adapter is loaded as {name!r}; unload it first", adapter=name)
             if len(self._adapters) >= self._max_loras:
                 said = f"{self._max_loras} adapters are loaded (max_loras); unload one, or load the model with more"
                 raise OutOfCapacity(said, max_loras=self._max_loras)
-            # A name that is loaded anew must not find what other weights of the name computed, here or in a replica.
-            key = f"{name}:{_digest_of(folder)}"
             adapter = read_adapter(folder, self._loaded.model, self._loaded.path, key)
             if self._adapted is None:
                 self._loop.call(self._attach).result()

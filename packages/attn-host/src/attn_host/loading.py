@@ -12,6 +12,7 @@ from attn_core.errors import CheckpointInvalid, Incompatible, UnknownName
 from attn_core.models import LanguageModel
 from attn_models.loading import LoadedModel, load_draft
 from attn_models.lora.peft_config import ADAPTER_CONFIG_NAME
+from attn_models.sources.gguf_files import folder_of_gguf
 from attn_schema import EngineConfig
 from attn_schema.home import model_folder_name, model_names, models_folder
 
@@ -20,14 +21,18 @@ CONFIGS = ("config.json", ADAPTER_CONFIG_NAME)
 
 
 def find_folder(source: str, home: Path, hidden: Collection[str] = ()) -> Path:
-    """The folder of a model, or of an adapter, for an absolute path or a name under the home's models.
+    """The folder of a model, or of an adapter, for an absolute path or a name under the home's models; of a GGUF file,
+    the folder that is kept of it below the home.
 
     Names in `hidden` are as if not there.
 
-    Raises `UnknownName` with near names, or `CheckpointInvalid` for a path that is no model folder.
+    Raises `UnknownName` with near names, `CheckpointInvalid` for a path that is no model folder, and for a file what
+    `folder_of_gguf` raises.
     """
     given = path_of(source)
     if given.is_absolute():
+        if os.path.isfile(given):  # noqa: PTH113
+            return folder_of_gguf(given, home)
         # Unlike `Path.is_file`, this raises nothing for paths that are too long or closed to us.
         if not any(os.path.isfile(given / name) for name in CONFIGS):  # noqa: PTH113
             raise CheckpointInvalid.of(given, "is not a model folder: it has no config.json")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from attn_models.loading.encoders import is_encoder
+from attn_models.sources.gguf_files import folder_at
 from attn_schema import EngineConfig
 
 from attn_host.encoder import EncoderHost
@@ -14,10 +15,11 @@ from attn_host.ranks import require_tensor_parallel
 
 
 def open_host(folder: Path, config: EngineConfig, deliver: Deliver, open_ranks: OpenRanks | None = None) -> ModelHost:
-    """Load the model in `folder`: an encoder, or a model that generates; raises what loading raises.
+    """Load the model in `folder`, or in a GGUF file: an encoder, or a model that generates; raises what loading raises.
 
     `open_ranks` as of `EngineHost`.
     """
+    folder = folder_at(folder)
     if is_encoder(folder):
         require_tensor_parallel(folder, config)
         return EncoderHost(folder, config)

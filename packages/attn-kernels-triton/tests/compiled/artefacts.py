@@ -51,7 +51,7 @@ class Loop(NamedTuple):
 
 BARRIER = re.compile(r"\b(?:BAR\.|SYNCS\.ARRIVE)")
 WAIT = re.compile(r"\b(?:WARPGROUP\.DEPBAR|DEPBAR|LDGDEPBAR|SYNCS\.PHASECHK)")
-PRODUCT = re.compile(r"\b(?:HGMMA|QGMMA|IGMMA|HMMA|IMMA|QMMA|UTC\w*MMA)\.")
+PRODUCT = re.compile(r"\b(?:(?:HGMMA|QGMMA|IGMMA|HMMA|IMMA|QMMA)\.|UTC\w*MMA\b)")
 LABEL = re.compile(r"^(\.L_\w+):", re.MULTILINE)
 BRANCH = re.compile(r"\bBRA\b[^;]*`\((\.L_\w+)\)")
 INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/", re.MULTILINE)
@@ -104,9 +104,9 @@ def compiled(launch: Launch, target: GPUTarget):
         driver._active = before
 
 
-def artefact(launch: Launch) -> Artefact:
-    """What Hopper would run."""
-    kernel = compiled(launch, HOPPER)
+def artefact(launch: Launch, target: GPUTarget = HOPPER) -> Artefact:
+    """What a chip of NVIDIA would run."""
+    kernel = compiled(launch, target)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(kernel.asm["cubin"])
         usage = output("cuobjdump", "--dump-resource-usage", file.name)
@@ -119,3 +119,16 @@ def artefact(launch: Launch) -> Artefact:
 def output(tool: str, *arguments: str) -> str:
     """What one of Triton's own tools prints."""
     return subprocess.run([str(TOOLS / tool), *arguments], capture_output=True, text=True, check=True).stdout
+
+
+SLACK = 1.05
+"""Instructions that another version of the compiler may add."""
+
+
+def require_within(found: Loop, budget: Loop) -> None:
+    """Fail where a turn needs more than its budget; fewer products would be another tile, of which the rest says
+    nothing."""
+    assert found.products == budget.products, found
+    assert found.instructions <= SLACK * budget.instructions, found
+    assert found.barriers <= budget.barriers, found
+    assert found.waits <= budget.waits, found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 import triton
-from artefacts import Artefact, Loop, artefact
+from artefacts import Artefact, Loop, artefact, require_within
 from attn_core import Full
 from attn_kernels_triton.attention import forward as dense
 from launches import launches
@@ -17,8 +17,6 @@ from paged_launches import paged_launches
 pytestmark = pytest.mark.skipif(
     not triton.__version__.startswith("3.9."), reason="another compiler makes other loops; budgets are those of 3.9"
 )
-SLACK = 1.05
-"""Instructions that another version of the compiler may add."""
 
 FULL = {"size": 128, "mask": Full()}
 ATTENTION = {
@@ -63,15 +61,6 @@ OTHER_PAGED = {
 @pytest.fixture(autouse=True)
 def _copier(monkeypatch):
     monkeypatch.setattr(dense, "has_copier", lambda device: True)
-
-
-def require_within(found: Loop, budget: Loop) -> None:
-    """Fail where a turn needs more than its budget; fewer products would be another tile, of which the rest says
-    nothing."""
-    assert found.products == budget.products, found
-    assert found.instructions <= SLACK * budget.instructions, found
-    assert found.barriers <= budget.barriers, found
-    assert found.waits <= budget.waits, found
 
 
 def require_paged_within(shape: dict, budgets: list[tuple[str, Loop]]) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
 
 from attn_client.writer import Writer
 from attn_engine import RequestOutput
 from attn_host import EmbedTask, ModelHost, TextTask, open_host
+from attn_models.sources.progress import Report, silent
 from attn_models.sources.store import ModelStore
 from attn_schema import (
     AttentionMap,
@@ -27,12 +29,20 @@ from attn_schema import (
 class LocalClient(Writer):
     """Answers as `attn_client.Client` does, from models that run in this process. Use it in a `with` block.
 
-    A model is named as under the `models` of `home`, or by its folder; it is loaded with the config `engine` when it is
-    first asked, and stays. Threads may share a client. Raises the errors of `attn_core.errors`.
+    A model is named as under the `models` of `home`, or by its folder or GGUF file; it is loaded with the config
+    `engine` when it is first asked, and stays. `progress` opens what is told how far a file is read. Threads may share
+    a client. Raises the errors of `attn_core.errors`.
     """
 
-    def __init__(self, home: Path | None = None, engine: EngineConfig | None = None) -> None:
+    def __init__(
+        self,
+        home: Path | None = None,
+        engine: EngineConfig | None = None,
+        progress: Callable[[], AbstractContextManager[Report]] = lambda: nullcontext(silent),
+    ) -> None:
         self._store = ModelStore(home)
+        self._progress = progress
+        self._files: dict[str, Path] = {}
         self._engine = engine or EngineConfig()
         self._hosts: dict[Path, ModelHost] = {}
         self._streams: dict[str, queue.SimpleQueue[RequestOutput]] = {}
@@ -104,14 +114,22 @@ class LocalClient(Writer):
 
     def host(self, model: str) -> ModelHost:
         """The model, loaded if it is not yet."""
-        folder = self._store.find(model)
         with self._lock:
+            folder = self._found(model)
             if folder not in self._hosts:
                 engine = self._engine
                 if engine.draft_model is not None:
-                    engine = engine.replace(draft_model=str(self._store.find(engine.draft_model)))
+                    engine = engine.replace(draft_model=str(self._found(engine.draft_model)))
                 self._hosts[folder] = open_host(folder, engine, self._deliver)
             return self._hosts[folder]
+
+    def _found(self, model: str) -> Path:
+        if model in self._files or not Path(model).expanduser().is_file():
+            return self._files.get(model) or self._store.find(model)
+        with self._progress() as report:
+            # Kept, so that the file's hash is not computed again for each request.
+            self._files[model] = self._store.find(model, report)
+        return self._files[model]
 
     def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
         for output in outputs:

@@ -17,9 +17,11 @@ def attn_local_clients() -> list[Callable[[Any], Any]]:
 
 def local_client(engine: Any) -> Any:
     """A `LocalClient` over the models of this machine, run with this `attn_schema.EngineConfig`."""
+    from attn_models.sources.progress import shown_progress
+
     from attn_local.client import LocalClient
 
-    return LocalClient(engine=engine)
+    return LocalClient(engine=engine, progress=shown_progress)
 
 
 @hookimpl

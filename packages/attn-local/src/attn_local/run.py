@@ -19,7 +19,10 @@ from attn_schema.flags import with_flags
 def run_command(
     *,
     model: Annotated[
-        str, typer.Argument(metavar="NAME|OWNER/REPO|FOLDER", help="A model of this machine, an index or a hub.")
+        str,
+        typer.Argument(
+            metavar="NAME|OWNER/REPO|PATH", help="A model of this machine, an index or a hub; a folder or a GGUF file."
+        ),
     ],
     revision: Annotated[str, typer.Option(help="Branch, tag or commit of a repository.")] = DEFAULT_REVISION,
     file: Annotated[str | None, typer.Option(help="The GGUF file of a repository that has several.")] = None,
@@ -30,11 +33,11 @@ def run_command(
 ) -> None:
     """Fetch a model if it is not here, as `attn pull`, and chat with it, as `attn chat`.
 
-    Examples: `attn run smollm2-135m-instruct`, `attn run HuggingFaceTB/SmolLM2-135M-Instruct`
+    Examples: `attn run smollm2-135m-instruct`, `attn run HuggingFaceTB/SmolLM2-135M-Instruct`, `attn run ./model.gguf`
     """
     images = read_images(image or ())  # before a model is fetched: a wrong file is said at once
     asked = revision != DEFAULT_REVISION or file is not None
-    if asked or (model not in ModelStore().names() and not Path(model).expanduser().is_dir()):
+    if asked or (model not in ModelStore().names() and not Path(model).expanduser().exists()):
         with shown_progress() as report:
             if "/" in model or asked:
                 pull_repository(model, revision, file=file, report=report)

@@ -12,13 +12,14 @@ from attn_schema.schema import Schema
 
 
 class ModelState(StrEnum):
-    """Where a model is in its life; UNKNOWN for a state newer than this version."""
+    """Where a model is in its life; ELSEWHERE is served by another gateway, UNKNOWN a state newer than this version."""
 
     UNKNOWN = "unknown"
     LOADING = "loading"
     SERVING = "serving"
     DRAINING = "draining"
     FAILED = "failed"
+    ELSEWHERE = "elsewhere"
 
 
 class ModelInfo(Schema, frozen=True, kw_only=True):

@@ -91,7 +91,8 @@ class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
         Meta(
             ge=0, le=MAX_SPECULATIVE_TOKENS,
             description=f"Draft tokens per step of requests that do not say; {DRAFT_MODEL_TOKENS} with a draft model, "
-            "else 0, if not given. Without a draft model they come from the text itself (prompt lookup).",
+            "if not given. Without a draft model they come from the text itself (prompt lookup), and if not given, "
+            "there are as many as pay on a CPU with prepacked weights, elsewhere 0.",
         ),
     ] | None = None  # fmt: skip
     draft_model: Annotated[

@@ -2,7 +2,21 @@
 
 from attn_storage.artifacts import ArtifactStore, Manifest
 from attn_storage.database import Database, database_url
+from attn_storage.gateways import GatewayRecord, GatewayRecords, ServedModel, ServedState
 from attn_storage.leases import Lease, Leases
 from attn_storage.models import ModelRecord, ModelRecords
 
-__all__ = ["ArtifactStore", "Database", "Lease", "Leases", "Manifest", "ModelRecord", "ModelRecords", "database_url"]
+__all__ = [
+    "ArtifactStore",
+    "Database",
+    "GatewayRecord",
+    "GatewayRecords",
+    "Lease",
+    "Leases",
+    "Manifest",
+    "ModelRecord",
+    "ModelRecords",
+    "ServedModel",
+    "ServedState",
+    "database_url",
+]

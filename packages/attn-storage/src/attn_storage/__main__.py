@@ -11,16 +11,22 @@ from sqlalchemy import func, select
 
 from attn_storage import schema_version
 from attn_storage.database import Database, database_url
+from attn_storage.gateways import GatewayRecords
+from attn_storage.leases import database_time
 from attn_storage.tables import metadata
 
 
 def show(database: Database) -> None:
-    """Print the URL, the schema version and how many records there are."""
+    """Print the URL, the schema version, how many records there are, and the gateways with their heartbeats."""
     sys.stdout.write(f"{database.shown}\nschema version {schema_version.NEWEST}\n")
     with database.reading() as connection:
         for table in metadata.sorted_tables:
             count = connection.execute(select(func.count()).select_from(table)).scalar_one()
-            sys.stdout.write(f"{table.name:8} {count}\n")
+            sys.stdout.write(f"{table.name:13} {count}\n")
+        now = database_time(connection)
+    for gateway in GatewayRecords(database).world().gateways.values():
+        state, age = "gone" if gateway.gone else "runs", now - gateway.heartbeat
+        sys.stdout.write(f"gateway {gateway.address} on {gateway.host}: {state}, heartbeat {age:.0f} s ago\n")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -36,6 +36,7 @@ PATIENCE: dict[str, Any] = {
 """How a store that fails for a while is waited for. The ten retries of obstore may be over after five seconds."""
 REACH_SECONDS = 5
 """How long a store may take to answer before a server says that it cannot be reached."""
+CLIENT_OPTIONS = ("allow_http", "allow_invalid_certificates", "proxy_ca_certificate", "proxy_excludes", "proxy_url")
 LARGEST_MANIFEST = 16 << 20
 
 
@@ -98,7 +99,9 @@ class ArtifactStore:
         options = self._options
         if not self.url.startswith("file://"):
             soon = timedelta(seconds=REACH_SECONDS)
-            client = {**(options.get("client_options") or {}), "timeout": soon, "connect_timeout": soon}
+            # Given options of the client are all that obstore takes: it then reads none from the environment.
+            given = options.get("client_options") or _client_of_environment()
+            client = {**given, "timeout": soon, "connect_timeout": soon}
             options = options | {"client_options": client, "retry_config": {"max_retries": 1, "retry_timeout": soon}}
         try:
             store: ObjectStore = from_url(self.url, **options)
@@ -237,6 +240,11 @@ class ArtifactStore:
 
     def _unavailable(self, error: Exception) -> Unavailable:
         return Unavailable(f"the artefact store {self.url} cannot be used: {_said(error)}", store=self.url)
+
+
+def _client_of_environment() -> dict[str, str]:
+    """The options of the HTTP client that are in environment variables, such as `AWS_ALLOW_HTTP`."""
+    return {name: os.environ[key] for name in CLIENT_OPTIONS if (key := f"AWS_{name.upper()}") in os.environ}
 
 
 def _require_name(name: str) -> None:

@@ -63,7 +63,7 @@ class Leases:
 
     def _acquire(self, name: str, holder: str, seconds: float) -> Lease:
         with self._database.writing() as connection:
-            now = _now(connection)
+            now = database_time(connection)
             query = select(leases).where(leases.c.name == name).with_for_update()
             found = connection.execute(query).mappings().first()
             if found is None:
@@ -80,7 +80,7 @@ class Leases:
     def renew(self, lease: Lease, seconds: float = LEASE_SECONDS) -> None:
         """Hold it for `seconds` from now; raises `LeaseLost` if another holder has it."""
         with self._database.writing() as connection:
-            self._set(connection, lease, _now(connection) + seconds)
+            self._set(connection, lease, database_time(connection) + seconds)
 
     def require(self, connection: Connection, lease: Lease) -> None:
         """Within a transaction: raise `LeaseLost` unless `lease` is still the newest of its name."""
@@ -97,7 +97,7 @@ class Leases:
         """For how many seconds each lease is over whose holder neither renewed nor released it."""
         with self._database.reading() as connection:
             query = select(leases.c.name, leases.c.expires).where(leases.c.name.in_(names))
-            now = _now(connection)
+            now = database_time(connection)
             return {name: now - expires for name, expires in connection.execute(query) if 0 < expires < now}
 
     @contextmanager
@@ -156,7 +156,8 @@ def _machine() -> str:
         return f"{uuid.getnode():x}"
 
 
-def _now(connection: Connection) -> float:
+def database_time(connection: Connection) -> float:
+    """Seconds since 1970 by the clock of the database, or of this machine where that is SQLite."""
     if connection.dialect.name == "postgresql":
         return float(connection.execute(text("SELECT extract(epoch FROM clock_timestamp())::float8")).scalar_one())
     return float(connection.execute(text("SELECT (julianday('now') - 2440587.5) * 86400.0")).scalar_one())

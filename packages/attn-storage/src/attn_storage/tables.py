@@ -67,3 +67,42 @@ models = Table(
     Column("created", Double, nullable=False),
 )
 """Finished models: whose they are, and under which name in the artefact store, empty for those of one machine."""
+
+gateways = Table(
+    "gateways",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("place", Text, nullable=False),
+    Column("address", Text, nullable=False),
+    Column("host", Text, nullable=False),
+    Column("process", Text, nullable=False),
+    Column("version", Text, nullable=False),
+    Column("started", Double, nullable=False),
+    Column("heartbeat", Double, nullable=False),
+)
+"""The gateways that run, or did not leave in order. Those of one `place` share the engines of their models."""
+
+served_models = Table(
+    "served_models",
+    metadata,
+    Column("place", Text, primary_key=True),
+    Column("owner", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("generation", LARGE, nullable=False),
+    Column("gateway", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("detail", Text, nullable=False),
+    Column("source", Text, nullable=False),
+    Column("base", Text, nullable=False),
+    Column("engine", Text, nullable=False),
+    Column("deployment", Text, nullable=False),
+    Column("traffic", Double, nullable=False),
+    Column("configured", Integer, nullable=False),
+    Column("info", Text, nullable=False),
+    Column("changed", Double, nullable=False),
+)
+"""The models that gateways serve, by name and owner: how each was loaded, in JSON, and where it is in its life.
+
+`gateway` is the one that loads or unloads it, or did last; `generation` rises each time that the name is loaded, and a
+write under an older one is refused.
+"""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -32,7 +33,7 @@ def serve_command(
         list[str] | None,
         typer.Option(
             metavar="NAME|PATH|NAME=PATH",
-            help="Serve this model: a registered name, or a folder, by its own name or another. May be repeated.",
+            help="Serve this model: a registered name, a folder or a GGUF file, by its name or another. Repeatable.",
         ),
     ] = None,
     lora_modules: Annotated[
@@ -54,9 +55,10 @@ def serve_command(
     are those of the models given here; `attn models load` has its own.
     The models of `--config FILE` are changed to what the file says then when the process gets SIGHUP.
 
-    Example: `attn serve --model smollm2-135m-instruct --model mine=./runs/shakespeare`
+    Example: `attn serve --model smollm2-135m-instruct --model mine=./runs/shakespeare --model ./SmolLM2-Q4_K_M.gguf`
     """
-    given, path = tuple(ModelToLoad.parse(text) for text in model or ()), context.params.get(CONFIG)
+    given = tuple(at_its_path(ModelToLoad.parse(text)) for text in model or ())
+    path = context.params.get(CONFIG)
     tenants = Tenants.of_file(server.token_file).all() if server.token_file else []
     tls = TlsFiles(certificate=server.tls_cert, key=server.tls_key) if server.tls_cert and server.tls_key else None
     settings = ServeSettings(
@@ -119,9 +121,19 @@ def models_of(path: Path | None) -> tuple[ModelToLoad, ...]:
     return ModelToLoad.of(ClusterConfig.from_mapping(values))
 
 
+def at_its_path(model: ModelToLoad) -> ModelToLoad:
+    """A model whose source is a path, with that path as an absolute one; a file that no name was given for is called as
+    it is without its ending."""
+    path = Path(model.source).expanduser()
+    if not path.exists() or ("/" not in model.source and not path.is_file()):
+        return model
+    name = path.stem if model.name == path.name and path.is_file() else model.name
+    return replace(model, name=name, source=str(path.resolve()))
+
+
 def _absolute(model: str | None) -> str | None:
-    """A folder as an absolute path, as the service does not know this shell's folder; a name as it is."""
-    return str(Path(model).resolve()) if model and Path(model).is_dir() else model
+    """A folder or file as an absolute path, as the service does not know this shell's folder; a name as it is."""
+    return str(Path(model).resolve()) if model and Path(model).exists() else model
 
 
 def announce(gateway: Gateway) -> None:

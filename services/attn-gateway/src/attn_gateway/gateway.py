@@ -29,7 +29,7 @@ from attn_gateway.interceptors.token import REFUSAL, BearerToken
 from attn_gateway.interceptors.wire import Wire
 from attn_gateway.local_calls import LocalCalls, Metadata, RecordingServer
 from attn_gateway.metrics import Metrics
-from attn_gateway.service import GrpcService, HttpServer
+from attn_gateway.service import GrpcService, HttpServer, KnowsItsAddress
 from attn_gateway.settings import GatewaySettings
 from attn_gateway.traces import Traces
 
@@ -107,6 +107,9 @@ class Gateway:
         self._port = _bind(server, self.settings)
         for name in ("", *self.names):
             await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+        for service in self.services:
+            if isinstance(service, KnowsItsAddress):
+                service.listens(self.address, chosen=self.settings.port != 0)
         await server.start()
         self._watching = asyncio.create_task(self._watch_tokens())
         if self.http is not None:

@@ -85,6 +85,15 @@ class HttpServer(Protocol):
 
 
 @runtime_checkable
+class KnowsItsAddress(Protocol):
+    """A service that tells others where its gateway listens."""
+
+    def listens(self, address: str, *, chosen: bool) -> None:
+        """Learn the address, before `start`. If it was `chosen`, a gateway that has it later takes this one's place."""
+        ...
+
+
+@runtime_checkable
 class ServesModels(Protocol):
     """A service whose models a config file names."""
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from attn_core.errors import InvalidValue
-from attn_schema import ModelInfo, OutputDelta, Prompt, SequenceScore, Token, Usage
+from attn_schema import ModelInfo, ModelState, OutputDelta, Prompt, SequenceScore, Token, Usage
 
 from attn_openai.caller import Caller
 from attn_openai.chat import BROKEN_CHARACTER, FINISH_REASONS, usage_of
@@ -288,8 +288,9 @@ def model_of(info: ModelInfo) -> dict[str, Any]:
 
 
 async def models(caller: Caller) -> dict[str, Any]:
-    """All models."""
-    return {"object": "list", "data": [model_of(info) for info in await caller.models()]}
+    """All models that this server serves."""
+    here = [info for info in await caller.models() if info.state is not ModelState.ELSEWHERE]
+    return {"object": "list", "data": [model_of(info) for info in here]}
 
 
 async def tokenize(values: dict[str, Any], caller: Caller) -> dict[str, Any]:

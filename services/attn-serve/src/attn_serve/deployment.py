@@ -100,6 +100,7 @@ class DeploymentBackend:
         await self._connect(addresses)
         self._tokenizer = PromptTokenizer(await asyncio.to_thread(Tokenizer.from_folder, self._folder))
         self._watcher = asyncio.create_task(self._watch(), name=f"replicas of {self._name}")
+        self._deployed = True  # who fails to join a deployment of others does not delete it
         return addresses[0].info
 
     async def scale(self, deployment: DeploymentConfig) -> None:
@@ -138,19 +139,29 @@ class DeploymentBackend:
         """The processes of the replicas that take tasks, for those who watch or kill processes."""
         return [replica.address.pid for replica in self._replicas.values() if not replica.draining]
 
+    def adopt(self, deployment: DeploymentConfig) -> None:
+        """Take note that another gateway has changed how many replicas there are."""
+        self._deployment = deployment
+        self._changed.set()
+
+    def forget_adapter(self, name: str) -> None:
+        """Load an adapter on no further replicas, as another gateway has unloaded it."""
+        self._adapters.pop(name, None)
+
     async def release(self, shutdown_timeout: float) -> None:
         """As `stop`, but leave the replicas to other gateways that use them."""
         others = any(replica.gateways > 1 for replica in self._replicas.values())
-        await self._leave(shutdown_timeout)
+        await self.leave(shutdown_timeout)
         if not others:
             await asyncio.to_thread(self._delete)
 
     async def stop(self, shutdown_timeout: float) -> None:
         """Let running tasks finish, then delete the deployment."""
-        await self._leave(shutdown_timeout)
+        await self.leave(shutdown_timeout)
         await asyncio.to_thread(self._delete)
 
-    async def _leave(self, shutdown_timeout: float) -> None:
+    async def leave(self, shutdown_timeout: float) -> None:
+        """Let running tasks finish; the deployment stays, if it is still there."""
         end = asyncio.get_running_loop().time() + shutdown_timeout
         self._handle = None
         if self._watcher is not None:
@@ -303,7 +314,7 @@ class DeploymentBackend:
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING", "enable_access_log": False})
         if self._joined or (self._handle is None and app in serve.status().applications):
-            self._joined = self._deployed = True
+            self._joined = True
             return serve.get_app_handle(app)
         require_places(self._folder, self._config, self._deployment)
         self._deployed = True

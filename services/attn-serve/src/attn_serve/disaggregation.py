@@ -120,6 +120,21 @@ class DisaggregatedBackend:
         """The processes of the replicas that take tasks, for those who watch or kill processes."""
         return [pid for group in self._groups for pid in await group.pids()]
 
+    def adopt(self, deployment: DeploymentConfig) -> None:
+        """Take note that another gateway has changed how many replicas there are."""
+        self._deployment = deployment
+        self.decode.adopt(deployment.decode)
+        self.prefill.adopt(deployment.prefill)
+
+    def forget_adapter(self, name: str) -> None:
+        """Load an adapter on no further replicas, as another gateway has unloaded it."""
+        for group in self._groups:
+            group.forget_adapter(name)
+
+    async def leave(self, shutdown_timeout: float) -> None:
+        """Let running tasks finish; the deployments stay, if they are still there."""
+        await asyncio.gather(*(group.leave(shutdown_timeout) for group in self._groups))
+
     async def release(self, shutdown_timeout: float) -> None:
         """As `stop`, but leave the replicas to other gateways that use them."""
         await asyncio.gather(*(group.release(shutdown_timeout) for group in self._groups))

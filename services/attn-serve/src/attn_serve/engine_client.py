@@ -142,6 +142,15 @@ class EngineClient:
         """As `stop`, but engines that other gateways use go on."""
         await getattr(self.backend, "release", self.backend.stop)(shutdown_timeout)
 
+    async def leave(self, shutdown_timeout: float) -> None:
+        """As `stop`, but the engines are not this gateway's to end: another one did, or serves with them."""
+        await getattr(self.backend, "leave", self.backend.stop)(shutdown_timeout)
+
+    def adopt(self, deployment: DeploymentConfig) -> None:
+        """Take note that another gateway has changed how many engines there are."""
+        if hasattr(self.backend, "adopt"):
+            self.backend.adopt(deployment)
+
     async def _score(self, task: TextTask) -> SequenceScore:
         tokens: list[Token] = []
         async with aclosing(self.generate(task)) as deltas:
@@ -168,6 +177,11 @@ class AdapterClient(EngineClient):
     async def stop(self, shutdown_timeout: float) -> None:  # noqa: ARG002 -- requests that run go on
         """Unload the adapter; the model stays."""
         await self.backend.call("unload_adapter", self.adapter)
+
+    async def leave(self, shutdown_timeout: float) -> None:  # noqa: ARG002 -- requests that run go on
+        """Forget the adapter, which another gateway has unloaded."""
+        if hasattr(self.backend, "forget_adapter"):
+            self.backend.forget_adapter(self.adapter)
 
     async def scale(self, deployment: DeploymentConfig) -> bool:  # noqa: ARG002
         """False, as the engines are those of the model."""

@@ -42,6 +42,12 @@ def engine_name(owner: str, name: str) -> str:
     return f"{owner}.{name}" if owner else name
 
 
+def require_name(name: str, field: str = "name") -> None:
+    """Raise `InvalidValue` for what cannot be the name of a model."""
+    if not NAME.fullmatch(name):
+        raise InvalidValue.of(field, name, ALLOWED_NAMES)
+
+
 def require_adaptable(adapter: str, config: EngineConfig) -> None:
     """Raise `InvalidValue` for an adapter on a model that is split over several processes."""
     ranks = config.tensor_parallel_size
@@ -155,6 +161,17 @@ class Fleet:
             owner = found[0].owner
         return [model for model in found if model.owner == owner]
 
+    def listed(self, tenant: str | None = None) -> list[ModelInfo]:
+        """What there is to know of all models, by name."""
+        return [model.now() for model in self.models(tenant)]
+
+    def described(self, name: str, tenant: str | None = None) -> ModelInfo:
+        """What there is to know of one; raises as `find`."""
+        return self.find(name, tenant).now()
+
+    async def publish(self) -> None:
+        """Tell others of what has changed; nobody, as the models are those of this server alone."""
+
     def choose(self, name: str, prompt: Prompt, tenant: str | None = None) -> ServedModel:
         """The version of a model that a request goes to; raises as `engine`."""
         found = {model.name: model for model in self.versions(name, tenant)}
@@ -184,8 +201,7 @@ class Fleet:
         model that serves; if not given, the one that the adapter names, or the only one. A version gets the share
         `traffic` of the requests for its model; if not given, none where others serve.
         """
-        if not NAME.fullmatch(name):
-            raise InvalidValue.of("name", name, ALLOWED_NAMES)
+        require_name(name)
         if traffic is not None:
             # Whether it can be is known before anything is loaded.
             new_shares(self._shares(name, tenant or "") | {name: 0.0}, {name: traffic})
@@ -317,8 +333,7 @@ class Fleet:
         """The shares of versions that a config file asks for; raises for what cannot be: names, sources, shares, and
         prefill replicas of a model whose states cannot be moved."""
         for name, one in wanted.items():
-            if not NAME.fullmatch(name):
-                raise InvalidValue.of("models", name, ALLOWED_NAMES)
+            require_name(name, "models")
             folder = await self._sources.find(one.source)
             await asyncio.to_thread(require_tensor_parallel, folder, one.config)
             if one.deployment.prefill_replicas is not None:

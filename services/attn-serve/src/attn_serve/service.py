@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import uuid
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 import grpc.aio
@@ -11,12 +14,14 @@ from attn.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from attn.v1.model_pb2_grpc import add_ModelServiceServicer_to_server
 from attn_gateway import Cluster, ModelToLoad
 from attn_schema import DeploymentConfig, EngineConfig, ModelState
-from attn_storage import ArtifactStore, Database, ModelRecords, database_url
+from attn_storage import ArtifactStore, Database, GatewayRecord, ModelRecords, database_url
+from attn_storage.leases import this_process
 
 from attn_serve.engine_client import EngineClient
-from attn_serve.fleet import Fleet, WantedModel, require_adaptable
+from attn_serve.fleet import WantedModel, require_adaptable
 from attn_serve.ray_backend import RayBackend
 from attn_serve.servicers import InferenceServicer, ModelServicer
+from attn_serve.shared_fleet import SharedFleet
 from attn_serve.sources import ModelSources
 
 EVERYBODY = ""
@@ -34,7 +39,12 @@ class InferenceGrpc:
         self._database = Database(database_url(cluster.home))
         self._artifacts = ArtifactStore.from_environment(cluster.home)
         sources = ModelSources(cluster.home, ModelRecords(self._database), self._artifacts)
-        self.fleet = Fleet(sources, self._engine)
+        self.fleet = SharedFleet(sources, self._engine, self._database)
+        self._address, self._chosen = "", False
+
+    def listens(self, address: str, *, chosen: bool) -> None:
+        """Learn where the gateway listens; see `attn_gateway.service.KnowsItsAddress`."""
+        self._address, self._chosen = address, chosen
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Add both servicers."""
@@ -53,9 +63,32 @@ class InferenceGrpc:
             require_adaptable(adapter.name, next(iter(wanted.values())).config)
         await self.fleet.require_sources(wanted)
         await self._cluster.start()
-        await self.apply(self._cluster.models)
+        shared = settings.address is not None
+        configured = {*wanted, *(adapter.name for adapter in settings.adapters)}
+        await self.fleet.join(self._gateway(shared=shared), configured, shared=shared)
+        # What others of this Ray cluster serve by these names is served as it is.
+        lacking = self.fleet.unserved(wanted)
+        await self.fleet.apply({name: one for name, one in wanted.items() if name in lacking}, ())
+        self._applied = set(wanted)
         for adapter in settings.adapters:
             await self.fleet.load(adapter.name, adapter.source, settings.engine)
+
+    def _gateway(self, *, shared: bool) -> GatewayRecord:
+        """This gateway, for others: those with the same place share its engines, or come after it."""
+        process = this_process()
+        gateway_id = uuid.uuid4().hex
+        place = f"gateway/{gateway_id}"
+        if shared:
+            import ray
+
+            place = f"ray/{ray.get_runtime_context().gcs_address}"
+        elif self._chosen:
+            place = f"gateway/{process.split('/', 1)[0]}/{self._address}"
+        host = socket.gethostname()
+        version = metadata.version("attn-serve")
+        return GatewayRecord(
+            id=gateway_id, place=place, address=self._address, host=host, process=process, version=version
+        )
 
     async def apply(self, models: Sequence[ModelToLoad]) -> None:
         """Serve these models of the config file from now on; see `attn_gateway.service.ServesModels`."""

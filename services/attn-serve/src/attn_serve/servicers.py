@@ -170,10 +170,8 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         context: Context,
     ) -> model_pb2.ListModelsResponse:
         """List models by name."""
-        page, following = page_of(self._fleet.models(call_of(context).caller.sees), request)
-        return model_pb2.ListModelsResponse(
-            models=[to_message(model.now()) for model in page], next_page_token=following
-        )
+        page, following = page_of(self._fleet.listed(call_of(context).caller.sees), request)
+        return model_pb2.ListModelsResponse(models=map(to_message, page), next_page_token=following)
 
     async def GetModel(
         self,
@@ -181,8 +179,8 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         context: Context,
     ) -> model_pb2.GetModelResponse:
         """Return one model."""
-        model = self._fleet.find(request.name, call_of(context).caller.sees)
-        return model_pb2.GetModelResponse(model=to_message(model.now()))
+        info = self._fleet.described(request.name, call_of(context).caller.sees)
+        return model_pb2.GetModelResponse(model=to_message(info))
 
     async def LoadModel(
         self,
@@ -204,6 +202,7 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         )
         if request.replace:
             await self._fleet.replace_others(model.name, sees)
+            await self._fleet.publish()
         return model_pb2.LoadModelResponse(model=to_message(model.now()))
 
     async def ScaleModel(
@@ -226,6 +225,7 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
             raise InvalidValue.of("name", request.name, "the name of a model without a version")
         shares = {f"{request.name}@{version}".removesuffix("@"): share for version, share in request.traffic.items()}
         models = self._fleet.set_traffic(request.name, shares, call_of(context).caller.sees)
+        await self._fleet.publish()
         return model_pb2.SetTrafficResponse(models=[to_message(model.now()) for model in models])
 
     async def UnloadModel(

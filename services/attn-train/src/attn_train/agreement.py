@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 from attn_core.errors import AttnError, CheckpointWriteFailed
@@ -29,9 +31,16 @@ def texts_of_all(text: str, group: dist.ProcessGroup | None) -> list[str]:
 
 def require_agreed(failure: AttnError | None, target: object, group: dist.ProcessGroup | None) -> None:
     """Raise in every worker what failed in one of them; every one calls this."""
+    require_no_failure(failure, group, lambda text: CheckpointWriteFailed.of(target, text))
+
+
+def require_no_failure(
+    failure: AttnError | None, group: dist.ProcessGroup | None, of_others: Callable[[str], AttnError]
+) -> None:
+    """Raise in every worker what failed in one of them: `failure` here, and `of_others` of what another has said."""
     told = texts_of_all("" if failure is None else failure.message or failure.reason, group)
     if failure is not None:
         raise failure
     for rank, text in enumerate(told):
         if text:
-            raise CheckpointWriteFailed.of(target, f"worker {rank} could not write its part: {text}")
+            raise of_others(f"worker {rank} said: {text}")

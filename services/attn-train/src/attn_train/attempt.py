@@ -14,13 +14,19 @@ from attn_train.records import Stop
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """What a worker is given. `threads` None leaves torch's threads as they are."""
+    """What a worker is given. `threads` None leaves torch's threads as they are.
+
+    With `artifacts`, a URL, checkpoints are there, and several workers, which may be on other machines than their
+    supervisor, publish their model there, for the tenant `owner`.
+    """
 
     job_id: str
     attempt: int
     config: TrainingConfig
     home: Path
     threads: int | None = None
+    artifacts: str | None = None
+    owner: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,6 +81,10 @@ class Checkpoints(Protocol):
         """Remove what writers that were killed left behind; only for the one process that may write."""
         ...
 
+    def remove(self) -> None:
+        """Remove all that there is of the run; nobody writes any more."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class SavedCheckpoint:
@@ -172,6 +176,10 @@ class CheckpointFolder:
         """Remove what writers that were killed left behind; only for the one process that may write."""
         for path in self.path.glob(".*"):
             shutil.rmtree(path, ignore_errors=True)
+
+    def remove(self) -> None:
+        """See `Checkpoints.remove`."""
+        shutil.rmtree(self.path, ignore_errors=True)
 
 
 def _write_first(target: Path, progress: Progress, parts: Parts, group: dist.ProcessGroup | None) -> None:

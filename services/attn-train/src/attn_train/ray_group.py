@@ -13,14 +13,16 @@ from attn_core.errors import InvalidValue, Unavailable
 from attn_gateway.ray_gpus import GpuRequest, gpu_request, known_gpus
 from attn_schema.training import JobError, LogLine, TrainingConfig
 
-from attn_train.attempt import Assignment, Failed, Lost, Message, Outcome, SendMessage, Stopped
+from attn_train.attempt import Assignment, Failed, Finished, Lost, Message, Outcome, SendMessage, Stopped
 from attn_train.process import keep_freed_memory, spin_briefly
 from attn_train.records import Stop, StopFlag
 
 PLACED_SECONDS = 30.0
 """How long to wait for all workers of an elastic job, before fewer go on."""
+GROW_SECONDS = 15.0
+"""How often a group that has fewer workers than it is to have looks for room for more."""
 OTHERS_SECONDS = 20.0
-"""How long the others may take to end by themselves once one worker has ended."""
+"""How long the others may take to end by themselves once one worker has ended without finishing."""
 
 
 class RayRankActor:
@@ -67,6 +69,8 @@ class RayGroup:
         self._actors: list[Any] = []
         self._asked: Stop | None = None
         self._killed = threading.Event()
+        self._sizes: list[int] = []
+        self._grows = False
 
     def begin(self, assignment: Assignment, send: SendMessage, ended: Callable[[Outcome], None]) -> None:
         """Start the workers; `ended` gets the outcome of them all."""
@@ -91,21 +95,28 @@ class RayGroup:
     def kill(self) -> None:
         """End all processes."""
         self._killed.set()
-        for actor in self._actors:
+        for actor in list(self._actors):
             ray.kill(actor)
 
     def _run(self, assignment: Assignment, send: SendMessage) -> Outcome:
         gpu = gpu_request(assignment.config.device, self._gpus, known_gpus())
         config = assignment.config.replace(device=gpu.device)
-        placed = self._placed(config, gpu, send)
-        if placed is None:
-            return Stopped(stop=self._asked or Stop.DISCARD)
-        group, workers = placed
-        try:
-            return self._work(replace(assignment, config=config.replace(workers=workers)), gpu, group)
-        finally:
-            self.kill()
-            ray.util.remove_placement_group(group)
+        self._sizes = admitted_sizes(config)
+        while True:
+            placed = self._placed(config, gpu, send)
+            if placed is None:
+                return Stopped(stop=self._asked or Stop.DISCARD)
+            group, workers = placed
+            try:
+                outcome = self._work(replace(assignment, config=config.replace(workers=workers)), gpu, group)
+            finally:
+                self._end_actors()
+                ray.util.remove_placement_group(group)
+            # Another stop than for more workers ends the attempt, whichever came first.
+            if not (isinstance(outcome, Stopped) and self._grows and self._asked is None) or self._killed.is_set():
+                return outcome
+            self._grows = False
+            send(LogLine(text="there is room for more workers, which go on from a checkpoint"))
 
     def _work(self, assignment: Assignment, gpu: GpuRequest, group: Any) -> Outcome:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -127,10 +138,33 @@ class RayGroup:
         results = [
             actor.work.remote(assignment, self._supervisor, rank, address) for rank, actor in enumerate(self._actors)
         ]
-        # Where one has ended, the others end too, or wait for it for nothing.
-        ray.wait(results, num_returns=1)
+        left = list(results)
+        while left:
+            ended, left = ray.wait(left, num_returns=1, timeout=GROW_SECONDS)
+            if not ended:
+                self._grow(assignment.config.workers, gpu)
+            elif not isinstance(_outcome(ended[0]), Finished):
+                # The others end too, or wait for it for nothing; while the model is saved, by one of them, they do not.
+                break
         ray.wait(results, num_returns=len(results), timeout=OTHERS_SECONDS)
         return outcome_of_all([_outcome(result) for result in results])
+
+    def _grow(self, workers: int, gpu: GpuRequest) -> None:
+        """Ask for a checkpoint where the cluster has room for a larger group, which goes on from it."""
+        if self._grows or self._asked is not None:
+            return
+        free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+        for size in self._sizes:
+            more = size - workers
+            if 0 < more <= free.get("CPU", 0.0) and more * gpu.num_gpus <= free.get("GPU", 0.0):
+                self._grows = True
+                self._actors[0].stop.remote(Stop.SAVE)
+                return
+
+    def _end_actors(self) -> None:
+        actors, self._actors = self._actors, []
+        for actor in actors:
+            ray.kill(actor)
 
     def _placed(self, config: TrainingConfig, gpu: GpuRequest, send: SendMessage) -> tuple[Any, int] | None:
         """A placement group and how many workers it holds: all, or as many as there is room for if that is allowed.
@@ -139,7 +173,7 @@ class RayGroup:
         """
         told = False
         while not self._killed.is_set() and self._asked is None:
-            for workers in admitted_sizes(config):
+            for workers in self._sizes:
                 bundle = {"CPU": 1.0, **({"GPU": gpu.num_gpus} if gpu.num_gpus else {})}
                 group = ray.util.placement_group([bundle] * workers, strategy="PACK")
                 if group.wait(PLACED_SECONDS):
@@ -149,7 +183,7 @@ class RayGroup:
                 ray.util.remove_placement_group(group)
             if not told:
                 told = True
-                send(LogLine(text=f"waits for room for {min(admitted_sizes(config))} workers"))
+                send(LogLine(text=f"waits for room for {min(self._sizes)} workers"))
         return None
 
 

@@ -231,6 +231,11 @@ class TrainingServicer(TrainingServiceServicer):
     def _delete(self, job_id: str, tenant: str | None) -> str:
         layout = Layout(self._home)
         folder, model = layout.job(job_id), layout.model(job_id)
+        if ARTIFACTS in os.environ and self._store.get(job_id, tenant).state.final:
+            from attn_train.object_checkpoints import checkpoints_of
+
+            # First, as the record is what says that there may be some.
+            checkpoints_of(job_id, self._home, os.environ[ARTIFACTS]).remove()
 
         def away() -> None:
             # In one step, so that a job of the same id never finds half of them.

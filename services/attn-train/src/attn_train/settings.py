@@ -98,6 +98,10 @@ class Layout:
         """The folder of its checkpoints."""
         return self.job(job_id) / "checkpoints"
 
+    def staged(self, job_id: str) -> Path:
+        """Files of checkpoints that are kept elsewhere, on their way."""
+        return self.job(job_id) / "staged"
+
     def worker_lock(self, job_id: str) -> Path:
         """Held by the process that trains."""
         return self.job(job_id) / "worker.lock"

@@ -41,25 +41,39 @@ def persistently(
     stalled: Callable[[AttnError], None],
     *,
     of: Callable[[AttnError], bool],
-    wanted: Callable[[], bool] = lambda: True,
+    pause: Callable[[float], bool] | None = None,
 ) -> Result:
     """The result of `action`, which is tried again for as long as it raises an error `of` which waiting helps.
 
-    `stalled` is told of each error; `wanted` is asked often whether to go on waiting, and if not, the error is raised.
+    `stalled` is told of each error; `pause` waits for so many seconds and says whether to go on, and if not, the error
+    is raised. None: it goes on for as long as it takes.
     """
+    pause = pause or pausing(lambda: True)
     for seconds in waits():
         try:
             return action()
         except AttnError as error:
-            if not of(error) or not wanted():
+            if not of(error) or not pause(0.0):
                 raise
             stalled(error)
-            until = time.monotonic() + seconds
-            while (left := until - time.monotonic()) > 0:
-                if not wanted():
-                    raise
-                time.sleep(min(left, POLL))
+            if not pause(seconds):
+                raise
     raise RuntimeError("there is always another wait")
+
+
+def pausing(wanted: Callable[[], bool]) -> Callable[[float], bool]:
+    """What waits for so many seconds for as long as that is `wanted`, which is asked often, and says whether it is."""
+
+    def pause(seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while going := wanted():
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            time.sleep(min(left, POLL))
+        return going
+
+    return pause
 
 
 def is_of_disk(error: AttnError) -> bool:
@@ -70,6 +84,11 @@ def is_of_disk(error: AttnError) -> bool:
 def is_of_store(error: AttnError) -> bool:
     """Whether the artefact store cannot be used; a database that cannot be has the same error and is waited for too."""
     return isinstance(error, Unavailable)
+
+
+def is_of_files(error: AttnError) -> bool:
+    """Whether something could not be written, or the artefact store cannot be used."""
+    return is_of_disk(error) or is_of_store(error)
 
 
 def as_disk_error(path: Any, error: OSError) -> OSError | CheckpointWriteFailed:

@@ -225,7 +225,8 @@ class JobStore:
             job = _fenced(connection, job_id, attempt)
             text = to_json(checkpoint) if checkpoint else None
             _set(connection, job_id, step=step, checkpoint=text, started=time.time())
-            if job.state is not S.CANCELLING:
+            # What it waited for before it began may have come since.
+            if job.state not in (S.CANCELLING, S.RUNNING):
                 _move(connection, job, S.RUNNING, None)
 
     def stall(self, job_id: str, attempt: int, error: JobError) -> None:

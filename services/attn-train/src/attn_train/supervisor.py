@@ -33,7 +33,7 @@ from attn_train.attempt import (
 from attn_train.metrics_files import MetricsFiles
 from attn_train.records import JobRecord, Stop
 from attn_train.settings import Layout
-from attn_train.stalls import is_of_database, is_of_store, persistently
+from attn_train.stalls import is_of_database, is_of_store, pausing, persistently
 from attn_train.store import JobStore, Superseded, supervisor_lease
 
 
@@ -43,7 +43,7 @@ class SupervisorSettings:
 
     A worker that sends nothing for `stall_timeout` seconds is killed and replaced. On a CUDA device it takes `gpus` of
     Ray's GPUs, such as 1 or 0.5. `database` is the URL of the records; None leaves it to the environment and the home.
-    With `artifacts`, a URL, finished models are published there for servers on other machines.
+    With `artifacts`, a URL, checkpoints are there, and finished models are published for servers on other machines.
     """
 
     home: Path
@@ -161,6 +161,8 @@ class Supervisor:
             config=job.config,
             home=self._settings.home,
             threads=self._settings.threads,
+            artifacts=self._settings.artifacts,
+            owner=job.owner,
         )
         worker = self._backend.start(
             assignment,
@@ -270,7 +272,9 @@ class Supervisor:
             self._patiently(lambda: self._store.stall(job.id, job.attempt, stalled))
 
         try:
-            persistently(lambda: self._send(job, path), told, of=is_of_store, wanted=lambda: self._asked() is None)
+            persistently(
+                lambda: self._send(job, path), told, of=is_of_store, pause=pausing(lambda: self._asked() is None)
+            )
         except Superseded:
             raise
         except AttnError as error:
@@ -287,7 +291,11 @@ class Supervisor:
             artifacts = ArtifactStore(url, self._settings.home / "artifacts")
         except OSError as error:
             raise Unavailable(f"the artefact store {url} cannot be used: {error}", store=url) from error
-        artifacts.publish(job.id, Path(path), job.owner)
+        if Path(path).is_dir():
+            artifacts.publish(job.id, Path(path), job.owner)
+        else:
+            # Several workers may have ended on another machine; they have published it.
+            artifacts.manifest(job.id)
         ModelRecords(self._store.database).record(ModelRecord(job.id, job.owner, artifact=job.id))
 
     def _recover(self, job: JobRecord, attempt: int, outcome: Lost) -> bool:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
-from attn_core.errors import CheckpointInvalid, UserError
+from attn_core.errors import AttnError, CheckpointInvalid, Unavailable, UserError
 from attn_models.decoder.mixture_of_experts import update_router_biases
 from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 
+from attn_train.agreement import require_no_failure
 from attn_train.async_checkpoint import AsyncCheckpoints, Stops, Written
 from attn_train.base_model import adapter_of
 from attn_train.checkpoint import (
@@ -40,6 +41,8 @@ from attn_train.records import Stop, StopFlag
 from attn_train.sharded_checkpoint import Held, Parts, read_shards, read_whole, stored_tensors
 from attn_train.tasks.base import Dataset, batch_weight, derived, position_of, restore_position
 from attn_train.weight_average import WeightAverage
+
+Read = TypeVar("Read")
 
 
 class Reporter(Protocol):
@@ -135,6 +138,7 @@ class Trainer:
         self._average = None if decay is None else WeightAverage(self._kept, decay)
         self._throughput = Throughput()
         self._saved_step: int | None = None
+        self.resumed_from: Saved | None = None
         if checkpoints is not None:
             keep, writers = config.checkpoint.save_total_limit, self._group.writers
             self._writer = AsyncCheckpoints(checkpoints, keep, writers, leads=self._group.leads)
@@ -145,21 +149,39 @@ class Trainer:
         return Stops() if self._writer is None else self._writer.stops
 
     def resume(self, report: Reporter | None = None) -> bool:
-        """Go to where the newest checkpoint is that is whole; False if there is none. Damaged ones are reported."""
+        """Go to where the newest checkpoint is that is whole; False if there is none. Damaged ones are reported.
+
+        The leading worker has it in `resumed_from` then.
+
+        Raises `Unavailable` in all workers where one cannot reach the checkpoints; the next call tries again.
+        """
 
         def damaged(found: Saved, error: CheckpointInvalid) -> None:
             said = f"{error.reason}: the checkpoint of step {found.step} is damaged: {error.message}"
             (report or NullReporter()).log(f"{said}; training goes on from an earlier one")
 
-        newest = None
-        if self._checkpoints is not None and self._group.leads:
-            newest = self._checkpoints.newest_whole(damaged)
-        step = self._group.agreed_step(-1 if newest is None else newest.step)
-        if step < 0 or self._checkpoints is None:
+        checkpoints = self._checkpoints
+        if checkpoints is None:
             return False
-        with self._checkpoints.opened(step) as folder:
+        newest = self._by_all(lambda: checkpoints.newest_whole(damaged) if self._group.leads else None)
+        step = self._group.agreed_step(-1 if newest is None else newest.step)
+        if step < 0:
+            return False
+        with ExitStack() as opened:
+            folder = self._by_all(lambda: opened.enter_context(checkpoints.opened(step)))
             self._restore(folder)
+        self.resumed_from = newest
         return True
+
+    def _by_all(self, read: Callable[[], Read]) -> Read:
+        """What this worker reads, once all have: raises in all of them where one could not."""
+        try:
+            found = read()
+        except AttnError as error:
+            require_no_failure(error, self._group.writers, Unavailable)
+            raise
+        require_no_failure(None, self._group.writers, Unavailable)
+        return found
 
     def _restore(self, folder: Path) -> None:
         """Go to where a checkpoint is, whose files lie in `folder`: each worker reads what it holds."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -16,6 +17,7 @@ from attn_core.errors import AttnError, CheckpointWriteFailed, InternalError, Ou
 from attn_models.device import resolve_device
 from attn_schema.locks import exclusive
 from attn_schema.training import Checkpoint, JobError, LogLine, Metrics, TrainingConfig
+from attn_storage import ArtifactStore
 
 from attn_train.attempt import (
     Assignment,
@@ -31,13 +33,14 @@ from attn_train.attempt import (
     TrainingStarted,
 )
 from attn_train.base_model import load_base
-from attn_train.checkpoint import CheckpointFolder, Checkpoints
+from attn_train.checkpoint import Saved
 from attn_train.data.load import load_dataset
 from attn_train.group import Group
 from attn_train.model import configured
-from attn_train.records import StopFlag
+from attn_train.object_checkpoints import checkpoints_of
+from attn_train.records import Stop, StopFlag
 from attn_train.settings import Layout
-from attn_train.stalls import is_of_disk, persistently
+from attn_train.stalls import is_of_disk, is_of_files, pausing, persistently
 from attn_train.tasks.base import Dataset, derived
 from attn_train.tasks.distillation import distilled
 from attn_train.trainer import Trainer
@@ -120,20 +123,18 @@ def _train(assignment: Assignment, reporter: MessageReporter, stop: StopFlag, gr
     dataset = distilled(load_dataset(config, assignment.home, reporter.log), config, assignment.home)
     base = None if config.model.base_model is None else load_base(config, assignment.home, reporter.log)
     model = build_model(config, dataset) if base is None else base.model
-    checkpoints = CheckpointFolder(layout.checkpoints(assignment.job_id))
+    checkpoints = checkpoints_of(assignment.job_id, assignment.home, assignment.artifacts)
     if group.leads:
         checkpoints.sweep()
     described = _description(model, dataset, config.workers)
     rebuild = partial(build_model, config, dataset)
     trainer = Trainer(model, dataset, config, checkpoints=checkpoints, group=group, rebuild=rebuild)
-    trainer.resume(reporter)
-    reporter.log(described)
-    reporter.send(TrainingStarted(step=trainer.step, checkpoint=_newest(checkpoints)))
-    waiting = DiskWait(reporter, stop)
+    waiting = Waiting(reporter, stop, group)
     try:
-        # Workers of a group go on from their last checkpoint: all of them write one together.
-        run = partial(trainer.run, reporter, stop)
-        stopped = run() if config.workers > 1 else waiting.until_written(run)
+        waiting.until_done(partial(trainer.resume, reporter), is_of_files)
+        reporter.log(described)
+        reporter.send(TrainingStarted(step=trainer.step, checkpoint=_message(trainer.resumed_from)))
+        stopped = waiting.until_done(partial(trainer.run, reporter, stop))
         if stopped is not None:
             reporter.flush()
             return Stopped(stop=stopped)
@@ -142,9 +143,14 @@ def _train(assignment: Assignment, reporter: MessageReporter, stop: StopFlag, gr
             return Finished(model_path="")
         whole.cpu()
         target = layout.model(assignment.job_id)
-        path = waiting.until_written(lambda: dataset.save(target, whole) if base is None else base.save(target))
-    except CheckpointWriteFailed as error:
-        asked = stop.get()
+        # The others of a group have ended.
+        alone = Waiting(reporter, stop, Group())
+        path = alone.until_done(lambda: dataset.save(target, whole) if base is None else base.save(target))
+        if config.workers > 1 and assignment.artifacts is not None:
+            # Their supervisor may be on another machine.
+            alone.until_done(lambda: _publish(assignment, Path(path)), is_of_files)
+    except (CheckpointWriteFailed, Unavailable) as error:
+        asked = waiting.asked or stop.get()
         if asked is None:
             raise
         reporter.log(f"{error.reason}: {error.message}; stopped as asked, at the checkpoint before it")
@@ -153,17 +159,24 @@ def _train(assignment: Assignment, reporter: MessageReporter, stop: StopFlag, gr
     return Finished(model_path=str(path))
 
 
-class DiskWait:
-    """Has a worker wait where the disk is full or cannot be written: its job is stalled, and goes on by itself."""
+class Waiting:
+    """Has the workers of a group wait where a disk is full, or the artefact store is away: their job is stalled, and
+    goes on by itself."""
 
-    def __init__(self, reporter: MessageReporter, stop: StopFlag) -> None:
-        self._reporter, self._stop = reporter, stop
+    def __init__(self, reporter: MessageReporter, stop: StopFlag, group: Group) -> None:
+        self._reporter, self._stop, self._group = reporter, stop, group
         self._stalled = False
+        self.asked: Stop | None = None
+        """How the job was asked to stop while it waited."""
 
-    def until_written(self, write: Callable[[], Result]) -> Result:
-        """The result of `write` once the disk takes it; raises `CheckpointWriteFailed` when the job is to stop."""
+    def until_done(self, work: Callable[[], Result], of: Callable[[AttnError], bool] = is_of_disk) -> Result:
+        """The result of `work`, tried again where it raises an error `of` which waiting helps; raises that error when
+        the job is to stop.
+
+        What all workers do together fails in all of them, and all try again when the leading one does.
+        """
         try:
-            return persistently(write, self._tell, of=is_of_disk, wanted=self._wanted)
+            return persistently(work, self._tell, of=of, pause=self._pause)
         finally:
             if self._stalled:
                 self._stalled = False
@@ -174,9 +187,22 @@ class DiskWait:
             self._stalled = True
             self._reporter.send(Stalled(error=JobError.of(error)))
 
+    def _pause(self, seconds: float) -> bool:
+        """Wait until the leading worker goes on, or stops; whether it goes on."""
+        if self._group.leads:
+            pausing(self._wanted)(seconds)
+        self.asked = self._group.agreed(self._stop.get())
+        return self.asked is None
+
     def _wanted(self) -> bool:
         self._reporter.heartbeat()
         return self._stop.get() is None
+
+
+def _publish(assignment: Assignment, model: Path) -> None:
+    """Put the finished model where other machines find it."""
+    artifacts = ArtifactStore(str(assignment.artifacts), assignment.home / "artifacts")
+    artifacts.publish(assignment.job_id, model, assignment.owner)
 
 
 def build_model(config: TrainingConfig, dataset: Dataset) -> Any:
@@ -188,11 +214,10 @@ def build_model(config: TrainingConfig, dataset: Dataset) -> Any:
     return family.build(made).to(device)
 
 
-def _newest(checkpoints: Checkpoints) -> Checkpoint | None:
-    newest = checkpoints.newest()
-    if newest is None:
+def _message(saved: Saved | None) -> Checkpoint | None:
+    if saved is None:
         return None
-    return Checkpoint(step=newest.step, path=newest.where, size_bytes=newest.size, create_time=newest.written)
+    return Checkpoint(step=saved.step, path=saved.where, size_bytes=saved.size, create_time=saved.written)
 
 
 def _description(model: Any, dataset: Dataset, workers: int) -> str:

@@ -103,10 +103,10 @@ def test_an_interrupted_run_goes_on_to_what_it_would_have_found(ask, home):
 
 def test_a_run_that_fails_is_named_and_the_others_go_on(ask, home):
     class Broken(RunsHere):
-        def train(self, run, say):
+        def train(self, run, say, until=None):
             if run.label == "linear":
                 raise InternalError("no luck")
-            return super().train(run, say)
+            return super().train(run, say, until)
 
     question = ask(seeds=1)
     folder = ComparisonFolder(home, question.title)
@@ -174,9 +174,8 @@ async def test_on_a_server_each_run_is_a_job_with_the_same_losses(ask, home, tmp
     def compare(address):
         with Client(ClientSettings(address=address)) as client:
             runs = planned(question, home, TrainSettings(), lambda _: None)
-            runner = RunsOnServer(client, runs)
-            found = {run.id: course for run, course in trained(runs, runner, lambda _: None)}
-            again = RunsOnServer(client, runs)
+            found = {run.id: course for run, course in trained(runs, RunsOnServer(client), lambda _: None)}
+            again = RunsOnServer(client)
             assert all(again.course(run) == found[run.id] for run in runs)
             return found
 

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from attn_core.errors import Unavailable
 from attn_schema.training import JobError, JobState, Metrics
 from attn_storage import ArtifactStore, Database, Leases, database_url
-from attn_train import stalls
+from attn_train import object_checkpoints, stalls
 from attn_train.attempt import Finished, TrainingStarted
 from attn_train.checkpoint import CheckpointFolder
 from attn_train.in_process import ThreadBackend
+from attn_train.object_checkpoints import checkpoints_of
 from attn_train.settings import Layout
 from attn_train.store import JobStore
 from attn_train.supervisor import Supervisor, SupervisorSettings, supervisor_lease
 
+# With importlib mode a test file cannot import its neighbour.
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from s3_server import bucket_server
+
 SECONDS = 60
+STORE = "s3://bucket/prefix"
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +144,8 @@ class Paused(ThreadBackend):
                 self.reached.set()
                 self.go_on.wait(SECONDS)
 
-        return super().start(assignment, paused, ended)
+        self.worker = super().start(assignment, paused, ended)
+        return self.worker
 
 
 def stands_still(store, seconds=1.0):
@@ -178,6 +189,69 @@ def test_a_job_that_is_stalled_can_be_cancelled(tmp_path, small_disk, supervise)
     store.request_stop("job", Stop.SAVE)
     thread.join(SECONDS)
     assert store.get("job").state is JobState.CANCELLED
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    """A bucket, which jobs find at `STORE`; a store that fails is told at once."""
+    monkeypatch.setattr(object_checkpoints, "PATIENCE", {"max_retries": 0})
+    with bucket_server() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+def test_a_store_that_is_away_stalls_the_job_before_it_begins_and_at_its_end(tmp_path, bucket, supervise):
+    undisturbed, _, thread = supervise(tmp_path / "other")
+    thread.join(SECONDS)
+    wanted = history(undisturbed)[1]
+    bucket.answers = False
+    backend = Paused()
+    store, _, thread = supervise(tmp_path / "home", backend, artifacts=STORE)
+    until(lambda: store.get("job").state is JobState.STALLED, "the job does not stall")
+    assert store.get("job").error.reason == "UNAVAILABLE"
+    assert f"artefact store {STORE}" in store.get("job").error.message
+    bucket.answers = True
+    until(backend.reached.is_set, "the job does not begin")
+    bucket.answers = False
+    backend.go_on.set()
+    until(lambda: store.get("job").state is JobState.STALLED, "the job does not stall")
+    assert store.get("job").error.reason == "CHECKPOINT_WRITE_FAILED"
+    assert store.get("job").step == 30
+    bucket.answers = True
+    thread.join(SECONDS)
+    done = store.get("job")
+    assert (done.state, done.attempt, done.failures, done.error) == (JobState.SUCCEEDED, 1, 0, None)
+    states, losses = history(store)
+    assert states == ["starting", "stalled", "running", "stalled", "running", "succeeded"]
+    assert losses == wanted
+    assert done.latest_checkpoint.path == f"{STORE}/checkpoints/job/step-000000030"
+    assert not Layout(tmp_path / "home").checkpoints("job").exists()
+
+
+def test_another_machine_goes_on_with_a_job_without_a_shared_folder(tmp_path, bucket, supervise):
+    undisturbed, _, thread = supervise(tmp_path / "other")
+    thread.join(SECONDS)
+    backend = Paused()
+    url = f"sqlite:///{tmp_path / 'records.sqlite3'}"
+    store, supervisor, thread = supervise(tmp_path / "here", backend, database=url, artifacts=STORE)
+    until(backend.reached.is_set, "the job does not begin")
+    supervisor.suspend()
+    until(lambda: backend.worker.flag.get() is not None, "the worker is not asked to stop")
+    backend.go_on.set()
+    thread.join(SECONDS)
+    assert store.get("job").state is JobState.QUEUED
+    before = store.get("job").step
+    shutil.rmtree(tmp_path / "here")
+    told = SupervisorSettings(home=tmp_path / "there", database=url, artifacts=STORE, poll=0.02)
+    Supervisor("job", ThreadBackend(), told).run()
+    assert store.get("job").state is JobState.SUCCEEDED
+    assert history(store)[1] == history(undisturbed)[1]
+    assert store.get("job").step == 30 > before
+    fetched = ArtifactStore(STORE, tmp_path / "cache").fetch("job")
+    assert (fetched / "model.safetensors").is_file()
+    checkpoints_of("job", tmp_path / "there", STORE).remove()
+    assert not [name for name in bucket.objects if "checkpoints/" in name]
 
 
 class Sending:
@@ -323,8 +397,9 @@ def test_waits_grow_to_the_longest_and_stop_when_nobody_wants_to_wait():
         tries.append(1)
         raise Unavailable("away", database="x")
 
+    pause = stalls.pausing(lambda: len(tries) < 3)
     with pytest.raises(Unavailable):
-        stalls.persistently(fail, lambda _: None, of=stalls.is_of_database, wanted=lambda: len(tries) < 3)
+        stalls.persistently(fail, lambda _: None, of=stalls.is_of_database, pause=pause)
     assert len(tries) == 3
     with pytest.raises(Unavailable):
         stalls.persistently(fail, lambda _: None, of=stalls.is_of_disk)

@@ -62,7 +62,7 @@ def load_command(  # noqa: PLR0913 - flags
         raise InvalidValue.of("replace", "true", "given with --version alone, which then gets all traffic")
     # The server does not know this shell's folder.
     folder, draft = (
-        str(Path(text).resolve()) if text and Path(text).is_dir() else text for text in (source, engine.draft_model)
+        str(Path(text).resolve()) if text and Path(text).exists() else text for text in (source, engine.draft_model)
     )
     with connect(connection) as client:
         engine = engine.replace(draft_model=draft)

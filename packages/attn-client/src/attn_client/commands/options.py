@@ -18,7 +18,9 @@ from attn_client.client import Client
 from attn_client.settings import ClientSettings
 from attn_client.writer import Writer
 
-ModelHere = Annotated[str | None, typer.Option("--model", "-m", help="Model to run here: a pulled one, or a folder.")]
+ModelHere = Annotated[
+    str | None, typer.Option("--model", "-m", help="Model to run here: a pulled one, a folder, or a GGUF file.")
+]
 Images = Annotated[
     list[Path] | None,
     typer.Option("--image", help="Image file to send with the message, for a vision-language model; may be repeated."),

@@ -199,6 +199,11 @@ class Decoder(nn.Module):
             return self.head.largest(hidden)
         return None
 
+    @property
+    def batch_invariant(self) -> bool:
+        """See `attn_core.models.BatchInvariant`: kernels of all blocks at once sum each row in one order."""
+        return self.stack is not None and self.head is not None
+
     def take_apart(self) -> None:
         """Compute each part of each block by itself, without the fused kernels of whole blocks."""
         self.stack = None

@@ -49,6 +49,7 @@ from attn_models.quantization.quantize import (
     quantize_model,
     require_not_quantized,
 )
+from attn_models.sources.gguf_files import folder_at
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import CheckpointFolder, Verify, read_folder, write_folder
 from attn_models.weights.quantized_tensors import with_plain_weights
@@ -215,7 +216,7 @@ def load_model(
     quantization: str | None = None,
     prepare: Callable[[Any], object] | None = None,
 ) -> LoadedModel:
-    """The model in a checkpoint folder, on `device`, in evaluation mode, its weights as `dtype`.
+    """The model in a checkpoint folder or a GGUF file, on `device`, in evaluation mode, its weights as `dtype`.
 
     Devices and types are named as of `resolve_device` and `resolve_dtype`: `auto` is bfloat16 on a CUDA device that
     has it, else float32. On the CPU weights already of that type stay in the file and are paged in when they are used;
@@ -230,7 +231,7 @@ def load_model(
     Raises `CheckpointInvalid` for a folder that is damaged, hostile or does not fit the model, naming every
     tensor that is missing, extra or misshaped; `UnknownName` for a layout or mechanism that is not known;
     `InvalidValue` for a device that is not there and a type that it lacks, `OutOfCapacity` where its memory is too
-    small; with `quantization`, what `quantize_model` raises.
+    small; with `quantization`, what `quantize_model` raises; for a file, what `folder_of_gguf` raises.
     """
     place = resolve_device(device)
     name = dtype_name(resolve_dtype(dtype, place))
@@ -238,7 +239,7 @@ def load_model(
         raise InvalidValue.of("dtype", dtype, ", ".join(FLOATS))
     if quantization not in (None, *QUANTIZATIONS):
         raise InvalidValue.of("quantization", quantization, ", ".join(QUANTIZATIONS))
-    checkpoint = read_folder(folder, verify=verify, device=place)
+    checkpoint = read_folder(folder_at(folder), verify=verify, device=place)
     kept = quantization in MOST_BITS or (quantization == "auto" and name == "float32")
     in_blocks = kept and prepare is None and place.type == "cpu"
     checkpoint = with_plain_weights(checkpoint, in_blocks=in_blocks)

@@ -8,52 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
 
-from attn_models.sources.progress import Report, Step, silent
-from attn_models.tokenizers import Tokenizer, tokenizer_from_gguf
-from attn_models.weights import (
-    CheckpointFolder,
-    WeightDtype,
-    gguf_config,
-    import_gguf_weights,
-    read_folder,
-    read_gguf_header,
-)
-from attn_models.weights.atomic_write import staged_folder
-from attn_models.weights.checkpoint_folder import (
-    CONFIG_NAME,
-    GENERATION_NAME,
-    ExtraFile,
-    write_folder,
-    write_side_files,
-)
+from attn_models.sources.gguf_files import convert_gguf
+from attn_models.sources.progress import Report, silent
+from attn_models.tokenizers import Tokenizer
+from attn_models.weights import CheckpointFolder, WeightDtype, read_folder
+from attn_models.weights.checkpoint_folder import GENERATION_NAME, ExtraFile, write_folder
 from attn_models.weights.safe_files import member, refuse_code_format
 
 if TYPE_CHECKING:
     from attn_models.adapters.base import Layout
-
-SAMPLES = (
-    "The quick brown fox jumps over the lazy dog.",
-    "  leading blanks,\ttabs\n\nand lines  ",
-    "café naïve Ångström",
-    "你好，世界。日本語とハングル 한국어",
-    "😀👍🏽👩‍👩‍👧",
-    "In 2024, 3.14159 and 1,000,000",
-    "def f(x): return {'a': x ** 2}  # code",
-)
-
-
-def check_round_trip(tokenizer: Tokenizer, path: Path) -> None:
-    """Raises CheckpointInvalid, naming `path`, when a sample or a special token does not come back whole."""
-    specials = [tokenizer.token(special) for special in sorted(tokenizer.special_ids)]
-    for sample in (*SAMPLES, "".join(specials), *(f"{special}a" for special in specials)):
-        ids = tokenizer.encode(sample, add_special=False)
-        back = tokenizer.decode(ids, skip_special=False)
-        if back != sample:
-            raise CheckpointInvalid.of(path, f"its tokenizer turns {sample!r} into {back!r}")
-    for special in specials:
-        if len(tokenizer.encode(special, add_special=False)) != 1:
-            raise CheckpointInvalid.of(path, f"its tokenizer cuts the special token {special!r} into pieces")
-
 
 PREPROCESSOR_NAME = "preprocessor_config.json"
 DTYPES: tuple[WeightDtype, ...] = ("stored", "bfloat16", "float32")
@@ -85,26 +48,7 @@ def convert(
     if not path.is_file():
         raise CheckpointInvalid.of(path, "is neither a file nor a folder")
     refuse_code_format(path)
-    return _convert_gguf(path, Path(target), dtype, report, origin)
-
-
-def _convert_gguf(
-    path: Path, target: Path, dtype: WeightDtype, report: Report, origin: Mapping[str, Any] | None
-) -> Path:
-    header = read_gguf_header(path)
-    config = gguf_config(header, dtype)
-    tokenizer = tokenizer_from_gguf(header)
-    if tokenizer.vocab_size > config["vocab_size"]:
-        rule = f"{tokenizer.vocab_size} tokens in the vocabulary, {config['vocab_size']} rows in the embedding"
-        raise CheckpointInvalid.of(path, rule)
-    check_round_trip(tokenizer, path)
-    ends = {key: value for key, value in config.items() if key.endswith("_token_id") and value is not None}
-    with staged_folder(target, {"file": path.name, "dtype": dtype, **(origin or {})}) as stage:
-        write_side_files(stage, {CONFIG_NAME: config, GENERATION_NAME: ends, **tokenizer.files()})
-        import_gguf_weights(
-            header, stage, dtype, lambda done, total: report(Step(f"convert {path.name}", done, total, "tensors"))
-        )
-    return target
+    return convert_gguf(path, Path(target), dtype, report, origin)
 
 
 def _convert_folder(path: Path, target: Path, dtype: WeightDtype, origin: Mapping[str, Any] | None) -> Path:

@@ -16,6 +16,7 @@ from attn_schema.locks import exclusive
 from attn_models.sources import hub
 from attn_models.sources.convert import convert, require_plain_pooling
 from attn_models.sources.download import copy_member, copy_members, download, read_members, write_text_file
+from attn_models.sources.gguf_files import folder_of_gguf
 from attn_models.sources.known import SHAKESPEARE, Source, known_sources, source_named
 from attn_models.sources.progress import Report, silent
 from attn_models.tokenizers.settings import read_settings
@@ -64,15 +65,17 @@ class ModelStore:
         """The names of all models, sorted; those of a hub's repositories are OWNER/REPO."""
         return model_names(self._home)
 
-    def find(self, model: str) -> Path:
-        """The folder of a model by its name, or the folder given itself.
+    def find(self, model: str, report: Report = silent) -> Path:
+        """The folder of a model by its name, the folder given itself, or that of a GGUF file.
 
         Raises `UnknownName` with near names, `UserError` for a model that can be fetched, `CheckpointInvalid` for a
-        folder that is none of a model.
+        folder that is none of a model, and for a file what `folder_of_gguf` raises.
         """
         if model in self.names():
             return self._folder / model_folder_name(model)
         given = Path(model).expanduser()
+        if given.is_file():
+            return folder_of_gguf(given, self._home, report)
         if not given.is_dir() and (model in {source.name for source in known_sources()} or hub.is_repository(model)):
             raise UserError(f"{model} is not here yet; fetch it with: attn pull {model}")
         if not given.is_dir():

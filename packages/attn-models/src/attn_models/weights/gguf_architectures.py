@@ -10,7 +10,7 @@ from typing import Any
 from attn_core import installed
 from attn_core.errors import CheckpointInvalid, Incompatible, UnknownName
 
-from attn_models.weights.gguf_reader import GgufHeader
+from attn_models.weights.gguf_reader import GgufHeader, require_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,7 +446,9 @@ ARCHITECTURES = {
 
 def architecture_of(header: GgufHeader) -> GgufArchitecture:
     """The architecture of the file, ours or of a plugin. Raises UnknownName naming those that can be imported, and
-    Incompatible for a key of the architecture's metadata that would change what is computed, or is not known."""
+    Incompatible for a key of the architecture's metadata that would change what is computed, or is not known, and for
+    a file that is no whole model."""
+    require_model(header)
     name = header.text("general.architecture")
     known = installed().gguf_architectures
     if name not in {architecture.name for architecture in known}:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from attn_core.errors import CheckpointInvalid
+from attn_core.errors import CheckpointInvalid, Incompatible
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 Scalar = bool | int | float | str
@@ -299,8 +299,35 @@ def _placed(cursor: Cursor, tensors: list[GgufTensor], start: int) -> dict[str, 
     """The tensors with offsets counted from the file's beginning instead of from the data's."""
     for tensor in tensors:
         if start + tensor.offset + tensor.nbytes > cursor.file_size:
-            raise cursor.fail(f"the data of tensor {tensor.name!r} lies beyond the end of the file")
+            raise cursor.fail(f"the data of tensor {tensor.name!r} lies beyond the end of the file, which is cut off")
     for first, second in pairwise(sorted(tensors, key=lambda tensor: tensor.offset)):
         if first.offset + first.nbytes > second.offset:
             raise cursor.fail(f"the data of tensors {first.name!r} and {second.name!r} overlap")
     return {t.name: GgufTensor(t.name, t.shape, t.type, start + t.offset, t.nbytes) for t in tensors}
+
+
+OTHER_KINDS = {
+    "adapter": "a LoRA adapter; run the model that it changes, and adapters as folders in PEFT's layout",
+    "mmproj": "the image or sound encoder of a model; run the file of the model itself, which reads text",
+    "imatrix": "statistics for quantising a model; run the model itself",
+}
+"""What `general.type` says of files that are no model, and what to do instead."""
+ENCODERS = ("clip", "mmproj")
+"""Architectures of such encoders, in files that do not say what they are."""
+
+
+def require_model(header: GgufHeader) -> None:
+    """Raises Incompatible for a file that is no whole model: a part, an adapter, an image encoder, statistics."""
+    parts = header.metadata.get("split.count", 0)
+    if parts not in (0, 1):
+        number = header.metadata.get("split.no", 0)
+        place = f"part {number + 1 if isinstance(number, int) else number} of {parts}"
+        rule = f"is {place} of a model; join them first: llama-gguf-split --merge FIRST_PART JOINED"
+        raise Incompatible(f"{header.path}: {rule}", path=header.path, what="split.count")
+    kind = header.metadata.get("general.type", "model")
+    if header.metadata.get("general.architecture") in ENCODERS:
+        kind = "mmproj"
+    if kind != "model":
+        rule = OTHER_KINDS.get(str(kind), f"says that it is {str(kind)[:60]!r}; only 'model' is read")
+        said = f"is {rule}" if kind in OTHER_KINDS else rule
+        raise Incompatible(f"{header.path}: {said}", path=header.path, what="general.type")

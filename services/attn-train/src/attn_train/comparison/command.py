@@ -25,6 +25,10 @@ from attn_schema.training import TrainingConfig
 Threads = Annotated[int | None, typer.Option(help="CPU threads of runs in this process.", min=1)]
 Server = Annotated[bool, typer.Option("--server", help="Train as jobs of a server, not in this process.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would run and what it costs; start nothing.")]
+Schedule = Annotated[
+    str, typer.Option(help="asha: most runs stop early, and those with the lowest validation losses go on.")
+]
+Factor = Annotated[int, typer.Option(help="With --schedule: of so many that reach a rung, one goes on.", min=2)]
 Recipe = Annotated[str, typer.Option(help=f"Start from a recipe: {', '.join(recipe_names())}, or a TOML file.")]
 
 
@@ -44,6 +48,8 @@ def compare_training_command(  # noqa: PLR0913 - options, given by name
         str, typer.Option(help="At least three of HIDDEN_SIZExNUM_LAYERS: scaling curves with fitted exponents.")
     ] = "",
     name: Annotated[str, typer.Option(help="Name of the comparison; by default one made from the options.")] = "",
+    schedule: Schedule = "",
+    reduction_factor: Factor = 3,
     threads: Threads = None,
     server: Server = False,
     dry_run: DryRun = False,
@@ -61,17 +67,19 @@ def compare_training_command(  # noqa: PLR0913 - options, given by name
     from attn_train.comparison.budget import Budget
     from attn_train.comparison.plan import Question, parse_entries, parse_sizes, planned
     from attn_train.comparison.report import figure_class
+    from attn_train.comparison.schedule import Asha
     from attn_train.settings import TrainSettings
 
-    data = training.data
+    data, entries = training.data, parse_entries(train)
     question = Question(
         config=training.replace(data=data.replace(dataset=located(data.dataset))),
-        entries=parse_entries(train),
+        entries=entries,
         budget=Budget.parse(budget),
         seeds=seeds,
         probes=[] if probes == "none" else [probe.strip() for probe in probes.split(",") if probe.strip()],
         sizes=parse_sizes(sizes),
         name=name,
+        schedule=Asha.of(schedule, reduction_factor, len(entries)),
     )
     figure_class()
     runs = planned(question, home_folder(), TrainSettings.from_environment(), _say(json=json))
@@ -93,6 +101,8 @@ def sweep_command(  # noqa: PLR0913 - options, given by name
     ] = "",
     seeds: Annotated[int, typer.Option(help="Runs of each combination, with seeds from --seed.", min=1)] = 1,
     name: Annotated[str, typer.Option(help="Name of the sweep; by default one made from the options.")] = "",
+    schedule: Schedule = "",
+    reduction_factor: Factor = 3,
     threads: Threads = None,
     server: Server = False,
     dry_run: DryRun = False,
@@ -110,6 +120,7 @@ def sweep_command(  # noqa: PLR0913 - options, given by name
     from attn_train.comparison.budget import Budget
     from attn_train.comparison.plan import Question
     from attn_train.comparison.report import figure_class
+    from attn_train.comparison.schedule import Asha
     from attn_train.comparison.sweep import combinations, parse_axes, planned_sweep
     from attn_train.settings import TrainSettings
 
@@ -121,6 +132,7 @@ def sweep_command(  # noqa: PLR0913 - options, given by name
         budget=Budget.parse(budget) if budget else None,
         seeds=seeds,
         name=name,
+        schedule=Asha.of(schedule, reduction_factor, len(chosen)),
     )
     if not name:
         digest = hashlib.sha256(f"{question.title}{chosen}".encode()).hexdigest()
@@ -154,24 +166,27 @@ def _start(question: Any, runs: Any, where: Where, connection: ConnectionOptions
     with ExitStack() as stack:
         runner: Runner = RunsHere(home, folder, where.threads)
         if where.server:
-            runner = RunsOnServer(stack.enter_context(Client(ClientSettings.of(connection))), runs)
+            runner = RunsOnServer(stack.enter_context(Client(ClientSettings.of(connection))))
         _run_all(question, runs, runner, folder, json=where.json)
 
 
 def _run_all(question: Any, runs: Any, runner: Any, folder: Any, *, json: bool) -> None:
     """Train, and write results and report anew after each run."""
+    from attn_train.comparison.asha import trained_by_asha
     from attn_train.comparison.report import page, picture, png
     from attn_train.comparison.results import as_json, grouped, scaling, table
     from attn_train.comparison.runs import trained
 
     found: dict[str, Any] = {}
+    groups, results = [], dict[str, Any]()
     command = shlex.join(["attn", *sys.argv[1:]])
-    for run, course in trained(runs, runner, _say(json=json)):
+    say, schedule = _say(json=json), question.schedule
+    courses = trained(runs, runner, say) if schedule is None else trained_by_asha(schedule, runs, runner, say)
+    for run, course in courses:
         found[run.id] = run, course
-        results = as_json(question, grouped(found)) | {"command": command, "planned_runs": len(runs)}
+        groups = grouped({run.id: found[run.id] for run in runs if run.id in found})
+        results = as_json(question, groups) | {"command": command, "planned_runs": len(runs)}
         folder.write("results.json", json_format.dumps(results, indent=1) + "\n")
-    groups = grouped(found)
-    results = as_json(question, groups) | {"command": command, "planned_runs": len(runs)}
     drawn = picture(question, groups)
     folder.write("report.png", png(drawn))
     folder.write("report.html", page(question, groups, drawn, command))
@@ -182,6 +197,8 @@ def _run_all(question: Any, runs: Any, runner: Any, folder: Any, *, json: bool) 
         if fits := scaling(question, groups):
             print_table(fits, "", title="Scaling")
         typer.echo(f"{folder.path}: results.json, report.html, report.png")
+    if any(group.stopped for group in groups):
+        say(f"what was stopped goes on to its end with --name {question.title} and without --schedule")
     if failures := [failure for group in groups for failure in group.failures]:
         raise WrongState(f"{len(failures)} of {len(runs)} runs failed: {'; '.join(failures)}")
 

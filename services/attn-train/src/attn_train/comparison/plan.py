@@ -17,6 +17,7 @@ from attn_schema.training import DECODER, DataConfig, ModelConfig, TrainingConfi
 
 from attn_train.admission import check_config
 from attn_train.comparison.budget import Budget
+from attn_train.comparison.schedule import POINTS, Asha
 from attn_train.data.load import load_dataset
 from attn_train.data.synthetic import MAKERS, TASKS
 from attn_train.model import resolved
@@ -26,8 +27,6 @@ from attn_train.tasks.base import Dataset
 
 FIELDS = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "positions")
 """Fields of the model that may be given with a mechanism, as its options are."""
-POINTS = 10
-"""Measurements along the course of a run."""
 ID_LENGTH = 64
 NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
@@ -109,7 +108,7 @@ class Run:
 class Question:
     """What is compared: `entries` at `sizes`, with `seeds`, on the dataset of `config` and on `probes`.
 
-    Without a budget each run has the steps of `config`.
+    Without a budget each run has the steps of `config`; without a schedule all runs have their whole budgets.
     """
 
     config: TrainingConfig
@@ -119,6 +118,7 @@ class Question:
     probes: Sequence[str] = ()
     sizes: Sequence[dict[str, int]] = ({},)
     name: str = ""
+    schedule: Asha | None = None
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
@@ -147,6 +147,7 @@ class Question:
         if self.name:
             return self.name
         asked = [self.config, [entry.label for entry in self.entries], self.spent, self.seeds, self.probes]
+        asked += [] if self.schedule is None else [str(self.schedule)]
         text = msgspec.json.encode([*asked, self.sizes], order="deterministic", enc_hook=str)
         return f"compare-{hashlib.sha256(text).hexdigest()[:8]}"
 
@@ -169,7 +170,7 @@ def planned(question: Question, home: Path, settings: TrainSettings, say: Callab
                 check_config(config, home=home, settings=settings)
                 loaded = load_dataset(config, home, say) if loaded is None else loaded
                 price = step_price(config, loaded)
-                kinds.append((entry, size, dataset, with_steps(config, question.budget, price, loaded), price))
+                kinds.append((entry, size, dataset, with_steps(config, question, price, loaded), price))
     return [
         _run(question, kind, seed)
         for seed in range(question.config.seed, question.config.seed + question.seeds)
@@ -225,20 +226,31 @@ def _plain(model: ModelConfig) -> dict[str, Any]:
     return {name: value for name in model.__struct_fields__ if (value := getattr(model, name)) is not None}
 
 
-def with_steps(config: TrainingConfig, budget: Budget | None, price: StepPrice, dataset: Dataset) -> TrainingConfig:
+def with_steps(config: TrainingConfig, question: Question, price: StepPrice, dataset: Dataset) -> TrainingConfig:
     """The configuration with the steps that the budget buys; warm-up and measurements fit into them."""
+    budget = question.budget
     if budget is None:
-        return _measured_often(config)
+        return _on_schedule(config, question, question.spent)
     seconds = seconds_of_a_step(config, dataset) if budget.unit == "minutes" else 0.0
+    one = {"flops": price.flops, "tokens": price.tokens, "minutes": seconds / 60}[budget.unit]
     steps = budget.steps(flops=price.flops, tokens=price.tokens, seconds=seconds)
     if steps < 1:
-        one = {"flops": price.flops, "tokens": price.tokens, "minutes": seconds / 60}[budget.unit]
         allowed = f"at least {budget.unit}={one:.4g}, one step of {config.model.label} on {config.data.dataset}"
         raise InvalidValue.of("--budget", str(budget), allowed)
     optimizer = config.optimizer.replace(steps=steps, warmup_steps=min(config.optimizer.warmup_steps, steps // 2))
-    return _measured_often(config.replace(optimizer=optimizer))
+    return _on_schedule(config.replace(optimizer=optimizer), question, f"{budget}, {steps} steps of {one:.4g}")
 
 
-def _measured_often(config: TrainingConfig) -> TrainingConfig:
-    every = max(1, min(config.evaluation.eval_steps, config.optimizer.steps // POINTS))
+def _on_schedule(config: TrainingConfig, question: Question, given: str) -> TrainingConfig:
+    """With measurements all along, and at each rung of the schedule."""
+    steps, schedule = config.optimizer.steps, question.schedule
+    if schedule is None:
+        every = max(1, min(config.evaluation.eval_steps, steps // POINTS))
+    elif steps < schedule.least_steps:
+        allowed = f"at least {schedule.least_steps} steps with {schedule}, for {config.model.label}"
+        raise InvalidValue.of("--steps" if question.budget is None else "--budget", given, allowed)
+    else:
+        steps = schedule.whole_steps(steps)
+        every = steps // schedule.parts
+        config = config.replace(optimizer=config.optimizer.replace(steps=steps))
     return config.replace(evaluation=config.evaluation.replace(eval_steps=every, logging_steps=every))

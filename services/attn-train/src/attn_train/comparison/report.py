@@ -9,8 +9,9 @@ from typing import Any
 
 from attn_core.errors import MissingPackage
 
-from attn_train.comparison.plan import Question
-from attn_train.comparison.results import ACCURACY, LOSS, Group, scaling, scaling_points, table
+from attn_train.comparison.plan import Question, Run
+from attn_train.comparison.results import ACCURACY, LOSS, Group, scaling, scaling_points, stopped_at, table
+from attn_train.comparison.runs import Course
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: #1b1b1b; }
@@ -82,7 +83,8 @@ def _against_cache(axes: Any, groups: Sequence[Group]) -> None:
         if loss is not None:
             width = 0.0 if loss.half_width != loss.half_width else loss.half_width
             bytes_kept = group.runs[0][0].price.cache_bytes
-            axes.errorbar(bytes_kept, loss.value, yerr=width, fmt="o", color=_color(number)[0], capsize=3)
+            hollow = {"markerfacecolor": "none"} if group.stopped else {}
+            axes.errorbar(bytes_kept, loss.value, yerr=width, fmt="o", color=_color(number)[0], capsize=3, **hollow)
             axes.annotate(group.name, (bytes_kept, loss.value), textcoords="offset points", xytext=(6, 3), fontsize=8)
     axes.set_xscale("log")
     axes.set(xlabel="bytes of KV cache or state of a sequence", ylabel="validation loss, nats a token")
@@ -137,7 +139,8 @@ def page(question: Question, groups: Sequence[Group], figure: Any, command: str)
     introduction = (
         f"<p>Budget of every run: <b>{escape(question.spent)}</b>; {question.seeds} seeds; data: "
         f"{escape(', '.join(question.datasets()))}. Intervals are 95 % of Student's t over seeds. FLOPs are those of "
-        "matrix products, forward and backward, of attention only the pairs that the mask allows.</p>"
+        "matrix products, forward and backward, of attention only the pairs that the mask allows."
+        f"{_stopping(question)}</p>"
     )
     parts = [
         f"<h1>{escape(question.title)}</h1>",
@@ -147,7 +150,7 @@ def page(question: Question, groups: Sequence[Group], figure: Any, command: str)
         *(["<h2>Scaling</h2>", html_table(fits)] if fits else []),
         f"<h2>Command</h2><p><code>{escape(command)}</code></p>",
         "<h2>Models</h2>",
-        html_table([_model(run.id, course.model_path) for group in groups for run, course in group.runs]),
+        html_table([_model(question, group, *run) for group in groups for run in group.runs]),
     ]
     failures = [failure for group in groups for failure in group.failures]
     if failures:
@@ -156,8 +159,17 @@ def page(question: Question, groups: Sequence[Group], figure: Any, command: str)
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>\n' + "\n".join(parts) + "\n</body></html>\n"
 
 
-def _model(run_id: str, path: str) -> dict[str, str]:
-    return {"run": run_id, "model": path, "serve it with": f"attn models load {run_id}"}
+def _stopping(question: Question) -> str:
+    if question.schedule is None:
+        return ""
+    words = "What was stopped has the loss of the rung it reached, and is hollow in the picture of KV caches."
+    return f" Schedule: <b>{escape(str(question.schedule))}</b>. {words}"
+
+
+def _model(question: Question, group: Group, run: Run, course: Course) -> dict[str, str]:
+    if course.finished:
+        return {"run": run.id, "model": course.model_path, "serve it with": f"attn models load {run.id}"}
+    return {"run": run.id, "model": f"stopped at {stopped_at(question, group)}; its checkpoint is kept"}
 
 
 def html_table(rows: Sequence[Mapping[str, Any]]) -> str:

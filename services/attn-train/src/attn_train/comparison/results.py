@@ -12,12 +12,10 @@ from typing import Any
 from attn_core.errors import AttnError
 
 from attn_train.comparison.plan import Question, Run
-from attn_train.comparison.runs import Course
+from attn_train.comparison.runs import Course, Found
 from attn_train.comparison.statistics import Interval, fitted_exponent
 
 LOSS, ACCURACY = "validation_loss", "answer_accuracy"
-Found = Mapping[str, tuple[Run, Course | AttnError]]
-"""Runs with their courses, by id."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +27,16 @@ class Group:
     dataset: str
     runs: tuple[tuple[Run, Course], ...]
     failures: tuple[str, ...]
+
+    @property
+    def steps(self) -> int:
+        """The steps that every run has done."""
+        return min((course.steps for _, course in self.runs), default=0)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether runs have not spent their budgets."""
+        return not all(course.finished for _, course in self.runs)
 
     @property
     def name(self) -> str:
@@ -55,8 +63,8 @@ class Group:
         ]
 
 
-def grouped(found: Found) -> list[Group]:
-    """The groups in the order of the runs."""
+def grouped(found: Mapping[str, Found]) -> list[Group]:
+    """The groups of runs by id, in their order."""
     keys: dict[tuple[str, str, str], list[tuple[Run, Course | AttnError]]] = {}
     for run, course in found.values():
         keys.setdefault((run.label, run.size, run.dataset), []).append((run, course))
@@ -73,7 +81,10 @@ def grouped(found: Found) -> list[Group]:
 
 
 def table(question: Question, groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """A row for each mechanism and size, best loss first: prices, loss, accuracy of probes, seconds, KV cache."""
+    """A row for each mechanism and size, best loss first: prices, loss, accuracy of probes, seconds, KV cache.
+
+    With a schedule those that spent more of their budget come first, and a column says where the others were stopped.
+    """
     main = question.config.data.dataset
     rows = []
     for group in (group for group in groups if group.dataset == main and group.runs):
@@ -82,27 +93,40 @@ def table(question: Question, groups: Sequence[Group]) -> list[dict[str, Any]]:
         row: dict[str, Any] = {
             "mechanism": group.name,
             "parameters": run.price.parameters,
-            "steps": run.config.optimizer.steps,
-            "FLOPs": f"{run.flops:.3g}",
+            "steps": group.steps,
+            "FLOPs": f"{group.steps * run.price.flops:.3g}",
             "validation loss": "" if loss is None else loss.text(),
         }
         if accuracy is not None:
             row[f"{Path(main).stem} right"] = accuracy.text(3)
         for probe in question.probes:
             if probe != main:
-                row |= _probe(groups, group, probe)
+                row |= _probe(question, groups, group, probe)
         row["seconds"] = "" if seconds is None else seconds.text(1)
         row["KV cache bytes"] = run.price.cache_bytes
-        rows.append((math.inf if loss is None else loss.value, row))
+        if question.schedule is not None:
+            row["stopped"] = stopped_at(question, group)
+        spent = group.steps / run.config.optimizer.steps if group.stopped else 1.0
+        rows.append(((-spent, math.inf if loss is None else loss.value), row))
     return [row for _, row in sorted(rows, key=lambda pair: pair[0])]
 
 
-def _probe(groups: Sequence[Group], like: Group, probe: str) -> dict[str, str]:
-    """Share of right answers to a probe, and steps spent on it."""
+def stopped_at(question: Question, group: Group) -> str:
+    """`rung 1 of 3, 1/9`: where a group was stopped, and the share of its budget; empty where it was not."""
+    if question.schedule is None or not group.stopped or not group.runs:
+        return ""
+    rungs = question.schedule.rungs
+    steps = question.schedule.steps(group.runs[0][0].config.optimizer.steps)
+    reached = sum(step <= group.steps for step in steps)
+    return f"rung {reached} of {len(rungs)}, {rungs[reached - 1]}" if reached else f"before rung 1 of {len(rungs)}"
+
+
+def _probe(question: Question, groups: Sequence[Group], like: Group, probe: str) -> dict[str, str]:
+    """Share of right answers to a probe, or where the mechanism was stopped on it."""
     for group in groups:
         if (group.label, group.size, group.dataset) == (like.label, like.size, probe) and group.runs:
             right = group.interval(ACCURACY)
-            return {f"{probe} right": "" if right is None else right.text(3)}
+            return {f"{probe} right": stopped_at(question, group) if right is None else right.text(3)}
     return {f"{probe} right": ""}
 
 
@@ -128,13 +152,13 @@ def exponents(question: Question, groups: Sequence[Group]) -> list[tuple[str, In
 
 
 def scaling_points(groups: Sequence[Group], label: str, dataset: str) -> list[tuple[float, float]]:
-    """(parameters outside of embeddings, validation loss) of every run of a mechanism."""
+    """(parameters outside of embeddings, validation loss) of every run of a mechanism that spent its budget."""
     return [
         (float(run.price.parameters - run.price.embedding_parameters), course.last[LOSS])
         for group in groups
         if group.label == label and group.dataset == dataset
         for run, course in group.runs
-        if LOSS in course.last
+        if LOSS in course.last and course.finished
     ]
 
 
@@ -143,23 +167,26 @@ def as_json(question: Question, groups: Sequence[Group]) -> dict[str, Any]:
     return {
         "name": question.title,
         "budget": question.spent,
+        "schedule": None if question.schedule is None else str(question.schedule),
         "seeds": question.seeds,
         "datasets": question.datasets(),
-        "groups": [_plain_group(group) for group in groups if group.runs],
+        "groups": [_plain_group(question, group) for group in groups if group.runs],
         "scaling": [
             {"mechanism": label, "exponent": fit.plain(), "points": points}
             for label, fit, points in exponents(question, groups)
         ],
         "failures": [failure for group in groups for failure in group.failures],
         "runs": [
-            run.facts() | {"last": course.last, "curve": course.curve(LOSS), "model_path": course.model_path}
+            run.facts()
+            | {"steps": course.steps, "last": course.last, "curve": course.curve(LOSS)}
+            | {"finished": course.finished, "model_path": course.model_path}
             for group in groups
             for run, course in group.runs
         ],
     }
 
 
-def _plain_group(group: Group) -> dict[str, Any]:
+def _plain_group(question: Question, group: Group) -> dict[str, Any]:
     """The prices of a group, and the means of what its runs measured."""
     run, _ = group.runs[0]
     measured = {name: group.interval(name) for name in (LOSS, ACCURACY, "elapsed_seconds")}
@@ -168,8 +195,9 @@ def _plain_group(group: Group) -> dict[str, Any]:
         "size": group.size,
         "dataset": group.dataset,
         "parameters": run.price.parameters,
-        "steps": run.config.optimizer.steps,
-        "flops": run.flops,
+        "steps": group.steps,
+        "flops": group.steps * run.price.flops,
+        "stopped": stopped_at(question, group),
         "cache_bytes": run.price.cache_bytes,
         "runs": len(group.runs),
     } | {name: None if found is None else found.plain() for name, found in measured.items()}

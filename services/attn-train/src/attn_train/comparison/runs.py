@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
-from attn_core.errors import AlreadyExists, AttnError, WrongState
+from attn_core.errors import AlreadyExists, AttnError, UnknownName, WrongState
 from attn_schema.training import JobEvent, JobState, LogLine, Metrics, TrainingConfig, TrainingJob
 
 from attn_train.attempt import Assignment, Failed, Finished, Message
@@ -23,6 +25,8 @@ from attn_train.settings import Layout
 
 Say = Callable[[str], None]
 PLAN = "plan.json"
+POLL_SECONDS = 0.5
+"""How often jobs of a server are looked at."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,19 @@ class Course:
             found |= values
         return found
 
+    @property
+    def steps(self) -> int:
+        """The step of the last measurement."""
+        return self.points[-1][0] if self.points else 0
+
+    def at(self, step: int) -> dict[str, float]:
+        """What was measured at a step."""
+        return dict(self.points).get(step, {})
+
+    def until(self, step: int) -> Course:
+        """The course of a run that stopped at a step."""
+        return Course(tuple(point for point in self.points if point[0] <= step), finished=False)
+
     def curve(self, metric: str) -> list[tuple[int, float, float]]:
         """(step, seconds of training, value) where the metric was measured."""
         found, seconds = [], 0.0
@@ -51,15 +68,26 @@ class Course:
         return found
 
 
+Found: TypeAlias = tuple[Run, Course | AttnError]
+"""A run with what was measured of it, or the error with which it failed."""
+
+
 class Runner(Protocol):
     """Where runs train."""
 
+    side_by_side: bool
+    """Whether several that were begun train at the same time."""
+
     def course(self, run: Run) -> Course | None:
-        """What is there of a run; None before it was started."""
+        """What is there of a run; None before it was started, or while it trains."""
         ...
 
-    def train(self, run: Run, say: Say) -> Course:
-        """Start a run, or go on with it, to its end; raises the error with which it failed."""
+    def begin(self, run: Run, until: int | None = None) -> None:
+        """Start a run, or go on with it, to its end, or to a step where it stops with a checkpoint."""
+        ...
+
+    def ended(self, say: Say) -> Found:
+        """Wait for one of those that were begun."""
         ...
 
 
@@ -72,19 +100,22 @@ class ComparisonFolder:
     def settled(self, question: Question, runs: Sequence[Run]) -> list[Run]:
         """The runs, with the configurations of the plan that is there; else they become the plan.
 
-        Minutes buy other steps each time they are measured; what was planned once is what is run. Raises
-        `AlreadyExists` where the folder has the plan of another question.
+        Minutes buy other steps each time they are measured; what was planned once is what is run. What a schedule
+        has stopped goes on to its end without one. Raises `AlreadyExists` where the folder has the plan of another
+        question.
         """
         path, ids = self.path / PLAN, [run.id for run in runs]
         if path.is_file():
             saved = json.loads(path.read_text("utf-8"))
             kept = {run["id"]: TrainingConfig.from_mapping(run["config"]) for run in saved["runs"]}
             same = list(kept) == ids and saved["budget"] == question.spent
+            same = same and (question.schedule is None or saved["schedule"] == str(question.schedule))
             if not same or any(_asked(kept[run.id]) != _asked(run.config) for run in runs):
                 raise AlreadyExists(f"there is another comparison {self.path.name!r} in {self.path}; choose a --name")
             return [replace(run, config=kept[run.id]) for run in runs]
         listed = [run.facts() | {"config": msgspec.to_builtins(run.config)} for run in runs]
-        self.write(PLAN, json.dumps({"name": question.title, "budget": question.spent, "runs": listed}, indent=1))
+        plan = {"name": question.title, "budget": question.spent, "schedule": str(question.schedule or "")}
+        self.write(PLAN, json.dumps(plan | {"runs": listed}, indent=1))
         return list(runs)
 
     def write(self, name: str, content: str | bytes) -> Path:
@@ -105,9 +136,27 @@ def _asked(config: TrainingConfig) -> TrainingConfig:
 class RunsHere:
     """Runs in this process, one after the other; models and checkpoints lie where a server has those of jobs."""
 
+    side_by_side = False
+
     def __init__(self, home: Path, folder: ComparisonFolder, threads: int | None) -> None:
         self._home, self._threads = home, threads
         self._folder = folder.path / "runs"
+        self._begun: deque[tuple[Run, int | None]] = deque()
+
+    def begin(self, run: Run, until: int | None = None) -> None:
+        """See `Runner.begin`; it starts with `ended`."""
+        self._begun.append((run, until))
+
+    def ended(self, say: Say) -> Found:
+        """See `Runner.ended`: those that were begun first come first."""
+        run, until = self._begun.popleft()
+        steps = run.config.optimizer.steps
+        say(f"{run.id}: {steps} steps" if until is None else f"{run.id}: {until} of {steps} steps")
+        try:
+            return run, self.train(run, say, until)
+        except AttnError as error:
+            say(f"{run.id} failed: {error.message}")
+            return run, error
 
     def course(self, run: Run) -> Course | None:
         """From its measurements, a line of JSON each; a step that was measured again counts once."""
@@ -127,17 +176,24 @@ class RunsHere:
                 points[found["step"]] = found["values"]
         return Course(tuple(sorted(points.items())), bool(model) and Path(model).is_dir(), model)
 
-    def train(self, run: Run, say: Say) -> Course:
-        """By the worker that jobs have, from the newest checkpoint; Ctrl-C writes one first."""
+    def train(self, run: Run, say: Say, until: int | None = None) -> Course:
+        """By the worker that jobs have, from the newest checkpoint; Ctrl-C writes one first.
+
+        Raises the error with which it failed, and `KeyboardInterrupt`.
+        """
         from attn_train.worker import work
 
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{run.id}.jsonl"
         Layout(self._home).job(run.id).mkdir(parents=True, exist_ok=True)
+        reached: list[int] = []
         with path.open("a", encoding="utf-8") as file, _stopping_on_interrupt() as flag:
 
             def send(message: Message) -> None:
                 if isinstance(message, Metrics):
+                    if until is not None and message.step >= until:
+                        reached.append(message.step)
+                        flag.set(Stop.SAVE)
                     file.write(json.dumps({"step": message.step, "values": message.values}) + "\n")
                     file.flush()
                 elif isinstance(message, LogLine):
@@ -147,9 +203,10 @@ class RunsHere:
             outcome = work(assignment, send, flag)
             if isinstance(outcome, Failed):
                 raise outcome.error.error()
-            if not isinstance(outcome, Finished):
+            if isinstance(outcome, Finished):
+                file.write(json.dumps({"model_path": outcome.model_path}) + "\n")
+            elif not reached:
                 raise KeyboardInterrupt
-            file.write(json.dumps({"model_path": outcome.model_path}) + "\n")
             file.flush()
             os.fsync(file.fileno())
         course = self.course(run)
@@ -180,46 +237,78 @@ def _stopping_on_interrupt() -> Iterator[StopFlag]:
 
 
 class RunsOnServer:
-    """A job of a server each, all submitted first, so that they train side by side; `client` is attn-client's."""
+    """A job of a server each, which train side by side as the server has room; `client` is attn-client's."""
 
-    def __init__(self, client: Any, runs: Sequence[Run]) -> None:
+    side_by_side = True
+
+    def __init__(self, client: Any) -> None:
         self._client = client
-        self._jobs = {run.id: client.jobs.submit(run.config, job_id=run.id) for run in runs}
-        for job_id, job in self._jobs.items():
-            if job.state in (JobState.FAILED, JobState.CANCELLED):
-                self._jobs[job_id] = client.jobs.resume(job_id)
+        self._begun: dict[str, tuple[Run, int | None]] = {}
+        self._stopping: set[str] = set()
 
     def course(self, run: Run) -> Course | None:
-        """Of a job that has ended well; others are watched."""
-        job: TrainingJob = self._jobs[run.id]
-        return self.train(run, lambda _: None) if job.state is JobState.SUCCEEDED else None
+        """Of a job that has ended well or was stopped."""
+        try:
+            job: TrainingJob = self._client.jobs.get(run.id)
+        except UnknownName:
+            return None
+        return self._measured(job) if job.state in (JobState.SUCCEEDED, JobState.CANCELLED) else None
 
-    def train(self, run: Run, say: Say) -> Course:
-        """Watch the job to its end."""
+    def begin(self, run: Run, until: int | None = None) -> None:
+        """Submit the job, or resume it."""
+        job: TrainingJob = self._client.jobs.submit(run.config, job_id=run.id)
+        if job.state in (JobState.FAILED, JobState.CANCELLED):
+            self._client.jobs.resume(run.id)
+        self._begun[run.id] = run, until
+
+    def ended(self, say: Say) -> Found:
+        """Look at the jobs until one has ended; one that has measured the step where it stops is cancelled."""
+        while True:
+            for run, until in list(self._begun.values()):
+                job: TrainingJob = self._client.jobs.get(run.id)
+                if job.state in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED):
+                    del self._begun[run.id]
+                    self._stopping.discard(run.id)
+                    return run, self._outcome(job, until, say)
+                if until is not None and job.step >= until and run.id not in self._stopping:
+                    self._stopping.add(run.id)
+                    with suppress(WrongState):  # it has ended meanwhile
+                        self._client.jobs.cancel(run.id)
+            time.sleep(POLL_SECONDS)
+
+    def _outcome(self, job: TrainingJob, until: int | None, say: Say) -> Course | AttnError:
+        if job.state is JobState.FAILED and job.error is not None:
+            error = job.error.error()
+            say(f"{job.id} failed: {error.message}")
+            return error
+        course = self._measured(job)
+        if job.state is JobState.SUCCEEDED and until is None:
+            say(f"{job.id}: {job.step} steps")
+            return course
+        if until is not None and course.at(until):
+            say(f"{job.id}: {until} of {job.config.optimizer.steps} steps")
+            return course.until(until)
+        return WrongState(f"job {job.id!r} is {job.state}; compare again to go on with it", job=job.id)
+
+    def _measured(self, job: TrainingJob) -> Course:
+        """What the events of a job say that has ended."""
         points: dict[int, dict[str, float]] = {}
-        for update in self._client.jobs.watch(run.id):
+        for update in self._client.jobs.watch(job.id):
             if isinstance(update, JobEvent) and update.metrics is not None:
                 points[update.metrics.step] = dict(update.metrics.values)
-            elif isinstance(update, JobEvent) and update.log is not None:
-                say(f"{run.id}: {update.log.text}")
-        job: TrainingJob = self._client.jobs.get(run.id)
-        if job.state is JobState.FAILED and job.error is not None:
-            raise job.error.error()
-        if job.state is not JobState.SUCCEEDED:
-            raise WrongState(f"job {run.id!r} is {job.state}; compare again to go on with it", job=run.id)
-        return Course(tuple(sorted(points.items())), finished=True, model_path=job.model_path)
+        return Course(tuple(sorted(points.items())), job.state is JobState.SUCCEEDED, job.model_path)
 
 
-def trained(runs: Sequence[Run], runner: Runner, say: Say) -> Iterator[tuple[Run, Course | AttnError]]:
+def trained(runs: Sequence[Run], runner: Runner, say: Say) -> Iterator[Found]:
     """Each run with what was measured of it, or the error with which it failed; the others go on."""
-    for number, run in enumerate(runs, 1):
+    left = 0
+    for run in runs:
         found = runner.course(run)
         if found is not None and found.finished:
             yield run, found
-            continue
-        say(f"{number}/{len(runs)} {run.id}: {run.config.optimizer.steps} steps")
-        try:
-            yield run, runner.train(run, say)
-        except AttnError as error:
-            say(f"{run.id} failed: {error.message}")
-            yield run, error
+        else:
+            runner.begin(run)
+            left += 1
+    for number in range(left):
+        say(f"{len(runs) - left + number} of {len(runs)} runs are done")
+        yield runner.ended(say)

@@ -123,7 +123,7 @@ def planned_sweep(
         if key not in datasets:
             datasets[key] = load_dataset(config, home, say)
         price = step_price(config, datasets[key])
-        config = with_steps(config, question.budget, price, datasets[key])
+        config = with_steps(config, question, price, datasets[key])
         for seed in range(question.config.seed, question.config.seed + question.seeds):
             runs[seed, number] = Run(
                 id=run_name([question.title, label], seed),

@@ -1,0 +1,153 @@
+"""GGUF files as model folders: written where somebody asks, or kept in a cache for those who name the file itself."""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import hashlib
+import inspect
+import shutil
+import tempfile
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from attn_core.errors import CheckpointInvalid, CheckpointWriteFailed
+from attn_schema.home import home_folder
+from attn_schema.locks import exclusive
+
+from attn_models.sources.progress import Report, Step, silent
+from attn_models.tokenizers import Tokenizer, tokenizer_from_gguf
+from attn_models.weights import (
+    GgufHeader,
+    WeightDtype,
+    gguf_config,
+    import_gguf_weights,
+    read_gguf_header,
+    read_manifest,
+    verify_manifest,
+)
+from attn_models.weights.atomic_write import staged_folder
+from attn_models.weights.checkpoint_folder import CONFIG_NAME, GENERATION_NAME, write_side_files
+from attn_models.weights.gguf_architectures import architecture_of
+from attn_models.weights.manifest import file_sha256
+from attn_models.weights.safe_files import refuse_code_format
+
+SAMPLES = (
+    "The quick brown fox jumps over the lazy dog.",
+    "  leading blanks,\ttabs\n\nand lines  ",
+    "café naïve Ångström",
+    "你好，世界。日本語とハングル 한국어",
+    "😀👍🏽👩‍👩‍👧",
+    "In 2024, 3.14159 and 1,000,000",
+    "def f(x): return {'a': x ** 2}  # code",
+)
+
+
+def check_round_trip(tokenizer: Tokenizer, path: Path) -> None:
+    """Raises CheckpointInvalid, naming `path`, when a sample or a special token does not come back whole."""
+    specials = [tokenizer.token(special) for special in sorted(tokenizer.special_ids)]
+    for sample in (*SAMPLES, "".join(specials), *(f"{special}a" for special in specials)):
+        ids = tokenizer.encode(sample, add_special=False)
+        back = tokenizer.decode(ids, skip_special=False)
+        if back != sample:
+            raise CheckpointInvalid.of(path, f"its tokenizer turns {sample!r} into {back!r}")
+    for special in specials:
+        if len(tokenizer.encode(special, add_special=False)) != 1:
+            raise CheckpointInvalid.of(path, f"its tokenizer cuts the special token {special!r} into pieces")
+
+
+def convert_gguf(
+    path: Path, target: Path, dtype: WeightDtype, report: Report = silent, origin: Mapping[str, Any] | None = None
+) -> Path:
+    """Write the model of a GGUF file as the folder `target`, with all that `convert` says and raises."""
+    header = read_gguf_header(path)
+    config = gguf_config(header, dtype)
+    tokenizer = tokenizer_from_gguf(header)
+    if tokenizer.vocab_size > config["vocab_size"]:
+        rule = f"{tokenizer.vocab_size} tokens in the vocabulary, {config['vocab_size']} rows in the embedding"
+        raise CheckpointInvalid.of(path, rule)
+    check_round_trip(tokenizer, path)
+    ends = {key: value for key, value in config.items() if key.endswith("_token_id") and value is not None}
+    with staged_folder(target, {"file": path.name, "dtype": dtype, **(origin or {})}) as stage:
+        write_side_files(stage, {CONFIG_NAME: config, GENERATION_NAME: ends, **tokenizer.files()})
+        import_gguf_weights(
+            header, stage, dtype, lambda done, total: report(Step(f"convert {path.name}", done, total, "tensors"))
+        )
+    return target
+
+
+CACHE = "gguf"
+"""Where, below the home, the folders of files lie, each named after the SHA-256 of what it is made of."""
+CLOSED = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR})
+"""What the system says of a cache that cannot be written to. A full disk is no such thing: it is told."""
+
+
+def folder_of_gguf(file: str | Path, home: Path | None = None, report: Report = silent) -> Path:
+    """The model folder that says what a GGUF file says, its weights as stored; made by the first who asks.
+
+    It lies below `home`, under a hash of the file's bytes and of what converts them: a file that is replaced, and a
+    newer release, get another. Of two processes at once one makes it and the other waits. Where the home cannot be
+    written to, it is made for this process alone. It may be deleted at any time.
+
+    Raises what `convert` raises of such a file.
+    """
+    path = Path(file)
+    refuse_code_format(path)
+    name = _name(path, read_gguf_header(path))
+    kept = (home_folder() if home is None else home) / CACHE / name
+    if _is_whole(kept):
+        return kept
+    try:
+        with exclusive(kept.parent / f".{name}.lock", wait=None):
+            return kept if _is_whole(kept) else convert_gguf(path, kept, "stored", report)
+    except OSError as error:
+        if error.errno not in CLOSED:
+            raise CheckpointWriteFailed.of(kept, error) from error
+    except CheckpointWriteFailed as error:
+        if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in CLOSED:
+            raise
+    own = _own_folder() / CACHE / name
+    with exclusive(own.parent / f".{name}.lock", wait=None):
+        return own if _is_whole(own) else convert_gguf(path, own, "stored", report)
+
+
+def folder_at(path: str | Path) -> Path:
+    """The folder that a path names: itself, or of a GGUF file that of `folder_of_gguf`."""
+    return folder_of_gguf(path) if Path(path).is_file() else Path(path)
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether the folder is there in all its files; `load_model` compares their hashes."""
+    try:
+        records = read_manifest(folder) if folder.is_dir() else None
+        verify_manifest(folder, records or {}, "sizes")
+    except CheckpointInvalid:
+        return False
+    return bool(records)
+
+
+def _name(path: Path, header: GgufHeader) -> str:
+    # A plugin's architecture is a part of what converts.
+    where = inspect.getsourcefile(architecture_of(header).config)
+    own = Path(where).read_bytes() if where else b""
+    return hashlib.sha256(f"{file_sha256(path)} {_converter()}".encode() + own).hexdigest()[:40]
+
+
+@cache
+def _converter() -> str:
+    """A hash of our modules that decide what a converted folder says, and of the libraries that they call."""
+    package = Path(__file__).parents[1]
+    modules = [Path(__file__), *sorted(package.glob("weights/*.py")), *sorted(package.glob("tokenizers/*.py"))]
+    libraries = " ".join(f"{name} {version(name)}" for name in ("gguf", "tokenizers"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in modules) + libraries.encode()).hexdigest()
+
+
+@cache
+def _own_folder() -> Path:
+    """A folder of this process alone, removed at its end."""
+    made = Path(tempfile.mkdtemp(prefix="attn-gguf-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made

@@ -1,0 +1,260 @@
+"""Gateways and the models that they serve, as all gateways of these records see them.
+
+A gateway writes its heartbeat every few seconds. One that stops without leaving is gone once its process is known to
+have ended, on this machine at once, or else after `GONE_SECONDS`. Gateways of one `place` share the engines of their
+models, as those on one Ray cluster do; a gateway with engines of its own is a place by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping, and_, delete, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from attn_storage.database import Database
+from attn_storage.leases import database_time, is_gone
+from attn_storage.tables import gateways, served_models
+
+GONE_SECONDS = 30.0
+"""A gateway without a heartbeat for so long is gone."""
+HEARTBEAT_SECONDS = GONE_SECONDS / 6
+FORGOTTEN_SECONDS = 24 * 3600.0
+"""How long gateways that are gone, and models that ended, stay in the records."""
+
+
+class ServedState(StrEnum):
+    """Where a served model is in its life; UNLOADED tells other gateways of its place to let it go."""
+
+    LOADING = "loading"
+    SERVING = "serving"
+    DRAINING = "draining"
+    FAILED = "failed"
+    UNLOADED = "unloaded"
+
+    @property
+    def ended(self) -> bool:
+        """Whether the name is free."""
+        return self in (ServedState.FAILED, ServedState.UNLOADED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayRecord:
+    """A gateway. `process` is named as by `attn_storage.leases.this_process`; times are in seconds since 1970."""
+
+    id: str
+    place: str
+    address: str
+    host: str
+    process: str
+    version: str
+    started: float = 0.0
+    heartbeat: float = 0.0
+    gone: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """A model that the gateways of a place serve; `engine`, `deployment` and `info` are JSON, and theirs to read.
+
+    `owner` is a tenant, empty for everybody's; `base` is the model that an adapter changes. `configured` says that an
+    option or a config file of a gateway names it, not a call.
+    """
+
+    place: str
+    owner: str
+    name: str
+    gateway: str
+    state: ServedState
+    source: str
+    detail: str = ""
+    base: str = ""
+    engine: str = "{}"
+    deployment: str = "{}"
+    traffic: float = 0.0
+    configured: bool = False
+    info: str = "{}"
+    generation: int = 0
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Owner and name."""
+        return self.owner, self.name
+
+    def visible_to(self, tenant: str | None) -> bool:
+        """Whether this tenant may know of it; None is an admin."""
+        return tenant is None or self.owner in {"", tenant}
+
+
+@dataclass(frozen=True)
+class World:
+    """What the records say at one moment: gateways by id, and models."""
+
+    gateways: Mapping[str, GatewayRecord]
+    models: tuple[ServedModel, ...]
+
+    def is_gone(self, gateway: str) -> bool:
+        """Whether a gateway has ended, in order or not."""
+        found = self.gateways.get(gateway)
+        return found is None or found.gone
+
+
+class GatewayRecords:
+    """The records of gateways and served models. Every method is one transaction, and may be called from any thread.
+
+    Times are those of the database, so that clocks of machines need not agree.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    def join(self, gateway: GatewayRecord, *, shared: bool = True) -> None:
+        """Record a gateway that begins, and forget those that have been gone for long.
+
+        With engines that are not `shared` it comes after those of its place, which are forgotten as well.
+        """
+        with self.database.writing() as connection:
+            now = database_time(connection)
+            self._forget(connection, now - FORGOTTEN_SECONDS)
+            if not shared:
+                connection.execute(delete(gateways).where(gateways.c.place == gateway.place))
+            connection.execute(insert(gateways).values(_row(gateway) | {"started": now, "heartbeat": now}))
+
+    def beat(self, gateway: GatewayRecord) -> None:
+        """Say that a gateway runs; one whose record was lost gets it again."""
+        with self.database.writing() as connection:
+            now = database_time(connection)
+            mine = gateways.c.id == gateway.id
+            if not connection.execute(update(gateways).where(mine).values(heartbeat=now)).rowcount:
+                connection.execute(insert(gateways).values(_row(gateway) | {"started": now, "heartbeat": now}))
+
+    def leave(self, gateway: GatewayRecord, *, shared: bool) -> None:
+        """Remove a gateway that ends in order. What it served with engines of its own ends with it.
+
+        Models of a shared place stay wanted there; those that options and config files named, as long as another
+        gateway of the place runs.
+        """
+        with self.database.writing() as connection:
+            connection.execute(delete(gateways).where(gateways.c.id == gateway.id))
+            here = served_models.c.place == gateway.place
+            now = database_time(connection)
+            rows = connection.execute(select(gateways).where(gateways.c.place == gateway.place)).mappings()
+            if not shared:
+                connection.execute(delete(served_models).where(here))
+            elif all(_gateway(row, now).gone for row in rows):
+                connection.execute(delete(served_models).where(here & (served_models.c.configured == 1)))
+
+    def world(self) -> World:
+        """All gateways and served models, by name and owner."""
+        with self.database.reading() as connection:
+            now = database_time(connection)
+            found = [_gateway(row, now) for row in connection.execute(select(gateways)).mappings()]
+            order = (served_models.c.name, served_models.c.owner, served_models.c.place)
+            rows = connection.execute(select(served_models).order_by(*order)).mappings()
+            return World({one.id: one for one in found}, tuple(_model(row) for row in rows))
+
+    def claim(self, wanted: ServedModel, *, shared: bool) -> tuple[ServedModel, bool]:
+        """Have the name in this place, to load it; or the record of who has it, and False.
+
+        A name is free that nobody has, whose model ended, or whose gateway is gone before the model was loaded; with
+        engines that are not `shared`, also after that, as they ended with the gateway. A tenant's name is everybody's
+        where everybody has it.
+        """
+        try:
+            return self._claimed(wanted, shared=shared)
+        except IntegrityError:
+            # Another was first, just now, and has the record.
+            return self._claimed(wanted, shared=shared)
+
+    def _claimed(self, wanted: ServedModel, *, shared: bool) -> tuple[ServedModel, bool]:
+        with self.database.writing() as connection:
+            return self._claim(connection, wanted, shared=shared)
+
+    def _claim(self, connection: Connection, wanted: ServedModel, *, shared: bool) -> tuple[ServedModel, bool]:
+        now = database_time(connection)
+        found = None
+        for owner in dict.fromkeys((wanted.owner, "")):
+            one = self._find(connection, wanted.place, owner, wanted.name)
+            if one is not None and not self._is_free(connection, one, now, shared=shared):
+                return one, False
+            found = one if owner == wanted.owner else found
+        mine = replace(wanted, generation=1 if found is None else found.generation + 1)
+        values = _row(mine) | {"changed": now}
+        if found is None:
+            connection.execute(insert(served_models).values(values))
+        else:
+            connection.execute(update(served_models).where(_is(found)).values(values))
+        return mine, True
+
+    def write(self, changes: Iterable[tuple[ServedModel, Mapping[str, Any]]]) -> list[ServedModel]:
+        """Change fields of models, all together; returns the records as they are then.
+
+        One whose name has been loaded again since is left as it is, and not returned.
+        """
+        written = []
+        with self.database.writing() as connection:
+            now = database_time(connection)
+            for model, values in changes:
+                if connection.execute(update(served_models).where(_is(model)).values(**values, changed=now)).rowcount:
+                    written.append(replace(model, **values))
+        return written
+
+    def remove(self, models: Iterable[ServedModel]) -> None:
+        """Forget models, unless their names have been loaded again since."""
+        with self.database.writing() as connection:
+            for model in models:
+                connection.execute(delete(served_models).where(_is(model)))
+
+    def restore(self, model: ServedModel) -> None:
+        """Record a model whose record was lost, with everything else that was in the database."""
+        with self.database.writing() as connection:
+            if self._find(connection, model.place, model.owner, model.name) is None:
+                values = _row(model) | {"changed": database_time(connection)}
+                connection.execute(insert(served_models).values(values))
+
+    def _find(self, connection: Connection, place: str, owner: str, name: str) -> ServedModel | None:
+        columns = served_models.c
+        here = and_(columns.place == place, columns.owner == owner, columns.name == name)
+        row = connection.execute(select(served_models).where(here).with_for_update()).mappings().first()
+        return None if row is None else _model(row)
+
+    def _is_free(self, connection: Connection, model: ServedModel, now: float, *, shared: bool) -> bool:
+        if model.state.ended:
+            return True
+        row = connection.execute(select(gateways).where(gateways.c.id == model.gateway)).mappings().first()
+        gone = row is None or _gateway(row, now).gone
+        return gone and (not shared or model.state is ServedState.LOADING)
+
+    def _forget(self, connection: Connection, before: float) -> None:
+        kept = select(gateways.c.place)
+        connection.execute(delete(gateways).where(gateways.c.heartbeat < before))
+        ended = served_models.c.state == ServedState.UNLOADED
+        old = ended | served_models.c.place.not_in(kept)
+        connection.execute(delete(served_models).where((served_models.c.changed < before) & old))
+
+
+def _is(model: ServedModel) -> Any:
+    columns = served_models.c
+    same = and_(columns.place == model.place, columns.owner == model.owner, columns.name == model.name)
+    return same & (columns.generation == model.generation)
+
+
+def _row(record: GatewayRecord | ServedModel) -> dict[str, Any]:
+    values = asdict(record)
+    values.pop("gone", None)
+    if "configured" in values:
+        values["configured"] = int(values["configured"])
+    return values
+
+
+def _gateway(row: RowMapping, now: float) -> GatewayRecord:
+    gone = row["heartbeat"] < now - GONE_SECONDS or is_gone(row["process"])
+    return GatewayRecord(**row, gone=gone)
+
+
+def _model(row: RowMapping) -> ServedModel:
+    values = {name: value for name, value in row.items() if name != "changed"}
+    return ServedModel(**values | {"state": ServedState(row["state"]), "configured": bool(row["configured"])})

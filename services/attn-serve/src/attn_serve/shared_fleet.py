@@ -1,0 +1,461 @@
+"""The models of a gateway that shares its records with others: all of them show the same models.
+
+Gateways of one place, those on one Ray cluster, share the engines too: what one loads, scales, unloads or divides
+among versions, the others serve, let go or divide alike; a name that several load at once is loaded once. A gateway
+with engines of its own shows what others serve, and says where. See docs/decisions/0013-gateways-share-records.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from attn_core.errors import AlreadyExists, AttnError, PermissionDenied, Unavailable, UnknownName
+from attn_schema import DeploymentConfig, EngineConfig, ModelInfo, ModelState
+from attn_storage import Database, GatewayRecord, GatewayRecords, ServedState
+from attn_storage import ServedModel as Record
+from attn_storage.gateways import HEARTBEAT_SECONDS, World
+
+from attn_serve.fleet import HANDOVER_SECONDS, EngineMaker, Fleet, ServedModel, require_name
+from attn_serve.other_models import Key, OtherModels, ServedElsewhere
+from attn_serve.sources import ModelSources
+from attn_serve.versions import base_name
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
+"""How soon a gateway notices what others have recorded."""
+CLAIM_POLL_SECONDS = 0.2
+"""How often who waits for another gateway's load looks whether it is done."""
+RETRY_SECONDS = 30.0
+"""When to try again to serve what another gateway of the place does and this one could not."""
+
+
+def to_json(noun: msgspec.Struct) -> str:
+    """A noun as JSON; equal ones give equal text."""
+    return msgspec.json.encode(noun, order="deterministic").decode()
+
+
+def engine_of(record: Record) -> EngineConfig:
+    """How a model was loaded."""
+    return EngineConfig.from_mapping(json.loads(record.engine))
+
+
+def deployment_of(record: Record) -> DeploymentConfig:
+    """How many engines were asked for."""
+    return DeploymentConfig.from_mapping(json.loads(record.deployment))
+
+
+class SharedFleet(Fleet):
+    """A fleet whose models are recorded. `join` comes before the first model, `stop` at the end."""
+
+    def __init__(self, sources: ModelSources, make: EngineMaker, database: Database) -> None:
+        super().__init__(sources, make)
+        self._records = GatewayRecords(database)
+        self._database = database
+        self._gateway: GatewayRecord | None = None
+        self._shared = False
+        self._configured: frozenset[str] = frozenset()
+        self._world = World({}, ())
+        self._seen: object = None
+        self._beaten = 0.0
+        self._claims: dict[Key, Record] = {}
+        """The records of models that this gateway serves, as it wrote or read them last."""
+        self._changing: dict[Key, asyncio.Lock] = {}
+        self._refused: dict[Key, tuple[int, float, str]] = {}
+        """Models of the place that could not be served here: generation, when that was, and why."""
+        self._looking = asyncio.Lock()
+        self._tasks: dict[Key, asyncio.Task[Any]] = {}
+        self._follower: asyncio.Task[None] | None = None
+
+    async def join(self, gateway: GatewayRecord, configured: Collection[str] = (), *, shared: bool) -> None:
+        """Be one of the gateways, and serve what those of the place do; `configured` are models that options name.
+
+        With engines that are not `shared`, what a gateway of the same place served when it died is served again, but
+        what was named by its options, and what was being loaded: it may be why it died.
+        """
+        self._gateway, self._shared, self._configured = gateway, shared, frozenset(configured)
+        await asyncio.to_thread(self._records.join, gateway, shared=shared)
+        self._beaten = time.monotonic()
+        await self._look()
+        left = [record for record in self._world.models if record.place == gateway.place]
+        self._follower = asyncio.create_task(self._follow(), name="other gateways")
+        if shared:
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await self._look()  # adapters follow their models
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        else:
+            await self._serve_again(left)
+
+    def listed(self, tenant: str | None = None) -> list[ModelInfo]:
+        """All models that this gateway or another one serves, by name."""
+        found = [(model.owner, model.now()) for model in self.models(tenant)]
+        found += self._elsewhere.infos(tenant) if self._gateway else []
+        return [info for _, info in sorted(found, key=lambda one: (one[1].name, one[0]))]
+
+    def described(self, name: str, tenant: str | None = None) -> ModelInfo:
+        """One of them; raises `UnknownName`."""
+        try:
+            return super().described(name, tenant)
+        except (ServedElsewhere, Unavailable):
+            return self._elsewhere.named(name, tenant)[0]
+
+    def versions(self, name: str, tenant: str | None = None) -> list[ServedModel]:
+        """As the fleet's; raises `ServedElsewhere` for a model that only other gateways serve, `Unavailable` for one
+        whose gateway is gone or that is being loaded by another."""
+        try:
+            return super().versions(name, tenant)
+        except UnknownName:
+            if self._gateway:
+                self._elsewhere.require_none(name, tenant)
+            raise
+
+    async def load(
+        self,
+        name: str,
+        source: str,
+        config: EngineConfig,
+        base_model: str = "",
+        *,
+        deployment: DeploymentConfig | None = None,
+        tenant: str | None = None,
+        traffic: float | None = None,
+    ) -> ServedModel:
+        """As the fleet's; of the gateways of a place that load a name at once, one does, and all serve it."""
+        require_name(name)
+        owner = tenant or ""
+        given = {"deployment": deployment, "tenant": tenant, "traffic": traffic}
+        async with self._alone((owner, name)):
+            if any((whose, name) in self._models for whose in (owner, "")):
+                return await super().load(name, source, config, base_model, **given)  # type: ignore[arg-type]
+            wanted = Record(
+                place=self._me.place,
+                owner=owner,
+                name=name,
+                gateway=self._me.id,
+                state=ServedState.LOADING,
+                source=source or name,
+                base=base_model,
+                engine=to_json(config),
+                deployment=to_json(deployment or DeploymentConfig()),
+                configured=not owner and name in self._configured,
+            )
+            record, mine = await self._claimed(wanted)
+            if not mine:
+                return await self._attach(record)
+            try:
+                model = await super().load(name, source, config, base_model, **given)  # type: ignore[arg-type]
+            except BaseException:
+                # A name whose model could not be loaded is free.
+                await asyncio.shield(asyncio.to_thread(self._records.remove, [record]))
+                raise
+            self._claims[record.key] = record
+        try:
+            await self.publish()
+        except Unavailable as error:
+            log.warning("model %s serves, and is recorded later: %s", name, error.message)
+        return model
+
+    async def replace_others(self, name: str, tenant: str | None = None) -> None:
+        """As the fleet's, at all gateways of the place."""
+        await super().replace_others(name, tenant)
+        await self.publish()
+
+    async def scale(self, name: str, deployment: DeploymentConfig, tenant: str | None = None) -> ServedModel:
+        """As the fleet's, for all gateways of the place."""
+        model = await super().scale(name, deployment, tenant)
+        await self.publish()
+        return model
+
+    async def unload(self, name: str, shutdown_timeout: float, tenant: str | None = None) -> None:
+        """As the fleet's, at all gateways of the place; what a gateway left that is gone can be unloaded anywhere."""
+        try:
+            await super().unload(name, shutdown_timeout, tenant)
+        except Unavailable:
+            left = self._elsewhere.left(name, tenant)
+            if not left:
+                raise
+            if tenant is not None and any(record.owner != tenant for record in left):
+                raise PermissionDenied(
+                    f"model {name!r} is everybody's; unloading it is for admins", name=name
+                ) from None
+            await asyncio.to_thread(self._records.remove, left)
+            await self._look()
+
+    async def apply(self, wanted: Mapping[str, Any], former: Collection[str]) -> None:
+        """As the fleet's."""
+        self._configured = frozenset(wanted)
+        await super().apply(wanted, former)
+        await self.publish()
+
+    def unserved(self, names: Collection[str]) -> set[str]:
+        """Those of these names that everybody's models of this gateway lack, with all versions of the same models."""
+        lacking = {base_name(name) for name in names if ("", name) not in self._models}
+        return {name for name in names if base_name(name) in lacking}
+
+    async def publish(self) -> None:
+        """Record what has changed of the models of this gateway: their shares of the traffic, their engines."""
+        changes = []
+        for key, record in self._claims.items():
+            model = self._models.get(key)
+            values = {} if model is None else changed_of(model, record)
+            if values:
+                changes.append((record, values))
+        if changes:
+            for record in await asyncio.to_thread(self._records.write, changes):
+                self._claims[record.key] = record
+
+    async def stop(self, shutdown_timeout: float) -> None:
+        """Unload everything but what other gateways of the place use, and be no gateway any more."""
+        running = [task for task in (self._follower, *self._tasks.values()) if task is not None]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await super().stop(shutdown_timeout)
+        if self._gateway is not None:
+            with suppress(Unavailable):
+                await asyncio.to_thread(self._records.leave, self._gateway, shared=self._shared)
+
+    @property
+    def _me(self) -> GatewayRecord:
+        if self._gateway is None:
+            raise Unavailable("the server is still starting")
+        return self._gateway
+
+    @asynccontextmanager
+    async def _alone(self, key: Key) -> AsyncIterator[None]:
+        """While one call loads or unloads a name, others wait, and what is recorded of it is not followed."""
+        async with self._changing.setdefault(key, asyncio.Lock()):
+            yield
+
+    async def _claimed(self, wanted: Record) -> tuple[Record, bool]:
+        """The record under which to load, and True; or that of a model that serves by now, and False.
+
+        Raises `AlreadyExists` where the name is another source's.
+        """
+        while True:
+            record, mine = await asyncio.to_thread(self._records.claim, wanted, shared=self._shared)
+            if mine or (record.state is ServedState.SERVING and record.source == wanted.source):
+                return record, mine
+            if record.source != wanted.source:
+                message = f"model {wanted.name!r} is served from {record.source}"
+                raise AlreadyExists(message, name=wanted.name, source=record.source)
+            await asyncio.sleep(CLAIM_POLL_SECONDS)
+
+    async def _attach(self, record: Record) -> ServedModel:
+        """Serve what another gateway of the place has loaded."""
+        model = await super().load(
+            record.name,
+            record.source,
+            engine_of(record),
+            record.base,
+            deployment=deployment_of(record),
+            tenant=record.owner or None,
+        )
+        self._follow_record(model, record)
+        # The shares are as recorded, not as they would be for one that is new.
+        for key, claim in self._claims.items():
+            if key[0] == record.owner and key in self._models and base_name(key[1]) == base_name(record.name):
+                other = self._models[key]
+                other.info = other.info.replace(traffic=claim.traffic)
+        return model
+
+    async def _unload(self, model: ServedModel, shutdown_timeout: float) -> None:
+        if model.info.state is ModelState.LOADING:
+            await super()._unload(model, shutdown_timeout)  # its load fails, and frees the name
+            return
+        async with self._alone((model.owner, model.name)):
+            gone = [one for one in (model, *self._adapters_of(model)) if (one.owner, one.name) in self._claims]
+            draining = [(self._claims[one.owner, one.name], {"state": ServedState.DRAINING}) for one in gone]
+            # The others refuse new requests before the engines go.
+            written = await asyncio.to_thread(self._records.write, draining) if draining else []
+            for record in written:
+                self._claims.pop(record.key, None)
+            await super()._unload(model, shutdown_timeout)
+            ended = [(record, {"state": ServedState.UNLOADED, "gateway": self._me.id}) for record in written]
+            if self._shared:
+                await asyncio.to_thread(self._records.write, ended)
+            else:
+                await asyncio.to_thread(self._records.remove, written)
+        await self.publish()
+
+    async def _follow(self) -> None:
+        """Keep up with other gateways, and tell them that this one runs."""
+        away = False
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            try:
+                if time.monotonic() - self._beaten >= HEARTBEAT_SECONDS:
+                    await asyncio.to_thread(self._records.beat, self._me)
+                    self._beaten = time.monotonic()
+                version = await asyncio.to_thread(self._database.version)
+                if version != self._seen or self._refused:
+                    await self._look()
+                    self._seen = version
+                if away:
+                    log.warning("the records are back")
+                away = False
+            except Unavailable as error:
+                if not away:
+                    log.warning("what other gateways serve is not known: %s", error.message)
+                away = True
+            except Exception:
+                log.exception("the records of other gateways could not be followed; trying again")
+
+    async def _look(self) -> None:
+        """Read what all gateways say, and do as those of the place do."""
+        async with self._looking:
+            await self.publish()
+            # What changes here while the records are read is newer than they are.
+            before = dict(self._claims)
+            self._world = await asyncio.to_thread(self._records.world)
+            here = {record.key: record for record in self._world.models if record.place == self._me.place}
+            for key, record in before.items():
+                if key not in here and self._claims.get(key) is record:
+                    await asyncio.to_thread(self._records.restore, record)
+            if self._shared:
+                for key, record in here.items():
+                    if self._claims.get(key) is before.get(key):
+                        self._keep_up(key, record)
+
+    def _keep_up(self, key: Key, record: Record) -> None:
+        """Do with one model as its record says, unless this gateway changes it just now."""
+        model, claim = self._models.get(key), self._claims.get(key)
+        if self._is_busy(key, record):
+            return
+        if model is not None and claim is not None and claim.generation < record.generation:
+            self._begin(key, self._detach(model))
+        elif record.state is ServedState.LOADING and self._world.is_gone(record.gateway):
+            self._begin(key, self._load_for(record))
+        elif record.state is ServedState.DRAINING and self._world.is_gone(record.gateway):
+            self._begin(key, self._finish_unloading(record))
+        elif model is None:
+            self._keep_up_without(key, record)
+        elif claim is not None:
+            self._keep_up_with(model, claim, record)
+
+    def _is_busy(self, key: Key, record: Record) -> bool:
+        """Whether a call of this gateway changes the model, or what another one did is being done here."""
+        if key in self._tasks:
+            if record.state is ServedState.UNLOADED and key not in self._claims:
+                self._tasks[key].cancel()  # what it waits for does not come any more
+            return True
+        lock = self._changing.get(key)
+        return lock is not None and lock.locked()
+
+    def _keep_up_without(self, key: Key, record: Record) -> None:
+        if record.state is ServedState.UNLOADED:
+            self._refused.pop(key, None)
+        elif record.state is ServedState.SERVING:
+            generation, since, _ = self._refused.get(key, (0, 0.0, ""))
+            due = generation != record.generation or time.monotonic() - since > RETRY_SECONDS
+            if due and (not record.base or any((owner, record.base) in self._claims for owner in (record.owner, ""))):
+                self._begin(key, self._serve_too(record))
+
+    def _keep_up_with(self, model: ServedModel, claim: Record, record: Record) -> None:
+        if record.state is ServedState.UNLOADED:
+            self._begin(claim.key, self._detach(model))
+        elif record.state is ServedState.DRAINING:
+            model.info = model.info.replace(state=ModelState.DRAINING)
+        elif not changed_of(model, claim):
+            self._follow_record(model, record)
+
+    def _begin(self, key: Key, work: Any) -> None:
+        task = asyncio.create_task(self._told(key, work), name=f"{key[1]} as other gateways do")
+        self._tasks[key] = task
+        task.add_done_callback(lambda _: self._tasks.pop(key, None))
+
+    async def _told(self, key: Key, work: Any) -> None:
+        try:
+            await work
+        except AttnError as error:
+            log.warning("model %s, which other gateways serve: %s", key[1], error.message)
+        except Exception:
+            log.exception("model %s, which other gateways serve", key[1])
+
+    async def _serve_too(self, record: Record) -> None:
+        try:
+            async with self._alone(record.key):
+                if record.key not in self._models:
+                    await self._attach(record)
+            self._refused.pop(record.key, None)
+        except Exception as error:
+            detail = error.message if isinstance(error, AttnError) else type(error).__name__
+            self._refused[record.key] = (record.generation, time.monotonic(), detail)
+            raise
+
+    async def _load_for(self, record: Record) -> None:
+        """Load what a gateway that is gone had begun to."""
+        making = {"deployment": deployment_of(record), "tenant": record.owner or None}
+        await self.load(record.name, record.source, engine_of(record), record.base, **making)  # type: ignore[arg-type]
+
+    async def _finish_unloading(self, record: Record) -> None:
+        """Unload what a gateway that is gone had begun to."""
+        model = self._models.get(record.key)
+        if model is not None:
+            await self._unload(model, HANDOVER_SECONDS)
+        else:
+            await asyncio.to_thread(self._records.write, [(record, {"state": ServedState.UNLOADED})])
+
+    async def _detach(self, model: ServedModel) -> None:
+        """Let go what another gateway has unloaded."""
+        for one in (*self._adapters_of(model), model):
+            self._claims.pop((one.owner, one.name), None)
+            await self._end(one, one.engine.leave(HANDOVER_SECONDS))
+
+    async def _serve_again(self, left: Sequence[Record]) -> None:
+        """Serve what a gateway before this one did when it died; what cannot be is said, and stays recorded."""
+        kept = [record for record in left if not record.configured and record.state is ServedState.SERVING]
+        begun = [record for record in left if not record.configured and record.state is ServedState.LOADING]
+        forgotten = [record for record in left if record not in kept and record not in begun]
+        await asyncio.to_thread(self._records.remove, forgotten)
+        died = "its gateway died while it was being loaded; load it again"
+        failures = [(record, died) for record in begun]
+        for record in sorted(kept, key=lambda one: bool(one.base)):
+            try:
+                await self._load_for(record)
+            except AttnError as error:
+                failures.append((replace(record, generation=record.generation + 1), error.message))
+                log.warning("model %s was served before, but not again: %s", record.name, error.message)
+        for record, detail in failures:
+            failed = replace(record, state=ServedState.FAILED, detail=detail, gateway=self._me.id)
+            await asyncio.to_thread(self._records.remove, [record])
+            await asyncio.to_thread(self._records.restore, failed)
+        for record in kept:
+            if (model := self._models.get(record.key)) is not None:
+                model.info = model.info.replace(traffic=record.traffic)
+        await self.publish()
+        await self._look()
+
+    def _follow_record(self, model: ServedModel, record: Record) -> None:
+        self._claims[record.key] = record
+        if model.base is None and record.deployment != to_json(model.deployment):
+            model.deployment = deployment_of(record)
+            model.engine.adopt(model.deployment)
+        model.info = model.info.replace(traffic=record.traffic)
+
+    @property
+    def _elsewhere(self) -> OtherModels:
+        """The models that this gateway does not serve."""
+        refused = {key: why for key, (_, _, why) in self._refused.items()}
+        return OtherModels(self._world, self._me, self._shared, self._models.keys(), refused)
+
+
+def changed_of(model: ServedModel, record: Record) -> dict[str, Any]:
+    """The fields of a record that are not as the model is now."""
+    values: dict[str, Any] = {}
+    if record.state is ServedState.LOADING and model.info.state is ModelState.SERVING:
+        base = "" if model.base is None else model.base.name
+        values |= {"state": ServedState.SERVING, "base": base, "info": to_json(model.info)}
+    if model.info.traffic != record.traffic:
+        values["traffic"] = model.info.traffic
+    if model.base is None and to_json(model.deployment) != record.deployment:
+        values["deployment"] = to_json(model.deployment)
+    return values

@@ -1,0 +1,311 @@
+"""Checkpoints in an object store, such as s3://BUCKET/PREFIX: any machine that reaches the store goes on from them.
+
+Each worker sends the files of its part under a name that is used once; the checkpoint is there when the leading worker
+has put the manifest that names them all. What is read is compared with the manifest, byte for byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import obstore
+import torch.distributed as dist
+from attn_core.errors import AttnError, CheckpointInvalid, CheckpointWriteFailed, Unavailable
+from attn_schema.locks import exclusive
+from attn_storage.artifacts import CHUNK, LARGEST_MANIFEST, StoredFile
+from obstore.exceptions import BaseError
+from obstore.store import ObjectStore, from_url
+
+from attn_train.agreement import leads, require_agreed, texts_of_all
+from attn_train.checkpoint import CheckpointFolder, Checkpoints, Progress, require_parts, step_name, write_progress
+from attn_train.settings import Layout
+from attn_train.sharded_checkpoint import Parts, write_shards
+
+FOLDER = "checkpoints"
+"""Below the URL of the artefacts, beside them."""
+MANIFEST = re.compile(r"step-(\d{9})\.json")
+FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+PATIENCE: dict[str, Any] = {
+    "max_retries": 10,
+    "retry_timeout": timedelta(seconds=10),
+    "backoff": {"init_backoff": timedelta(seconds=0.2), "max_backoff": timedelta(seconds=2), "base": 2},
+}
+"""How long a store that fails is asked again before the job is told; the job then waits for as long as it takes."""
+FILE_URL = "file://"
+
+log = logging.getLogger(__name__)
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A complete checkpoint: its step, the prefix of its objects, its files, and when it was written, in seconds since
+    1970."""
+
+    step: int
+    prefix: str
+    files: tuple[StoredFile, ...]
+    written: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredCheckpoint:
+    """A complete checkpoint in a store: see `Saved`."""
+
+    step: int
+    where: str
+    size: int
+    written: datetime
+
+
+def checkpoints_of(job_id: str, home: Path, artifacts: str | None) -> Checkpoints:
+    """The checkpoints of a job: at the URL of the artefacts where there is one, else in its folder of this machine."""
+    if artifacts is None:
+        return CheckpointFolder(Layout(home).checkpoints(job_id))
+    if artifacts.startswith(FILE_URL):
+        return CheckpointFolder(Path(artifacts.removeprefix(FILE_URL)) / FOLDER / job_id)
+    return ObjectCheckpoints(f"{artifacts.rstrip('/')}/{FOLDER}/{job_id}", Layout(home).staged(job_id))
+
+
+class ObjectCheckpoints:
+    """The checkpoints of one run below `url`; see `Checkpoints`. `scratch` is a folder of this machine, for files on
+    their way. Calls raise `Unavailable` where the store cannot be reached."""
+
+    def __init__(self, url: str, scratch: Path, **options: Any) -> None:
+        self.url = url
+        self._scratch = scratch
+        self._options = {"retry_config": PATIENCE} | options
+
+    def newest(self) -> StoredCheckpoint | None:
+        """See `Checkpoints.newest`."""
+        steps = self._steps()
+        return self._described(self._manifest(steps[-1])) if steps else None
+
+    def newest_whole(self, damaged: Callable[[StoredCheckpoint, CheckpointInvalid], None]) -> StoredCheckpoint | None:
+        """See `Checkpoints.newest_whole`; the files of the one that is found lie on this machine then."""
+        for step in reversed(self._steps()):
+            try:
+                manifest = self._manifest(step)
+                self._fetched(manifest)
+            except CheckpointInvalid as error:
+                self._call(obstore.delete, _manifest_name(step))
+                damaged(self._described(Manifest(step, "", (), time.time())), error)
+            else:
+                return self._described(manifest)
+        return None
+
+    @contextmanager
+    def opened(self, step: int) -> Iterator[Path]:
+        """See `Checkpoints.opened`; workers of one machine share the folder."""
+        yield self._fetched(self._manifest(step))
+
+    def write(self, progress: Progress, parts: Parts, group: dist.ProcessGroup | None = None) -> StoredCheckpoint:
+        """See `Checkpoints.write`."""
+        target = self._where(progress.step)
+        stage = self._scratch / f"stage-{0 if group is None else dist.get_rank(group)}"
+        try:
+            _together(lambda: self._new_stage(stage), target, group)
+            token = texts_of_all(secrets.token_hex(8), group)[0]
+            prefix = f"{step_name(progress.step)}-{token}"
+
+            def send() -> list[StoredFile]:
+                if leads(group):
+                    write_progress(stage, progress)
+                return [self._sent(file, prefix) for file in sorted(stage.iterdir())]
+
+            _together(lambda: write_shards(stage, parts, group), target, group)
+            sent = msgspec.json.encode(_together(send, target, group)).decode()
+            told = texts_of_all(sent, group)
+            files = tuple(file for text in told for file in msgspec.json.decode(text, type=list[StoredFile]))
+            manifest = Manifest(progress.step, prefix, files, time.time())
+
+            def seal() -> None:
+                if leads(group):
+                    self._call(obstore.put, _manifest_name(progress.step), msgspec.json.encode(manifest))
+
+            _together(seal, target, group)
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
+        return self._described(manifest)
+
+    def prune(self, keep: int) -> None:
+        """See `Checkpoints.prune`; where the store cannot be reached, they are removed with the next ones."""
+        try:
+            steps = self._steps()
+            for step in steps[:-keep]:
+                # Without its manifest it is no checkpoint, whatever becomes of its files.
+                self._call(obstore.delete, _manifest_name(step))
+            self._remove_others(steps[-keep:])
+        except Unavailable as error:
+            log.warning("old checkpoints stay for now: %s", error.message)
+
+    def sweep(self) -> None:
+        """See `Checkpoints.sweep`; where the store cannot be reached, the next `prune` does it."""
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        try:
+            self._remove_others(self._steps())
+        except Unavailable as error:
+            log.warning("what was left behind stays for now: %s", error.message)
+
+    def remove(self) -> None:
+        """See `Checkpoints.remove`."""
+        for step in self._steps():
+            self._call(obstore.delete, _manifest_name(step))
+        self._remove_others([])
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _remove_others(self, steps: list[int]) -> None:
+        """Remove all objects but the checkpoints of these steps, whose manifests may be damaged."""
+        kept = {_manifest_name(step) for step in steps}
+        prefixes: set[str] = set()
+        for step in steps:
+            try:
+                prefixes.add(self._manifest(step).prefix)
+            except CheckpointInvalid:
+                log.warning("the manifest of step %d is damaged; its files stay", step)
+                return
+        for path in self._paths():
+            if path not in kept and path.partition("/")[0] not in prefixes:
+                self._call(obstore.delete, path)
+
+    def _new_stage(self, stage: Path) -> None:
+        # All workers have read what they went on from, or this would not be the next checkpoint.
+        shutil.rmtree(self._scratch / "fetched", ignore_errors=True)
+        shutil.rmtree(stage, ignore_errors=True)
+        stage.mkdir(parents=True)
+
+    def _sent(self, file: Path, prefix: str) -> StoredFile:
+        with file.open("rb") as data:
+            digest = hashlib.file_digest(data, "sha256").hexdigest()
+        self._call(obstore.put, f"{prefix}/{file.name}", file)
+        return StoredFile(file.name, file.stat().st_size, digest)
+
+    def _steps(self) -> list[int]:
+        """The steps of the complete checkpoints, in order."""
+        found = self._call(obstore.list_with_delimiter)
+        names = (MANIFEST.fullmatch(entry["path"]) for entry in found["objects"])
+        return sorted(int(name[1]) for name in names if name)
+
+    def _paths(self) -> list[str]:
+        def listed(store: ObjectStore) -> list[str]:
+            # Pages are fetched as they are looped over.
+            return [entry["path"] for page in obstore.list(store) for entry in page]
+
+        found: list[str] = self._call(listed)
+        return found
+
+    def _manifest(self, step: int) -> Manifest:
+        """Raises `CheckpointInvalid` for one that is damaged, or that names files anywhere else."""
+        where = self._where(step)
+        try:
+            found = obstore.get(self._store, _manifest_name(step))
+            if found.meta["size"] > LARGEST_MANIFEST:
+                raise CheckpointInvalid.of(where, f"its manifest has more than {LARGEST_MANIFEST} bytes")
+            manifest = msgspec.json.decode(bytes(found.bytes()), type=Manifest)
+        except FileNotFoundError:
+            raise CheckpointInvalid.of(where, "has no manifest") from None
+        except BaseError as error:
+            raise self._unavailable(error) from error
+        except msgspec.MsgspecError as error:
+            raise CheckpointInvalid.of(where, f"its manifest is damaged: {error}") from error
+        names = [manifest.prefix, *(file.path for file in manifest.files)]
+        if manifest.step != step or not all(FILE.fullmatch(name) for name in names):
+            raise CheckpointInvalid.of(where, "its manifest is damaged: it names other files")
+        require_parts(where, {file.path: file for file in manifest.files})
+        return manifest
+
+    def _fetched(self, manifest: Manifest) -> Path:
+        """A folder of this machine with the files of a checkpoint.
+
+        Raises `CheckpointInvalid` for a file that is missing or is not what was written.
+        """
+        place = self._scratch / "fetched" / manifest.prefix
+        try:
+            with exclusive(self._scratch / "fetched.lock", None):
+                if not place.is_dir():
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    with tempfile.TemporaryDirectory(prefix="half-", dir=self._scratch) as half:
+                        for file in manifest.files:
+                            self._receive(manifest, file, Path(half) / file.path)
+                        Path(half).rename(place)
+                        # What is left to be removed is empty.
+                        Path(half).mkdir()
+        except OSError as error:
+            raise CheckpointWriteFailed.of(place, error) from error
+        return place
+
+    def _receive(self, manifest: Manifest, file: StoredFile, target: Path) -> None:
+        digest, size = hashlib.sha256(), 0
+        try:
+            with target.open("wb") as written:
+                for chunk in obstore.get(self._store, f"{manifest.prefix}/{file.path}").stream(min_chunk_size=CHUNK):
+                    size += len(chunk)
+                    digest.update(chunk)
+                    written.write(chunk)
+                    if size > file.size:
+                        break
+        except FileNotFoundError:
+            raise CheckpointInvalid.of(self._where(manifest.step), f"{file.path} is missing") from None
+        except BaseError as error:
+            raise self._unavailable(error) from error
+        if size != file.size or digest.hexdigest() != file.sha256:
+            rule = f"{file.path} is not what was written: {size} bytes, of {file.size}, with another SHA-256"
+            raise CheckpointInvalid.of(self._where(manifest.step), rule)
+
+    def _described(self, manifest: Manifest) -> StoredCheckpoint:
+        size = sum(file.size for file in manifest.files)
+        written = datetime.fromtimestamp(manifest.written, UTC)
+        return StoredCheckpoint(step=manifest.step, where=self._where(manifest.step), size=size, written=written)
+
+    def _where(self, step: int) -> str:
+        return f"{self.url}/{step_name(step)}"
+
+    @cached_property
+    def _store(self) -> ObjectStore:
+        try:
+            return from_url(self.url, **self._options)
+        except (BaseError, ValueError) as error:
+            raise self._unavailable(error) from error
+
+    def _call(self, function: Any, *arguments: Any) -> Any:
+        try:
+            return function(self._store, *arguments)
+        except (BaseError, OSError) as error:
+            raise self._unavailable(error) from error
+
+    def _unavailable(self, error: Exception) -> Unavailable:
+        said = " ".join(str(error).split())[:200]
+        return Unavailable(f"the artefact store {self.url} cannot be used: {said}", store=self.url)
+
+
+def _manifest_name(step: int) -> str:
+    return f"{step_name(step)}.json"
+
+
+def _together(work: Callable[[], Any], target: str, group: dist.ProcessGroup | None) -> Any:
+    """The result of this worker's work, once all have done theirs.
+
+    Raises `CheckpointWriteFailed` in all of them where one could not.
+    """
+    failure: AttnError | None = None
+    found: Any = None
+    try:
+        found = work()
+    except OSError as error:
+        failure = CheckpointWriteFailed.of(target, error)
+    except Unavailable as error:
+        failure = CheckpointWriteFailed.of(target, error.message)
+    require_agreed(failure, target, group)
+    return found
