@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,10 +40,10 @@ print(len(before), *[row.get("stopped") for row in rows], sep="; ")
 """
 
 
-def result_in(folder: Path) -> dict:
+def result_in(folder: Path) -> dict[str, Any]:
     """The one result of a folder."""
     (path,) = folder.glob("*.json")
-    found: dict = json.loads(path.read_text("utf-8"))
+    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
     return found
 
 

@@ -107,5 +107,5 @@ def test_a_test_that_can_fail_is_left_alone(text: str) -> None:
     assert not idle(files, demanding_helpers(files))
 
 
-def test_examples_of_hypothesis_may_take_as_long_as_a_busy_machine_needs():
+def test_examples_of_hypothesis_may_take_as_long_as_a_busy_machine_needs() -> None:
     assert settings().deadline is None
