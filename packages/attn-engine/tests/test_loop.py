@@ -107,7 +107,7 @@ def test_stopping_cancels_what_runs_and_tells_it():
     with pytest.raises(Unavailable):
         loop.submit(endless("c"))
     assert_empty(engine)
-    assert not any(thread.name == "attn-engine" and thread.is_alive() for thread in threading.enumerate())
+    assert not loop.alive
 
 
 def test_draining_waits_for_the_end_and_takes_nothing_new():

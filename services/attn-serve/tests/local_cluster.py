@@ -24,6 +24,11 @@ class LocalCluster:
     def make(self, name: str, folder: Path, config: EngineConfig, deployment: DeploymentConfig) -> EngineClient:
         return EngineClient(SharedGroup(self, name, folder, config, deployment))
 
+    async def stop(self) -> None:
+        """End what gateways left to others."""
+        for servers in self.groups.values():
+            await asyncio.gather(*(server.drain(0) for server in servers))
+
 
 class SharedGroup(LocalGroup):
     """One gateway's client of a deployment."""

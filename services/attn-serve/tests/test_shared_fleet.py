@@ -53,6 +53,7 @@ class Gateways:
     def __init__(self, home: Path, url: str, stack: AsyncExitStack) -> None:
         self.home, self.url, self.cluster = home, url, LocalCluster()
         self._stack = stack
+        stack.push_async_callback(self.cluster.stop)
 
     async def start(self, name: str, place: str = PLACE, home: Path | None = None) -> SharedFleet:
         """A gateway; without a shared place its engines are its own."""

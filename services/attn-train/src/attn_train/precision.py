@@ -25,6 +25,7 @@ from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 
 Precision = Callable[[], AbstractContextManager[object]]
@@ -69,14 +70,15 @@ class Bfloat16Products(TorchFunctionMode):
 
 class Float32Products(TorchFunctionMode):
     """Within it, linear layers, activations and attention of float32 are computed by the kernels that are chosen for
-    them.
+    them: not while torch traces, nor within a mode that looks at torch's operations, such as one that counts FLOPs.
     """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Other functions are left as they are."""
-        own = None if torch.compiler.is_compiling() else OWN.get(func)
+        looked_at = torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None
+        own = None if looked_at else OWN.get(func)
         return (func if own is None else own)(*args, **(kwargs or {}))
 
 

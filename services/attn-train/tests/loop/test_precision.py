@@ -13,6 +13,7 @@ from attn_train.precision import Bfloat16Products, Float32Products
 from attn_train.records import StopFlag
 from attn_train.trainer import Trainer
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
 
 def rounded(values):
@@ -104,6 +105,9 @@ def test_large_products_in_float32_are_those_of_the_kernel_that_is_chosen(monkey
         assert functional.linear(rows[:8], weight)[0, 0] == 512, "a small product is torch's"
         assert functional.linear(rows.double(), weight.double())[0, 0] == 512
         assert (rows @ weight.T)[0, 0] == 512
+        with FlopCounterMode(display=False) as counter:
+            assert functional.linear(rows, weight)[0, 0] == 512, "what counts torch's operations sees torch's"
+    assert counter.get_total_flops() == 2 * 64 * 64 * 512
     assert kernel.asked == 1
 
 
