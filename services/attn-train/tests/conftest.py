@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -127,3 +128,34 @@ class Record:
 @pytest.fixture
 def record() -> type[Record]:
     return Record
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 4 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", place], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"mounting a small file system needs root: {mounted.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+@pytest.fixture
+def fill():
+    """Fills the disk of a folder."""
+
+    def fill_disk(place):
+        """Leave no byte free."""
+        with (place / "filler").open("wb", buffering=0) as file:
+            for size in (1 << 16, 1 << 10, 1):
+                try:
+                    while file.write(b"x" * size) == size:
+                        pass
+                except OSError:
+                    continue
+
+    return fill_disk

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -36,31 +35,6 @@ def soon(monkeypatch):
     """New tries come soon, so that the tests are quick."""
     monkeypatch.setattr(stalls, "FIRST_WAIT", 0.05)
     monkeypatch.setattr(stalls, "LONGEST_WAIT", 0.2)
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 4 MB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", place], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"mounting a small file system needs root: {mounted.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", "-l", place], check=True)
-
-
-def fill(place):
-    """Leave no byte free."""
-    with (place / "filler").open("wb", buffering=0) as file:
-        for size in (1 << 16, 1 << 10, 1):
-            try:
-                while file.write(b"x" * size) == size:
-                    pass
-            except OSError:
-                continue
 
 
 def until(condition, what):
@@ -109,7 +83,7 @@ def history(store):
 
 
 def test_a_full_disk_stalls_the_job_until_there_is_room_and_the_losses_are_those_of_an_undisturbed_run(
-    tmp_path, small_disk, supervise
+    tmp_path, small_disk, supervise, fill
 ):
     undisturbed, _, thread = supervise(tmp_path / "other")
     thread.join(SECONDS)
@@ -162,7 +136,7 @@ def stands_still(store, seconds=1.0):
     return step
 
 
-def test_a_disk_that_holds_the_database_too_loses_no_measurement_when_it_is_full(tmp_path, small_disk, supervise):
+def test_a_disk_that_holds_the_database_too_loses_no_measurement_when_it_is_full(tmp_path, small_disk, supervise, fill):
     undisturbed, _, thread = supervise(tmp_path / "other")
     thread.join(SECONDS)
     wanted = history(undisturbed)[1]
@@ -180,7 +154,7 @@ def test_a_disk_that_holds_the_database_too_loses_no_measurement_when_it_is_full
     assert history(store)[1] == wanted
 
 
-def test_a_job_that_is_stalled_can_be_cancelled(tmp_path, small_disk, supervise):
+def test_a_job_that_is_stalled_can_be_cancelled(tmp_path, small_disk, supervise, fill):
     from attn_train.records import Stop
 
     fill(small_disk)

@@ -29,31 +29,6 @@ SECONDS = 240
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 4 MB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", place], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"mounting a small file system needs root: {mounted.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", "-l", place], check=True)
-
-
-def fill(place):
-    """Leave no byte free."""
-    with (place / "filler").open("wb", buffering=0) as file:
-        for size in (1 << 16, 1 << 10, 1):
-            try:
-                while file.write(b"x" * size) == size:
-                    pass
-            except OSError:
-                continue
-
-
 def sent(folder):
     """What the leading worker has sent: kinds and values, in order."""
     path = folder / "sent-0.jsonl"
@@ -100,19 +75,19 @@ def run_workers(folder, while_running=lambda _: None):
     return [json.loads((folder / f"outcome-{rank}.json").read_text()) for rank in range(2)]
 
 
-def prepare_full_disk(folder, disk):
-    """An attempt whose home is on a full disk."""
+def prepare_attempt(folder, disk):
+    """An attempt whose home is on this disk, which is filled next."""
     attempt = {"config": config_of(folder), "homes": [str(disk)] * 2}
     (folder / "attempt.json").write_text(json.dumps(attempt))
     # The folder and the lock of the job are there before the disk is full.
     Layout(disk).job("job").mkdir(parents=True)
     Layout(disk).worker_lock("job").touch()
-    fill(disk)
 
 
 @pytest.mark.cluster
-def test_two_workers_that_are_stalled_can_be_stopped(tmp_path, small_disk):
-    prepare_full_disk(tmp_path, small_disk)
+def test_two_workers_that_are_stalled_can_be_stopped(tmp_path, small_disk, fill):
+    prepare_attempt(tmp_path, small_disk)
+    fill(small_disk)
 
     def stop_once_stalled(workers):
         until(lambda: any(kind == "Stalled" for kind, _ in sent(tmp_path)), "the job does not stall", workers)
@@ -122,8 +97,9 @@ def test_two_workers_that_are_stalled_can_be_stopped(tmp_path, small_disk):
     assert outcomes == [["Stopped", {"stop": "save"}]] * 2
 
 
-def test_a_full_disk_stalls_two_workers_until_there_is_room(tmp_path, small_disk):
-    prepare_full_disk(tmp_path, small_disk)
+def test_a_full_disk_stalls_two_workers_until_there_is_room(tmp_path, small_disk, fill):
+    prepare_attempt(tmp_path, small_disk)
+    fill(small_disk)
 
     def make_room_once_stalled(workers):
         until(lambda: any(kind == "Stalled" for kind, _ in sent(tmp_path)), "the job does not stall", workers)
