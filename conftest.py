@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from types import CodeType
 
 import pytest
@@ -28,6 +31,33 @@ if threading.current_thread() is threading.main_thread() and signal.getsignal(si
 
 TESTS_PER_FILE, SECONDS_PER_FILE = 20, 0.5
 """A quick run takes so many tests of a file, evenly spread, and leaves those after so much processor time."""
+
+
+@pytest.fixture(autouse=True)
+def _process_as_found() -> Iterator[None]:
+    """No test leaves what the next one in this process would read: another order would give another result."""
+    found = process_state()
+    yield
+    left = process_state()
+    changed = {name: f"was {was}, is {left[name]}" for name, was in found.items() if left[name] != was}
+    if changed:
+        pytest.fail(f"the test leaves the process changed: {changed}")
+
+
+def process_state() -> dict[str, object]:
+    """What is kept for the whole process and a test could change; nothing of torch where nobody has imported it."""
+    state: dict[str, object] = {
+        "working directory": Path.cwd(),
+        "log handlers": list(logging.getLogger().handlers),
+        "structlog configured": "structlog" in sys.modules and sys.modules["structlog"].is_configured(),
+    }
+    if (torch := sys.modules.get("torch")) is not None and hasattr(torch, "get_default_dtype"):
+        state |= {
+            "default dtype": torch.get_default_dtype(),
+            "gradients": torch.is_grad_enabled(),
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+        }
+    return state
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -234,9 +236,19 @@ class Models(ModelServiceServicer):
         return model_pb2.ListModelsResponse()
 
 
+@contextmanager
+def logged() -> Iterator[list[Any]]:
+    """The lines that are logged meanwhile; capturing them configures the log, which stays so otherwise."""
+    try:
+        with structlog.testing.capture_logs() as lines:
+            yield lines
+    finally:
+        structlog.reset_defaults()
+
+
 async def test_each_change_leaves_one_line_of_who_did_what_and_reading_leaves_none() -> None:
     settings = GatewaySettings(port=0, token="op", other_tokens=("one",))
-    with structlog.testing.capture_logs() as lines:
+    with logged() as lines:
         async with serving([Models()], settings) as gateway, grpc.aio.insecure_channel(gateway.address) as channel:
             stub = ModelServiceStub(channel)
             await stub.ListModels(model_pb2.ListModelsRequest(), metadata=bearer("op"))
