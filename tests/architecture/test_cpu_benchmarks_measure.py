@@ -1,0 +1,64 @@
+"""What benchmarks of serving count, against counts of the engine and of torch, on a small model."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import workspace
+from attn_models.decoder.config import DecoderConfig
+from attn_models.decoder.decoder import Decoder
+
+SMALL = {"vocab_size": 64, "max_seq_len": 1024, "hidden_size": 64, "num_layers": 2, "num_heads": 4, "norm": "rms"}
+SMALL |= {"feed_forward": "swiglu", "positions": "rotary", "bias": False}
+
+
+@pytest.fixture(autouse=True)
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts import one another from their folder."""
+    monkeypatch.setattr(sys, "path", [str(workspace.ROOT / "benchmarks"), *sys.path])
+
+
+@pytest.fixture(scope="module")
+def loaded() -> SimpleNamespace:
+    torch.manual_seed(0)
+    config = DecoderConfig.from_plain(SMALL)
+    return SimpleNamespace(model=Decoder(config).eval(), tokenizer=None, config=config)
+
+
+def asked(**more: object) -> argparse.Namespace:
+    given = {"streams": 3, "cache": "shared", "repeats": 2, "threads": 1, "arrivals": 2, "model": Path("none")}
+    return argparse.Namespace(**(given | more))
+
+
+def test_a_first_token_comes_with_a_step_of_the_whole_prompt_and_a_token_of_each_stream(loaded):
+    import first_token_cpu
+
+    engine = first_token_cpu.streaming(loaded, "shared", 3, first_token_cpu.room(asked(), 20))
+    before = engine.stats()
+    first_token_cpu.first_token_step(engine, loaded, 20, 0)
+    after = engine.stats()
+    assert after.computed_tokens - before.computed_tokens == 20 + 3
+    assert after.generated_tokens - before.generated_tokens == 1 + 3
+    assert after.cached_tokens == 0
+
+
+def test_a_prompt_that_takes_more_than_one_step_is_no_first_token_step(loaded):
+    import first_token_cpu
+
+    engine = first_token_cpu.streaming(loaded, "shared", 3, first_token_cpu.room(asked(), 20))
+    engine._scheduler._max_batched = 8
+    with pytest.raises(SystemExit, match="20 tokens was not computed in one step"):
+        first_token_cpu.first_token_step(engine, loaded, 20, 0)
+
+
+def test_parts_of_a_step_are_all_of_it_and_leave_the_model_as_it_was(loaded):
+    import first_token_cpu
+
+    found = first_token_cpu.steps(loaded, asked(), 16)
+    assert sum(found["percent_by_part"].values()) == pytest.approx(100, abs=0.2)
+    assert not {"step", "logits", "greedy_tokens"} & set(vars(loaded.model))
