@@ -2,7 +2,7 @@
 #pragma once
 #include <omp.h>
 
-#include "blocks.hpp"
+#include "codes.hpp"
 #ifdef TILE_REGISTERS
 #include "amx.hpp"
 #endif
@@ -48,12 +48,25 @@ struct ByteTiles : NibbleTiles<Of> {
 };
 
 template <class Of>
-struct WidenedTiles : FloatTiles<float> {
-  using Blocks = Of;
+struct WidenedTiles {
+  using Input = CodedInputs;
   template <int ROWS, int PANELS>
-  static void run(const Linear& l, const float* x, int row, int panel, Into to) {
+  static void run(const Linear& l, Input x, int row, int panel, Into to) {
     widened_tile<Of, ROWS, PANELS>(l, x, row, panel, to);
   }
+  static constexpr int MANY = Shape::FLOAT_ROWS;
+};
+
+template <class Of>
+struct CodedTiles {
+  using Input = CodedInputs;
+  using Blocks = Of;
+  template <int ROWS, int PANELS>
+  static void run(const Linear& l, Input x, int row, int panel, Into to) {
+    coded_tile<Of, ROWS, PANELS>(l, x, row, panel, to);
+  }
+  static Input from(const Linear& l, Input x, int row) { return x.from(row, l.inputs); }
+  static constexpr int MANY = Shape::FLOAT_ROWS, BYTES = 4, PANELS_OF_ONE = Shape::PANELS_OF_ONE;
 };
 
 template <class Tiles, int ROWS, int PANELS>
@@ -76,7 +89,8 @@ static void rows_of_panels(const Linear& l, typename Tiles::Input x, int rows, i
   if constexpr (InBlocks<Tiles>::value)
     if (rows > Tiles::MANY) {
       const Linear wide = widened_panels<typename Tiles::Blocks>(l, panel, PANELS);
-      return rows_of_panels<FloatTiles<float>, PANELS>(wide, x, rows, 0, Into{to.out + panel * 16, to.stride, to.add});
+      const Into there = {to.out + panel * 16, to.stride, to.add};
+      return rows_of_panels<WidenedTiles<typename Tiles::Blocks>, PANELS>(wide, x, rows, 0, there);
     }
   for (; row + Tiles::MANY <= rows; row += Tiles::MANY) Tiles::template run<Tiles::MANY, PANELS>(l, x, row, panel, to);
   for (; row + 4 <= rows; row += 4) Tiles::template run<4, PANELS>(l, x, row, panel, to);
@@ -148,7 +162,7 @@ static const int32_t* first_halves(const QuantisedRows& x, size_t groups) {
 // `take` is given the tiles that multiply a layer, and its rows as these take them.
 template <class Of, class Take>
 static void with_tiles_of(const Linear& l, const float* x, int rows, int threads, Take take) {
-  if (l.widened) return take(WidenedTiles<Of>(), x);
+  if (l.widened) return take(CodedTiles<Of>(), ordered<Of::FIELD>(l, x, rows, threads));
   QuantisedRows all = quantised(l, x, rows, threads);
   if constexpr (Of::DEEP) all.first = first_halves(all, (size_t)rows * l.inputs / GROUP);
   if constexpr (Of::CODE_BYTES == FourBits::CODE_BYTES)

@@ -154,7 +154,6 @@ static inline Ints load_bytes(const uint8_t* at) {
 static inline Ints load_bytes(const int8_t* at) {
   return {_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)at)), _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(at + 8)))};
 }
-static inline Floats nibbles(Ints x) { return floats_of(and_ints(x, all_ints(15))); }
 
 static inline uint16_t half_of(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
 static inline float float_of_half(uint16_t x) { return _cvtsh_ss(x); }
