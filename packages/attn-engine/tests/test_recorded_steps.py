@@ -38,6 +38,7 @@ KINDS = {
     "slot": lambda: (Linear(), Linear()),
     "hybrid": lambda: (Linear(), InPlace(), Linear()),
     "window": lambda: (Linear(), InPlace(window=7), InPlace()),
+    "gathered": lambda: (Softmax(window=7), InPlace(), Softmax(window=17)),
 }
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
 
@@ -72,7 +73,7 @@ def test_repeated_steps_give_the_tokens_of_steps_made_anew(kind, cache, every):
     assert_empty(engine)
 
 
-@pytest.mark.parametrize("kind", ["hybrid", "window"])
+@pytest.mark.parametrize("kind", ["hybrid", "window", "gathered"])
 def test_preemption_between_repeated_steps_changes_nothing(kind):
     model = model_of(kind)
     requests = some_requests(model, 12, seed=1)

@@ -126,6 +126,22 @@ def test_a_model_of_states_of_fixed_size_and_rows_is_recorded_whole(gpu):
     assert gpu.programs["go_through"] == gpu.programs["lay_out"] == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "options"), [("attention_sinks", {"window": 6, "sinks": 2}), ("block_local", {"block": 6}), ("fixed", {})]
+)
+def test_a_step_that_gathers_a_narrow_window_waits_once_and_repeats(gpu, name, options):
+    engine = decoding(model_of(2, name, options=options), gpu, GREEDY)
+    seen = []
+    for _ in range(3):
+        gpu.reset()
+        step(engine)
+        assert (gpu.syncs.total(), gpu.copies) == (1, 1)
+        kernels = {kernel: count for kernel, count in gpu.launches.items() if kernel != "clone"}
+        seen.append(([(program, grid) for program, grid, _ in gpu.grids], kernels))
+    assert engine.eager_reason is None
+    assert seen[0] == seen[1] == seen[2]
+
+
 def test_a_mechanism_that_cannot_be_recorded_says_so_and_runs(gpu):
     engine = decoding(model_of(1, "compressive", positions="none"), gpu, GREEDY)
     step(engine)

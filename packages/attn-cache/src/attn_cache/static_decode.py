@@ -15,7 +15,7 @@ import torch
 from attn_core import Fields
 from attn_core.batch import ModelState, Rows, StaticBatch, StaticRows
 from attn_core.errors import NotGraphSafe, WrongState
-from attn_core.graph_safety import gathers
+from attn_core.graph_safety import always_as_many, gathers
 from torch import Tensor
 
 from attn_cache.block_table import BlockTable
@@ -95,7 +95,8 @@ class BlocksAndSlots:
         return views
 
     def _view(self, key: StateKey, requests: int) -> StaticPagedView:
-        number = list(self._cache.pools).index(self._cache.windows[key])
+        window = self._cache.windows[key]
+        number = list(self._cache.pools).index(window)
         rows = StaticRows(
             self._cache.memory[key],
             self._buffer.line(SLOTS + number)[:requests],
@@ -104,6 +105,8 @@ class BlocksAndSlots:
             block_size=self._cache.block_size,
             contexts=self._buffer.line(CONTEXTS)[:requests],
         )
+        if always_as_many(window):
+            return StaticWindowView(".".join(key), rows, window or 0)
         return StaticPagedView(".".join(key), rows)
 
     def _width(self, longest: int) -> int:
@@ -196,3 +199,32 @@ class StaticPagedView:
     def in_place(self) -> StaticRows:
         """Where the rows of all requests lie."""
         return self._rows
+
+
+class StaticWindowView(StaticPagedView):
+    """The view of a state of which a narrow window is remembered: as many rows are gathered for every request."""
+
+    def __init__(self, name: str, rows: StaticRows, window: int) -> None:
+        super().__init__(name, rows)
+        self._window = window
+
+    def rows(self, requests: Sequence[int]) -> Rows:
+        """The rows of the window [requests, window, ...]; raises `NotGraphSafe` for other requests than all in order,
+        which the host would have to name.
+
+        Those before the start of a sequence are padding, and read row 0 of the memory, which is never written.
+        """
+        found = self._rows
+        if list(requests) != list(range(len(found.contexts))):
+            raise NotGraphSafe(gathers(f"{self._name}: the rows of some requests"))
+        back = torch.arange(1 - self._window, 1, device=found.contexts.device)
+        positions = found.contexts[:, None] + back
+        real = (positions >= 0) & (found.contexts >= 0)[:, None]
+        places = positions.clamp(min=0)
+        blocks = found.kv_indices.gather(1, places // found.block_size).long()
+        slots = torch.where(real, blocks * found.block_size + places % found.block_size, 0)
+        fields = {
+            name: rows.index_select(0, slots.flatten()).view(*slots.shape, *rows.shape[1:])
+            for name, rows in found.fields.items()
+        }
+        return Rows(fields, places, real)
