@@ -42,7 +42,6 @@ WINDOWS: dict[str, dict[str, int]] = {
     "sliding_window": {"window": 6},
     "attention_sinks": {"window": 6, "sinks": 2},
     "block_local": {"block": 6},
-    "fixed": {"block": 12},
     "key_value": {},
 }
 """Those that remember rows of a narrow window, some beside the first of all."""
