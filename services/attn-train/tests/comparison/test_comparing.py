@@ -58,7 +58,7 @@ def ask(home):
 def here(question, home, say=lambda _: None):
     folder = ComparisonFolder(home, question.title)
     runs = folder.settled(question, planned(question, home, TrainSettings(), lambda _: None))
-    runner = RunsHere(home, folder, None)
+    runner = RunsHere(home, folder, TrainSettings().threads)
     return runs, {run.id: (run, course) for run, course in trained(runs, runner, say)}
 
 
