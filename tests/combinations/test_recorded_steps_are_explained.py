@@ -9,7 +9,7 @@ import pytest
 import torch
 from attn_cli.facts import eager_reason, recorded_step
 from attn_cli.main import application
-from attn_core import AttentionSpec, configure, installed
+from attn_core import AttentionSpec, Capability, Slot, configure, installed
 from attn_core.kernels.attend import BAND, PagedAttendKernel, PagedAttendProblem, PagedAttentionInputs
 from attn_core.kernels.base import AtMost, Condition, OneOf
 from attn_engine import EngineConfig, Request, SamplingParams, build_engine
@@ -25,13 +25,18 @@ REASONS = {
     "gqa": "gathered before they are read",
     "alibi": "gathered before they are read",
     "mla": "gathered before they are read",
-    "linear": "keeps a state of fixed size",
-    "retnet": "keeps a state of fixed size",
-    "deltanet": "keeps a state of fixed size",
-    "h2o": "keeps a state of fixed size",
+    "compressive": "",
+    "lstmn": "",
     "nsa": "",
     "path": "",
 }
+FIXED = [
+    name
+    for name in installed().mechanisms.names()
+    if (mechanism := installed().mechanisms.get(name)).can(Capability.CAUSAL)
+    and all(isinstance(state, Slot) for state in mechanism.state(configure(mechanism, **SIZES)).values())
+]
+"""Those that remember nothing but states of fixed size."""
 
 
 class InPlace(PagedAttendKernel):
@@ -95,6 +100,15 @@ def test_what_an_engine_cannot_record_is_explained_before_with_its_reason(name: 
     assert REASONS[name] in said
 
 
+@pytest.mark.parametrize("name", FIXED)
+def test_steps_over_states_of_fixed_size_are_recorded_as_explained(name: str) -> None:
+    assert (found_by_an_engine(name), explained(name)) == (None, None)
+
+
+def test_every_kind_of_recurrence_is_among_these() -> None:
+    assert {"linear", "retnet", "gla", "deltanet", "gated_deltanet", "kda", "mamba2", "lightning", "h2o"} <= {*FIXED}
+
+
 def test_where_no_kernel_meets_rows_in_place_the_kernels_say_why() -> None:
     gqa = installed().mechanisms.get("gqa")
     row = recorded_step(gqa, configure(gqa, **SIZES), dtype="float32", device="cuda")
@@ -109,7 +123,7 @@ def test_steps_are_recorded_where_a_kernel_meets_rows_in_place_and_plans_nothing
     call = {"dtype": "float32", "device": "cuda"}
     row = recorded_step(gqa, configure(gqa, **SIZES), **call)
     assert (row["verdict"], row["reasons"]) == ("can be recorded", "")
-    assert "state of fixed size" in (eager_reason(sinks, configure(sinks, **SIZES), **call) or "")
+    assert "are gathered" in (eager_reason(sinks, configure(sinks, **SIZES), **call) or "")
     assert "encoder's states" in (eager_reason(gqa, configure(gqa, cross=True, **SIZES), **call) or "")
     monkeypatch.setattr(InPlace, "static", False)
     assert eager_reason(gqa, configure(gqa, **SIZES), **call) == "the kernel in_place plans each step on the host"

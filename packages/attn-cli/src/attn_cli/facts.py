@@ -15,7 +15,7 @@ from attn_core.kernels.base import Problem
 from attn_core.kernels.dispatch import explain
 from attn_core.kernels.rowwise import ROW_FORMS, row_problem
 from attn_core.options import option_fields
-from attn_core.states import StateSpec
+from attn_core.states import Slot, StateSpec
 
 CACHE_FORMS = ("plain", "int8", "int4", "latent")
 """How caches keep rows; see `attn_core.kernels.attend.paged_problem`."""
@@ -103,6 +103,8 @@ def eager_reason(mechanism: Mechanism, config: MechanismConfig, *, dtype: str, d
     reason = state_reason(f"mechanism {mechanism.name!r}", mechanism.state(config))
     if reason is not None:
         return reason
+    if all(isinstance(state, Slot) for state in mechanism.state(config).values()):
+        return None
     computation = mechanism.paged_computation(config)
     if computation is None or not isinstance(computation.asked, AttentionSpec):
         return gathers("remembered rows")

@@ -7,7 +7,7 @@ anything runs.
 
 from __future__ import annotations
 
-from attn_core.states import Slot, Source, StateSpecs
+from attn_core.states import Source, StateSpecs
 
 ASKS_THE_HOST = "a layer asks the host how many tokens each request remembers"
 NO_BLOCKS = "the cache does not keep rows in blocks of one size"
@@ -16,8 +16,6 @@ REPLAYED = "every step computes the whole sequence again"
 
 def state_reason(layer: str, states: StateSpecs) -> str | None:
     """Why a store cannot keep the states of a layer so that steps are recorded; None where it can."""
-    if any(isinstance(spec, Slot) for spec in states.values()):
-        return f"{layer} keeps a state of fixed size"
     if any(isinstance(spec, Source) for spec in states.values()):
         return f"{layer} attends to an encoder's states"
     return None

@@ -15,7 +15,7 @@ struct FloatTiles {
     float_tile<ROWS, PANELS, Element>(l, x, row, panel, to);
   }
   static Input from(const Linear& l, Input x, int row) { return x + (size_t)row * l.inputs; }
-  static constexpr int MANY = Shape::FLOAT_ROWS, BYTES = 4;
+  static constexpr int MANY = Shape::FLOAT_ROWS, BYTES = 4, PANELS_OF_ONE = Shape::PANELS_OF_ONE;
 };
 
 struct Int8Tiles {
@@ -25,7 +25,7 @@ struct Int8Tiles {
     int8_tile<ROWS, PANELS>(l, x, row, panel, to);
   }
   static Input from(const Linear& l, Input x, int row) { return x.from(row, l.inputs); }
-  static constexpr int MANY = Shape::INT_ROWS, BYTES = 1;
+  static constexpr int MANY = Shape::INT_ROWS, BYTES = 1, PANELS_OF_ONE = Shape::INT_PANELS_OF_ONE;
 };
 
 template <class Of>
@@ -36,7 +36,7 @@ struct NibbleTiles {
     nibble_tile<Of, ROWS, PANELS>(l, x, row, panel, to);
   }
   static Input from(const Linear& l, Input x, int row) { return x.from(row, l.inputs); }
-  static constexpr int MANY = Shape::INT_ROWS, BYTES = 1;
+  static constexpr int MANY = Shape::INT_ROWS, BYTES = 1, PANELS_OF_ONE = Shape::INT_PANELS_OF_ONE;
 };
 
 template <class Of>
@@ -60,7 +60,7 @@ template <class Tiles, int ROWS, int PANELS>
 static void panels_of_block(const Linear& l, typename Tiles::Input x, int row, int first, int last, Into to) {
   int panel = first;
   for (; panel + PANELS <= last; panel += PANELS) Tiles::template run<ROWS, PANELS>(l, x, row, panel, to);
-  for (; panel < last; panel++) Tiles::template run<ROWS, 1>(l, x, row, panel, to);
+  if constexpr (PANELS > 1) panels_of_block<Tiles, ROWS, (PANELS + 1) / 2>(l, x, row, panel, last, to);
 }
 
 template <class Tiles, class = void>
@@ -96,7 +96,7 @@ static void block(const Linear& l, typename Tiles::Input x, int rows, int first,
   }
   int row = 0;
   for (; row + 2 <= rows; row += 2) panels_of_block<Tiles, 2, Shape::PANELS_OF_TWO>(l, x, row, first, last, to);
-  for (; row < rows; row++) panels_of_block<Tiles, 1, Shape::PANELS_OF_ONE>(l, x, row, first, last, to);
+  for (; row < rows; row++) panels_of_block<Tiles, 1, Tiles::PANELS_OF_ONE>(l, x, row, first, last, to);
 }
 
 constexpr int BLOCK = 4;
