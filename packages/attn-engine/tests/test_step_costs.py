@@ -9,7 +9,7 @@ from attn_engine.build import build_engine
 from attn_engine.decode_graphs import DecodeGraphs, Rerun
 from attn_models.decoder.config import AttentionChoice, DecoderConfig
 from attn_models.decoder.decoder import Decoder
-from attn_models.quantization.quantize import join_projections
+from attn_models.quantization.quantize import join_projections, quantize_model
 from attn_testing.pretend_cuda import PretendCuda, to_pretended
 from pretended import gpu
 
@@ -78,6 +78,26 @@ def test_a_layer_takes_ten_kernels(gpu):
         join_projections(model)
         engine = decoding(model, gpu, GREEDY)
         step(engine)
+        counts.append(gpu.total)
+    assert (counts[1] - counts[0]) / 2 <= 10, gpu.launches + gpu.programs
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_packed_weights_are_multiplied_by_one_program_each_and_cost_no_more_kernels_waits_or_copies(gpu, form):
+    counts = []
+    for layers in (1, 3):
+        model = model_of(layers)
+        quantize_model(model, form, torch.bfloat16)
+        engine = decoding(model, gpu, GREEDY)
+        seen = []
+        for _ in range(2):
+            gpu.reset()
+            step(engine)
+            seen.append([(name, grid) for name, grid, _ in gpu.grids])
+        assert seen[0] == seen[1]
+        assert (gpu.syncs.total(), gpu.copies) == (1, 1)
+        assert gpu.programs["multiply_codes"] == 4 * layers + 1, gpu.programs  # joined projections, and the head
+        assert not {"mm", "addmm", "linear", "bmm", "matmul"} & gpu.launches.keys(), gpu.launches
         counts.append(gpu.total)
     assert (counts[1] - counts[0]) / 2 <= 10, gpu.launches + gpu.programs
 
