@@ -39,6 +39,7 @@ WITHOUT_A_GPU = (
     "attn_kernels_triton.recurrence.compute",
     "attn_kernels_triton.rowwise.rows",
     "attn_kernels_triton.paged.attend",
+    "attn_kernels_triton.products",
 )
 """Modules that ask whether tensors of a CPU will do."""
 

@@ -68,6 +68,7 @@ TABLES = (
     Table(Part("eight_bits", "tables", 30), ("eight_bits.verdicts",)),
     Table(Part("sparse", "tables", 100), ("family.bands", "family.varlen", "family.listed")),
     Table(Part("rowwise", "tables", 40), ("rowwise.verdicts",)),
+    Table(Part("packed_weights", "tables", 40), ("packed_weights.verdicts",)),
     Table(Part("attention", "features", 25), ("family.learned",)),
     Table(Part("rowwise", "compiled", 60), ("rowwise.verdicts",)),
 )

@@ -1,4 +1,4 @@
-"""What no source of a package does: unpickle, check with assert, print, hide a second owner of a name."""
+"""What no source of a package does: unpickle, check with assert, print; and what nobody does: fork."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from sources import Source
 
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "jsonpickle"}
 LOADERS = {"torch.load", "torch.jit.load", "torch.package.PackageImporter", "numpy.memmap.load", "pandas.read_pickle"}
+STARTS = {"subprocess.run", "subprocess.Popen", "subprocess.check_call", "subprocess.check_output"}
+FORKING = {"preexec_fn", "user", "group", "extra_groups"}
+"""With any of these `subprocess` forks: a copy of a process with gRPC's threads may abort before it is the program."""
+FORKS = {"os.fork", "os.forkpty", "pty.fork", "pty.spawn", "multiprocessing.Pool", "multiprocessing.Process"}
 ALLOW_PICKLE = {"numpy.load", "np.load", "numpy.save", "np.save"}
 
 
@@ -39,6 +43,22 @@ def call_offences(call: ast.Call) -> Iterator[str]:
         yield f"{name} with allow_pickle"
     if name == "print" and not any(word.arg == "file" for word in call.keywords):
         yield "print: a library answers its caller; only the command line prints"
+
+
+def forks(source: Source) -> Iterator[str]:
+    """Every call in a file that copies this process, as `path:line call`."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call):
+            name = sources.dotted(node.func)
+            if name in FORKS or (name in STARTS and FORKING & {str(word.arg) for word in node.keywords}):
+                yield f"{source.path}:{node.lineno} {name}"
+
+
+def test_nothing_copies_a_process_that_may_be_calling_grpc() -> None:
+    everything = (*sources.of_packages(), *sources.of_tests(), *sources.of_scripts())
+    assert not [found for source in everything for found in forks(source)]
+    planted = "subprocess.run(c, user='postgres')\nsubprocess.run(c, start_new_session=True)\npid = os.fork()"
+    assert list(forks(Source("planted.py", planted))) == ["planted.py:1 subprocess.run", "planted.py:3 os.fork"]
 
 
 def may_print(source: Source) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import ClassVar
 
 import pytest
 import torch
 from attn_cli.facts import eager_reason, recorded_step
 from attn_cli.main import application
-from attn_core import AttentionSpec, configure, installed
+from attn_core import AttentionSpec, Capability, Slot, configure, installed
 from attn_core.kernels.attend import BAND, PagedAttendKernel, PagedAttendProblem, PagedAttentionInputs
 from attn_core.kernels.base import AtMost, Condition, OneOf
 from attn_engine import EngineConfig, Request, SamplingParams, build_engine
@@ -25,13 +26,25 @@ REASONS = {
     "gqa": "gathered before they are read",
     "alibi": "gathered before they are read",
     "mla": "gathered before they are read",
-    "linear": "keeps a state of fixed size",
-    "retnet": "keeps a state of fixed size",
-    "deltanet": "keeps a state of fixed size",
-    "h2o": "keeps a state of fixed size",
+    "compressive": "",
+    "lstmn": "",
     "nsa": "",
     "path": "",
 }
+FIXED = [
+    name
+    for name in installed().mechanisms.names()
+    if (mechanism := installed().mechanisms.get(name)).can(Capability.CAUSAL)
+    and all(isinstance(state, Slot) for state in mechanism.state(configure(mechanism, **SIZES)).values())
+]
+"""Those that remember nothing but states of fixed size."""
+WINDOWS: dict[str, dict[str, int]] = {
+    "sliding_window": {"window": 6},
+    "attention_sinks": {"window": 6, "sinks": 2},
+    "block_local": {"block": 6},
+    "key_value": {},
+}
+"""Those that remember rows of a narrow window, some beside the first of all."""
 
 
 class InPlace(PagedAttendKernel):
@@ -68,9 +81,10 @@ def in_place() -> Iterator[InPlace]:
     registry._items = before
 
 
-def found_by_an_engine(name: str) -> str | None:
+def found_by_an_engine(name: str, options: Mapping[str, int] = MappingProxyType({})) -> str | None:
     torch.manual_seed(0)
-    config = DecoderConfig(vocab_size=11, max_seq_len=CONTEXT, num_layers=1, mechanism=name, positions="none", **SIZES)
+    own = {"mechanism": name, "options": options, "positions": "none"}
+    config = DecoderConfig(vocab_size=11, max_seq_len=CONTEXT, num_layers=1, **own, **SIZES)
     model = Decoder(config).eval()
     engine = build_engine(model, None, EngineConfig(kv_cache="paged", max_num_seqs=2), kv_cache_tokens=64)
     graphs = engine._runner.graphs = DecodeGraphs(model, engine._store, Rerun(), 2)
@@ -81,9 +95,10 @@ def found_by_an_engine(name: str) -> str | None:
     return graphs.reason
 
 
-def explained(name: str) -> str | None:
+def explained(name: str, options: Mapping[str, int] = MappingProxyType({})) -> str | None:
     mechanism = installed().mechanisms.get(name)
-    return eager_reason(mechanism, configure(mechanism, max_seq_len=CONTEXT, **SIZES), dtype="float32", device="cpu")
+    config = configure(mechanism, options, max_seq_len=CONTEXT, **SIZES)
+    return eager_reason(mechanism, config, dtype="float32", device="cpu")
 
 
 @pytest.mark.parametrize("name", REASONS)
@@ -93,6 +108,20 @@ def test_what_an_engine_cannot_record_is_explained_before_with_its_reason(name: 
     assert said is not None
     assert REASONS[name] in reason
     assert REASONS[name] in said
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_steps_over_states_of_fixed_size_are_recorded_as_explained(name: str) -> None:
+    assert (found_by_an_engine(name), explained(name)) == (None, None)
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_steps_over_narrow_windows_are_recorded_as_explained(name: str) -> None:
+    assert (found_by_an_engine(name, WINDOWS[name]), explained(name, WINDOWS[name])) == (None, None)
+
+
+def test_every_kind_of_recurrence_is_among_these() -> None:
+    assert {"linear", "retnet", "gla", "deltanet", "gated_deltanet", "kda", "mamba2", "lightning", "h2o"} <= {*FIXED}
 
 
 def test_where_no_kernel_meets_rows_in_place_the_kernels_say_why() -> None:
@@ -109,7 +138,8 @@ def test_steps_are_recorded_where_a_kernel_meets_rows_in_place_and_plans_nothing
     call = {"dtype": "float32", "device": "cuda"}
     row = recorded_step(gqa, configure(gqa, **SIZES), **call)
     assert (row["verdict"], row["reasons"]) == ("can be recorded", "")
-    assert "state of fixed size" in (eager_reason(sinks, configure(sinks, **SIZES), **call) or "")
+    wide = configure(sinks, {"window": 5000}, **SIZES)
+    assert "are gathered" in (eager_reason(sinks, wide, **call) or "")
     assert "encoder's states" in (eager_reason(gqa, configure(gqa, cross=True, **SIZES), **call) or "")
     monkeypatch.setattr(InPlace, "static", False)
     assert eager_reason(gqa, configure(gqa, **SIZES), **call) == "the kernel in_place plans each step on the host"

@@ -98,7 +98,39 @@ def test_a_position_that_is_not_reserved_is_refused():
         static.load([1], [BLOCK], [1], 1)
 
 
-@pytest.mark.parametrize("spec", [Slot(KV), Source(KV)], ids=["slot", "source"])
+@pytest.mark.parametrize("cache", ["paged", "shared"])
+def test_states_of_fixed_size_are_read_and_written_in_place_and_padding_touches_nobodys(cache):
+    """Every request counts its own steps, through joining, leaving and forking."""
+    rng, store = random.Random(0), store_of(cache, {"deep": {"sum": Slot({"s": Field((3,))})}})
+    static = store.static_decode(MOST, LONGEST)
+    views = {size: static.view(size)["deep"]["sum"] for size in range(1, MOST + 1)}
+    counts: dict[int, int] = {}
+    for number in range(300):
+        if len(counts) < MOST and rng.random() < 0.3:
+            assert store.admit(number)
+            counts[number] = 0
+        if counts and rng.random() < 0.1:
+            gone = rng.choice(list(counts))
+            store.release(gone)
+            del counts[gone]
+        if 0 < len(counts) < MOST and rng.random() < 0.1:
+            like = rng.choice(list(counts))
+            assert store.fork(like, 1000 + number, counts[like])
+            counts[1000 + number] = counts[like]
+        names = store.order([name for name in counts if rng.random() < 0.7])
+        if not all(store.reserve(name, counts[name] + 1) for name in names) or not names:
+            continue
+        padded = rng.randint(len(names), MOST)
+        static.load([7] * len(names), [counts[name] for name in names], names, padded)
+        held = views[padded].read()["s"]
+        assert held[: len(names)].tolist() == [[counts[name]] * 3 for name in names]
+        views[padded].write({"s": torch.cat([held[: len(names)] + 1, torch.full((padded - len(names), 3), torch.nan)])})
+        for name in names:
+            counts[name] += 1
+    assert max(counts.values()) > 20
+
+
+@pytest.mark.parametrize("spec", [Source(KV)], ids=["source"])
 def test_states_that_are_no_rows_in_blocks_are_named(spec):
     store = store_of("paged", {"deep": {"state": spec}, "far": {"kv": Paged(KV)}})
     with pytest.raises(NotGraphSafe, match="deep"):

@@ -23,7 +23,8 @@ def gpu(monkeypatch) -> Iterator[PretendCuda]:
 
     monkeypatch.setattr("attn_core.kernels.devices.has_gpu", lambda: True)
     monkeypatch.setattr("attn_kernels_triton.launch.Launch.run", run)
-    monkeypatch.setattr("attn_kernels_triton.paged.bucket.processors", lambda _: 132)
+    for module in ("paged.bucket", "products"):
+        monkeypatch.setattr(f"attn_kernels_triton.{module}.processors", lambda _: 132)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "pretended")
     # What an earlier test of this process found on a machine without a GPU.

@@ -7,9 +7,9 @@ import torch
 from attn_engine import EngineConfig, Request, SamplingParams
 from attn_engine.build import build_engine
 from attn_engine.decode_graphs import DecodeGraphs, Rerun
-from attn_models.decoder.config import DecoderConfig
+from attn_models.decoder.config import AttentionChoice, DecoderConfig
 from attn_models.decoder.decoder import Decoder
-from attn_models.quantization.quantize import join_projections
+from attn_models.quantization.quantize import join_projections, quantize_model
 from attn_testing.pretend_cuda import PretendCuda, to_pretended
 from pretended import gpu
 
@@ -32,10 +32,9 @@ def model_of(layers: int, mechanism: str = "gqa", **options) -> Decoder:
         num_kv_heads=2 if mechanism == "gqa" else None,
         norm="rms",
         feed_forward="swiglu",
-        positions="rotary",
         bias=False,
         mechanism=mechanism,
-        **options,
+        **({"positions": "rotary"} | options),
     )
     model = Decoder(config).to(torch.bfloat16).eval()
     to_pretended(model)
@@ -83,6 +82,26 @@ def test_a_layer_takes_ten_kernels(gpu):
     assert (counts[1] - counts[0]) / 2 <= 10, gpu.launches + gpu.programs
 
 
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_packed_weights_are_multiplied_by_one_program_each_and_cost_no_more_kernels_waits_or_copies(gpu, form):
+    counts = []
+    for layers in (1, 3):
+        model = model_of(layers)
+        quantize_model(model, form, torch.bfloat16)
+        engine = decoding(model, gpu, GREEDY)
+        seen = []
+        for _ in range(2):
+            gpu.reset()
+            step(engine)
+            seen.append([(name, grid) for name, grid, _ in gpu.grids])
+        assert seen[0] == seen[1]
+        assert (gpu.syncs.total(), gpu.copies) == (1, 1)
+        assert gpu.programs["multiply_codes"] == 4 * layers + 1, gpu.programs  # joined projections, and the head
+        assert not {"mm", "addmm", "linear", "bmm", "matmul"} & gpu.launches.keys(), gpu.launches
+        counts.append(gpu.total)
+    assert (counts[1] - counts[0]) / 2 <= 10, gpu.launches + gpu.programs
+
+
 def test_a_step_that_repeats_starts_the_same_programs_over_the_same_inputs(gpu):
     engine = decoding(model_of(2), gpu, GREEDY)
     seen = []
@@ -103,10 +122,50 @@ def test_steps_of_all_sizes_are_recorded_before_the_first_request(gpu):
     assert engine._store.usage().tokens == 0
 
 
-def test_a_mechanism_that_cannot_be_recorded_says_so_and_runs(gpu):
-    engine = decoding(model_of(1, "retnet"), gpu, GREEDY)
+@pytest.mark.parametrize("name", ["retnet", "gla", "deltanet", "kda", "gated_deltanet", "mamba2", "linear"])
+def test_a_step_over_states_of_fixed_size_repeats_over_the_same_memory(gpu, name):
+    options = {"positions": "rotary" if name == "retnet" else "none"}
+    engine = decoding(model_of(2, name, **options), gpu, GREEDY)
+    seen = []
+    for _ in range(3):
+        gpu.reset()
+        step(engine)
+        assert (gpu.syncs.total(), gpu.copies) == (1, 1)
+        # Beside the step, a copy of the states at the end of a block is kept for those that begin alike.
+        kernels = {kernel: count for kernel, count in gpu.launches.items() if kernel != "clone"}
+        seen.append(([(program, grid) for program, grid, _ in gpu.grids], kernels))
+    assert engine.eager_reason is None
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_a_model_of_states_of_fixed_size_and_rows_is_recorded_whole(gpu):
+    pattern = tuple(AttentionChoice(mechanism=name) for name in ("gated_deltanet", "mha"))
+    engine = decoding(model_of(2, "mha", pattern=pattern, positions="learned"), gpu, GREEDY)
     step(engine)
-    assert "fixed size" in engine.eager_reason
+    assert (engine.eager_reason, gpu.syncs.total(), gpu.copies) == (None, 1, 1)
+    assert gpu.programs["go_through"] == gpu.programs["lay_out"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("attention_sinks", {"window": 6, "sinks": 2}), ("block_local", {"block": 6}), ("fixed", {})]
+)
+def test_a_step_that_gathers_a_narrow_window_waits_once_and_repeats(gpu, name, options):
+    engine = decoding(model_of(2, name, options=options), gpu, GREEDY)
+    seen = []
+    for _ in range(3):
+        gpu.reset()
+        step(engine)
+        assert (gpu.syncs.total(), gpu.copies) == (1, 1)
+        kernels = {kernel: count for kernel, count in gpu.launches.items() if kernel != "clone"}
+        seen.append(([(program, grid) for program, grid, _ in gpu.grids], kernels))
+    assert engine.eager_reason is None
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_a_mechanism_that_cannot_be_recorded_says_so_and_runs(gpu):
+    engine = decoding(model_of(1, "compressive", positions="none"), gpu, GREEDY)
+    step(engine)
+    assert "how many tokens" in engine.eager_reason
     assert engine.eager_reason in engine.note
 
 

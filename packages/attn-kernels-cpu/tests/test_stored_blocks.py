@@ -18,12 +18,12 @@ HALVES = {"q8_0": (0,), "q4_0": (0,), "q4_1": (0, 2), "q4_k": (0, 2), "q6_k": (2
 ROWS = [1, 2, 3, 5, 29]
 
 
-def blocks(form, outputs, count, seed=0):
+def blocks(form, outputs, count, seed=0, draw=lambda random, shape: random.standard_normal(shape) * 0.01):
     """Rows of blocks of any bits with small scales of both signs, and the float32 weights that they mean."""
     random, size = np.random.default_rng(seed), FORMS[form].block
     raw = random.integers(0, 256, (outputs, count, size), dtype=np.uint8)
     for place in HALVES[form]:
-        scales = (random.standard_normal((outputs, count)) * 0.01).astype(np.float16)
+        scales = draw(random, (outputs, count)).astype(np.float16)
         raw[:, :, place : place + 2] = scales[..., None].view(np.uint8)
     if form == "int4_zeros":
         numbers = np.concatenate([raw[..., 3:] & 15, raw[..., 3:] >> 4], -1).astype(np.float32)
@@ -38,18 +38,37 @@ def relative(found, expected):
     return ((found.double() - expected).norm() / expected.norm()).item()
 
 
+def powers_of_two(random, shape):
+    """Scales whose products with whole numbers float32 adds up without rounding."""
+    return random.choice([-1.0, 1.0], shape) * 2.0 ** -random.integers(0, 3, shape)
+
+
 @pytest.mark.usefixtures("_kernels")
-@pytest.mark.parametrize("outputs", [7, 16, 83])
+@pytest.mark.parametrize("outputs", [7, 16, 83, 97])
 @pytest.mark.parametrize("form", BLOCK_FORMATS)
-def test_blocks_give_the_bits_of_the_same_weights_in_float32(form, outputs):
-    raw, weight = blocks(form, outputs, 2)
+def test_float32_inputs_times_blocks_lose_no_bit_of_either(form, outputs):
+    """Of numbers whose sums float32 holds the result is exact, whatever bits codes and scales have."""
+    raw, weight = blocks(form, outputs, 1 if FORMS[form].group > 32 else 3, draw=powers_of_two)
     torch.manual_seed(0)
-    bias = torch.randn(outputs)
-    widened, plain = PackedLinear(f"{form}_widened", raw, bias), PackedLinear("float32", weight, bias)
+    bias = torch.randint(-9, 10, (outputs,)).float()
+    layer = PackedLinear(f"{form}_widened", raw, bias)
     for rows in ROWS:
-        x = torch.randn(rows, weight.shape[1])
-        assert torch.equal(widened(x), plain(x))
-        assert relative(widened(x), x.double() @ weight.double().T + bias) < 1e-6
+        x = torch.randint(-9, 10, (rows, weight.shape[1])).float()
+        assert torch.equal(layer(x).double(), x.double() @ weight.double().T + bias)
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("form", BLOCK_FORMATS)
+def test_float32_inputs_times_blocks_round_no_more_than_sums_of_float32_do(form):
+    raw, weight = blocks(form, 83, 2)
+    torch.manual_seed(0)
+    bias = torch.randn(83)
+    layer, plain = PackedLinear(f"{form}_widened", raw, bias), PackedLinear("float32", weight, bias)
+    for rows in ROWS:
+        for size in (1e-20, 1.0, 1e20):
+            x = torch.randn(rows, weight.shape[1]) * size
+            expected = x.double() @ weight.double().T + bias
+            assert relative(layer(x), expected) < 2 * relative(plain(x), expected) + 1e-7
 
 
 @pytest.mark.usefixtures("_kernels")

@@ -9,8 +9,8 @@ from attn_core.kernels.dispatch import explain
 from attn_core.kernels.product import ProductProblem
 from attn_kernels_cpu import chip
 from attn_kernels_cpu.attention import attention
-from attn_kernels_cpu.products import activated, linear, product
-from attn_kernels_cpu.training import CpuProduct
+from attn_kernels_cpu.products import activated, linear, product, rounded_linear, rounded_product
+from attn_kernels_cpu.training import CpuProduct, CpuRoundedProduct
 from torch.nn import functional
 
 EPS = torch.finfo(torch.float32).eps
@@ -48,8 +48,38 @@ def test_linear_layers_and_their_gradients_round_as_float32_does(sizes):
         assert ((one.double() - other).abs() <= bound).all()
 
 
+def rounded(values):
+    """What bfloat16 keeps of them, as float64."""
+    return values.to(torch.bfloat16).double()
+
+
 @pytest.mark.usefixtures("_kernels")
-def test_a_product_has_the_same_bits_on_any_number_of_threads_and_of_any_view():
+@pytest.mark.parametrize("sizes", [*SIZES, (37, 401, 600)], ids=str)
+def test_rounded_layers_multiply_what_bfloat16_keeps_and_add_in_float32(sizes):
+    torch.manual_seed(8)
+    rows, inputs, outputs = sizes
+    operands = torch.randn(rows, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
+    change = torch.randn(rows, outputs)
+    found = with_gradients(rounded_linear, operands, change)
+    (x, w), bias, g = map(rounded, operands[:2]), operands[2].double(), rounded(change)
+    wanted = [x @ w.T + bias, g @ w, g.T @ x, change.double().sum(0)]
+    for one, other, bound in zip(found, wanted, bounds(operands, change), strict=True):
+        assert one.dtype == torch.float32
+        assert ((one.double() - other).abs() <= 2 * bound).all()
+
+
+@pytest.mark.usefixtures("_kernels")
+def test_rounding_a_product_is_not_left_out():
+    torch.manual_seed(9)
+    left, right = torch.randn(20, 90), torch.randn(90, 33)
+    exact, sums = left.double() @ right.double(), left.double().abs() @ right.double().abs()
+    assert ((product(left, right) - exact).abs() <= 90 * EPS * sums).all()
+    assert ((rounded_product(left, right) - exact).abs() > 90 * EPS * sums).any()
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("product", [product, rounded_product])
+def test_a_product_has_the_same_bits_on_any_number_of_threads_and_of_any_view(product):
     torch.manual_seed(4)
     left, right = torch.randn(301, 500), torch.randn(500, 77)
     before, found = torch.get_num_threads(), []
@@ -66,7 +96,8 @@ def test_a_product_has_the_same_bits_on_any_number_of_threads_and_of_any_view():
 
 
 @pytest.mark.usefixtures("_kernels")
-def test_numbers_that_are_not_finite_reach_their_rows_and_columns_alone():
+@pytest.mark.parametrize("product", [product, rounded_product])
+def test_numbers_that_are_not_finite_reach_their_rows_and_columns_alone(product):
     left, right = torch.ones(20, 30), torch.ones(30, 40)
     left[7, 3], right[4, 9] = torch.inf, torch.nan
     found = product(left, right)
@@ -98,8 +129,9 @@ def test_gradients_are_computed_where_they_are_wanted_alone():
     ],
 )
 def test_what_is_no_product_of_float32_is_refused_by_name(left, right, bias, field):
-    with pytest.raises(InvalidValue, match=field):
-        product(left, right, bias)
+    for refusing in (product, rounded_product):
+        with pytest.raises(InvalidValue, match=field):
+            refusing(left, right, bias)
     with pytest.raises(InvalidValue, match="rows"):
         linear(torch.ones(2, 3), torch.ones(4, 5))
 
@@ -227,8 +259,11 @@ def test_products_are_taken_from_torch_where_torch_is_as_fast(monkeypatch, vendo
     if verdict.kernel.available() is None:
         assert verdict.accepted == (vendor == chip.AMD)
         assert not verdict.accepted or verdict.cost < 1
-    (other,) = explain([CpuProduct()], ProductProblem(dtype="bfloat16"))
-    assert not other.accepted
+    for other in (ProductProblem(dtype="bfloat16"), ProductProblem(multiplied_in="bfloat16")):
+        assert not explain([CpuProduct()], other)[0].accepted
+    (rounding,) = explain([CpuRoundedProduct()], ProductProblem(multiplied_in="bfloat16", gradients=True))
+    assert rounding.accepted == verdict.accepted
+    assert not explain([CpuRoundedProduct()], ProductProblem(gradients=True))[0].accepted
 
 
 def test_the_vendor_is_read_from_the_system(tmp_path):

@@ -35,12 +35,12 @@ def test_a_lock_is_waited_for(tmp_path: Path) -> None:
     def hold() -> None:
         with exclusive(path):
             held.set()
-            free.wait(5)
+            free.wait(60)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    held.wait(5)
+    held.wait(60)
     threading.Timer(0.2, free.set).start()
-    with exclusive(path, wait=5):
+    with exclusive(path, wait=60):
         assert free.is_set()
     thread.join()

@@ -53,10 +53,10 @@ class PostgresServer:
         self._run("pg_ctl", "-D", self._folder / "data", *words)
 
     def _run(self, program: str, *words: object) -> None:
-        command = [str(self._bin / program), *map(str, words)]
-        done = subprocess.run(
-            command, user=self._user, cwd=self._folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
-        )
+        # Not `user=` of subprocess, which forks: gRPC may abort in the copy of a process that is amid calls.
+        become = ["setpriv", "--reuid", self._user, "--regid", self._user, "--clear-groups"] if self._user else []
+        command = [*become, str(self._bin / program), *map(str, words)]
+        done = subprocess.run(command, cwd=self._folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
         assert done.returncode == 0, done.stdout.decode()
 
 

@@ -158,7 +158,7 @@ async def test_a_call_in_flight_when_the_connection_is_closed_goes_on_elsewhere(
 ) -> None:
     """It is not cancelled: only its caller may do that."""
     submit, held = server.host.submit, threading.Event()
-    monkeypatch.setattr(server.host, "submit", lambda task: (held.wait(10), submit(task)))
+    monkeypatch.setattr(server.host, "submit", lambda task: (held.wait(120), submit(task)))
     gateway = Gateway(server)
     await gateway.client.connect()
     lost, cancelled = (asyncio.create_task(gateway.tokens(task())) for _ in range(2))
@@ -177,7 +177,7 @@ async def test_a_task_that_is_cancelled_while_it_waits_to_be_prepared_is_not_beg
     server: ReplicaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submit, held, begun = server.host.submit, threading.Event(), []
-    monkeypatch.setattr(server.host, "submit", lambda task: (begun.append(task.id), held.wait(10), submit(task)))
+    monkeypatch.setattr(server.host, "submit", lambda task: (begun.append(task.id), held.wait(120), submit(task)))
     async with Gateway(server) as gateway:
         before = [asyncio.create_task(gateway.tokens(task())) for _ in range(LANES["text"])]
         await until(lambda: len(begun) == LANES["text"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import subprocess
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -128,6 +129,19 @@ class Record:
 @pytest.fixture
 def record() -> type[Record]:
     return Record
+
+
+@pytest.fixture
+def until() -> Callable[..., None]:
+    """Waits for a condition; fails with what did not happen where that takes a time that no machine needs."""
+
+    def wait(condition: Callable[[], object], what: str, seconds: float = 300.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, what
+            time.sleep(0.1)
+
+    return wait
 
 
 @pytest.fixture

@@ -26,10 +26,13 @@ Snapshot = Sequence[Tensor]
 
 
 class SlotStates:
-    """The `Slot` states of all layers, [requests, ...] each; requests are known by their index."""
+    """The `Slot` states of all layers, [requests + 1, ...] each; requests are known by their index.
+
+    The last place, `scrap`, belongs to no request: padding of a static step reads and writes there.
+    """
 
     def __init__(self, specs: ModelSpecs, size: StoreSize) -> None:
-        self._max_requests = size.requests
+        self.scrap = size.requests
         self._device = torch.device(size.device)
         self.names: list[StateKey] = [(layer, state) for layer, state, _ in states_of(specs, Slot)]
         fields = {
@@ -73,7 +76,10 @@ class SlotStates:
         """The views of one step for the requests at these indices."""
         if not self._memory:
             return {}
-        index = torch.tensor(indices, dtype=torch.int64, device=self._device)
+        return self.views_at(torch.tensor(indices, dtype=torch.int64, device=self._device))
+
+    def views_at(self, index: Tensor) -> dict[StateKey, SlotStateView]:
+        """The same for indices [requests], int64, on the device, which are read whenever a view is used."""
         return {key: SlotStateView(".".join(key), memory, index) for key, memory in self._memory.items()}
 
     def live_bytes(self, index: int) -> int:
@@ -81,7 +87,7 @@ class SlotStates:
         return sum(rows[index].nbytes for fields in self._memory.values() for rows in fields.values())
 
     def _allocate(self, count: int, field: Field, dtype: torch.dtype) -> Tensor:
-        return lazy_zeros((count, self._max_requests, *field.shape), dtype, self._device)
+        return lazy_zeros((count, self.scrap + 1, *field.shape), dtype, self._device)
 
 
 class SlotStateView:

@@ -1,7 +1,8 @@
-"""Decode steps over a paged cache with addresses in memory that stays where it is, for CUDA graphs.
+"""Decode steps over a store with addresses in memory that stays where it is, for CUDA graphs.
 
-All that changes from one step to the next - tokens, positions, where new rows go, block tables - lies in one buffer on
-the device, which one copy fills. What a layer sees of it are views of that buffer, the same in every step.
+All that changes from one step to the next - tokens, positions, where new rows go, block tables, whose state of fixed
+size is whose - lies in one buffer on the device, which one copy fills. What a layer sees of it are views of that
+buffer, the same in every step.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ import torch
 from attn_core import Fields
 from attn_core.batch import ModelState, Rows, StaticBatch, StaticRows
 from attn_core.errors import NotGraphSafe, WrongState
-from attn_core.graph_safety import gathers
+from attn_core.graph_safety import always_as_many, gathers
 from torch import Tensor
 
 from attn_cache.block_table import BlockTable
 from attn_cache.kv_cache import Window
 from attn_cache.memory import StateKey, check_names, check_shape
 from attn_cache.paged import PagedKVCache
+from attn_cache.slots import SlotStates
 
-TOKENS, POSITIONS, CONTEXTS, SLOTS = range(4)
-"""Lines of the buffer; from `SLOTS` on one for each window. A context is -1 where there is no request."""
+TOKENS, POSITIONS, CONTEXTS, INDICES, SLOTS = range(5)
+"""Lines of the buffer; from `SLOTS` on one for each window. A context is -1 where there is no request, whose index is
+that of the scrap place of states of fixed size."""
 
 
 class StaticSize(NamedTuple):
@@ -33,17 +36,15 @@ class StaticSize(NamedTuple):
     longest: int
 
 
-class PagedDecode:
-    """Implements `attn_core.stores.StaticDecode` over a `PagedKVCache`.
+class BlocksAndSlots:
+    """Implements `attn_core.stores.StaticDecode` over the rows of a `PagedKVCache` and states of fixed size.
 
-    `states` are the names of layer and state of all rows, `index` gives the index of a request in the cache.
+    `index` gives the index of a request in both.
     """
 
-    def __init__(
-        self, cache: PagedKVCache, states: Sequence[StateKey], index: Callable[[int], int], size: StaticSize
-    ) -> None:
+    def __init__(self, cache: PagedKVCache, slots: SlotStates, index: Callable[[int], int], size: StaticSize) -> None:
         self._cache = cache
-        self._states = list(states)
+        self._slots = slots
         self._index = index
         self._longest = size.longest
         self._buffer = StepBuffer(size.requests, list(cache.pools), self._width(size.longest), cache.device)
@@ -64,6 +65,7 @@ class PagedDecode:
         lines[POSITIONS, :requests] = at = np.array([*positions, *missing], dtype=np.int64)
         lines[CONTEXTS, :given] = positions
         lines[CONTEXTS, given:requests] = -1
+        lines[INDICES, :requests] = [*indices, *[self._slots.scrap] * len(missing)]
         changed, size = False, self._cache.block_size
         for number, (window, pool) in enumerate(self._cache.pools.items()):
             tables = [pool.tables[index] for index in indices] + [self._padding] * (requests - given)
@@ -86,12 +88,15 @@ class PagedDecode:
     def view(self, requests: int) -> ModelState:
         """See `StaticDecode.view`."""
         views: dict[str, dict[str, object]] = {}
-        for layer, state in self._states:
+        for layer, state in self._cache.windows:
             views.setdefault(layer, {})[state] = self._view((layer, state), requests)
+        for (layer, state), view in self._slots.views_at(self._buffer.line(INDICES)[:requests]).items():
+            views.setdefault(layer, {})[state] = view
         return views
 
     def _view(self, key: StateKey, requests: int) -> StaticPagedView:
-        number = list(self._cache.pools).index(self._cache.windows[key])
+        window = self._cache.windows[key]
+        number = list(self._cache.pools).index(window)
         rows = StaticRows(
             self._cache.memory[key],
             self._buffer.line(SLOTS + number)[:requests],
@@ -100,6 +105,8 @@ class PagedDecode:
             block_size=self._cache.block_size,
             contexts=self._buffer.line(CONTEXTS)[:requests],
         )
+        if always_as_many(window):
+            return StaticWindowView(".".join(key), rows, window or 0)
         return StaticPagedView(".".join(key), rows)
 
     def _width(self, longest: int) -> int:
@@ -192,3 +199,32 @@ class StaticPagedView:
     def in_place(self) -> StaticRows:
         """Where the rows of all requests lie."""
         return self._rows
+
+
+class StaticWindowView(StaticPagedView):
+    """The view of a state of which a narrow window is remembered: as many rows are gathered for every request."""
+
+    def __init__(self, name: str, rows: StaticRows, window: int) -> None:
+        super().__init__(name, rows)
+        self._window = window
+
+    def rows(self, requests: Sequence[int]) -> Rows:
+        """The rows of the window [requests, window, ...]; raises `NotGraphSafe` for other requests than all in order,
+        which the host would have to name.
+
+        Those before the start of a sequence are padding, and read row 0 of the memory, which is never written.
+        """
+        found = self._rows
+        if list(requests) != list(range(len(found.contexts))):
+            raise NotGraphSafe(gathers(f"{self._name}: the rows of some requests"))
+        back = torch.arange(1 - self._window, 1, device=found.contexts.device)
+        positions = found.contexts[:, None] + back
+        real = (positions >= 0) & (found.contexts >= 0)[:, None]
+        places = positions.clamp(min=0)
+        blocks = found.kv_indices.gather(1, places // found.block_size).long()
+        slots = torch.where(real, blocks * found.block_size + places % found.block_size, 0)
+        fields = {
+            name: rows.index_select(0, slots.flatten()).view(*slots.shape, *rows.shape[1:])
+            for name, rows in found.fields.items()
+        }
+        return Rows(fields, places, real)

@@ -16,7 +16,7 @@ from attn_cache.memory import states_of
 from attn_cache.paged import PagedKVCache
 from attn_cache.portable import StateLayout, pack, unpack
 from attn_cache.slots import SlotStates, Snapshot
-from attn_cache.static_decode import PagedDecode, StaticSize
+from attn_cache.static_decode import BlocksAndSlots, StaticSize
 
 
 class Store:
@@ -185,14 +185,14 @@ class Store:
         return views
 
     def static_decode(self, requests: int, longest: int) -> StaticDecode:
-        """See `attn_core.stores.StaticStore`; the states must all be rows in blocks."""
+        """See `attn_core.stores.StaticStore`; the states must all be rows in blocks or of fixed size."""
         for layer, states in self._specs.items():
             reason = state_reason(f"layer {layer}", states)
             if reason is not None:
                 raise NotGraphSafe(reason)
-        if type(self._kv_cache) is not PagedKVCache or not self._paged_states:
+        if type(self._kv_cache) is not PagedKVCache:
             raise NotGraphSafe(NO_BLOCKS)
-        return PagedDecode(self._kv_cache, self._paged_states, self._index, StaticSize(requests, longest))
+        return BlocksAndSlots(self._kv_cache, self._slots, self._index, StaticSize(requests, longest))
 
     def live_bytes(self, request: int, tokens: int) -> int:
         """Bytes of the tensors of a request of `tokens` tokens, without unused capacity."""

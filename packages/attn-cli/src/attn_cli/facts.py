@@ -9,13 +9,13 @@ from typing import Any
 from attn_core import AttentionSpec, Capability, Mechanism, MechanismConfig, Shape, installed, state_bytes
 from attn_core.computation import Computation, WholeCall
 from attn_core.errors import InvalidValue
-from attn_core.graph_safety import REPLAYED, gathers, plans_on_the_host, state_reason
+from attn_core.graph_safety import REPLAYED, always_as_many, gathers, plans_on_the_host, state_reason
 from attn_core.kernels.attend import PagedAttendKernel, paged_problem
 from attn_core.kernels.base import Problem
 from attn_core.kernels.dispatch import explain
 from attn_core.kernels.rowwise import ROW_FORMS, row_problem
 from attn_core.options import option_fields
-from attn_core.states import StateSpec
+from attn_core.states import Paged, Slot, StateSpec
 
 CACHE_FORMS = ("plain", "int8", "int4", "latent")
 """How caches keep rows; see `attn_core.kernels.attend.paged_problem`."""
@@ -103,6 +103,8 @@ def eager_reason(mechanism: Mechanism, config: MechanismConfig, *, dtype: str, d
     reason = state_reason(f"mechanism {mechanism.name!r}", mechanism.state(config))
     if reason is not None:
         return reason
+    if _always_as_many(mechanism, config):
+        return None
     computation = mechanism.paged_computation(config)
     if computation is None or not isinstance(computation.asked, AttentionSpec):
         return gathers("remembered rows")
@@ -115,6 +117,16 @@ def eager_reason(mechanism: Mechanism, config: MechanismConfig, *, dtype: str, d
         refused = "; ".join(f"{verdict.kernel.name}: {', '.join(verdict.reasons)}" for verdict in verdicts)
         return f"{gathers('remembered rows')}: {refused or 'no kernel is installed that meets them in place'}"
     return None if accepting[0].static else plans_on_the_host(accepting[0].name)
+
+
+def _always_as_many(mechanism: Mechanism, config: MechanismConfig) -> bool:
+    """Whether a step reads as many numbers of every request: states of fixed size, or the rows of narrow windows."""
+    states = mechanism.state(config).values()
+    rows = [state for state in states if isinstance(state, Paged)]
+    if any(not always_as_many(state.window) for state in rows):
+        return False
+    # A module of its own that has both asks how far each request has come.
+    return not rows or mechanism.spec(config) is not None or not any(isinstance(state, Slot) for state in states)
 
 
 def own_module(computation: Computation) -> dict[str, Any]:

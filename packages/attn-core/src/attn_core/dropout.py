@@ -29,10 +29,11 @@ class Dropout:
 
     `seed`, 64 bits, and `offset`, 32 bits, such as the number of a call, fix which (Srivastava et al. 2014). Rows of a
     batch are counted from `first`. Raises `InvalidValue` for a probability outside [0, 1) and numbers of more bits.
+    In a graph of torch.compile, which serves many calls, `seed` is a tensor [], int64 and not negative.
     """
 
     probability: float
-    seed: int
+    seed: int | Tensor
     offset: int = 0
     first: int = 0
 
@@ -40,8 +41,9 @@ class Dropout:
         if not 0 <= self.probability < 1:
             raise InvalidValue.of("dropout.probability", self.probability, "from 0 to below 1")
         for name, bits in (("seed", 64), ("offset", 32), ("first", 32)):
-            if not 0 <= getattr(self, name) < 1 << bits:
-                raise InvalidValue.of(f"dropout.{name}", getattr(self, name), f"a whole number of {bits} bits")
+            given = getattr(self, name)
+            if isinstance(given, int) and not 0 <= given < 1 << bits:
+                raise InvalidValue.of(f"dropout.{name}", given, f"a whole number of {bits} bits")
 
     @property
     def threshold(self) -> int:
@@ -73,7 +75,7 @@ class Dropout:
         return philox([four, query, row, row * 0 + self.offset], self.seed)
 
 
-def philox(counter: list[Tensor], seed: int) -> list[Tensor]:
+def philox(counter: list[Tensor], seed: int | Tensor) -> list[Tensor]:
     """Four random words of 32 bits, int64, for each counter of four (Philox4x32-10, Salmon et al. 2011)."""
     first, second, third, fourth = counter
     low, high = seed & WORD, seed >> 32

@@ -241,8 +241,11 @@ class CacheFamily(ABC):
         return sum(state_bytes(states, tokens=tokens, source=source, dtype=dtype) for states in specs.values())
 
     def room(self, specs: ModelSpecs, size: StoreSize) -> int:
-        """Bytes that a store of this size takes when it is full, without sources; each window has `size.tokens`."""
+        """Bytes that a store of this size takes when it is full, without sources; each window has `size.tokens`.
+
+        States of fixed size have a place more than there are requests, for the padding of static steps.
+        """
         states = [spec for layer in specs.values() for spec in layer.values()]
         rows = sum(spec.row_bytes(size.dtype) for spec in states if isinstance(spec, Paged))
         fixed = sum(spec.row_bytes(size.dtype) for spec in states if isinstance(spec, Slot))
-        return rows * size.tokens + fixed * size.requests
+        return rows * size.tokens + fixed * (size.requests + 1)

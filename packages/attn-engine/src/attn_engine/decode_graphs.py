@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from attn_core.errors import NotGraphSafe
+from attn_core.graph_safety import static_step
 from attn_core.models import LanguageModel
 from attn_core.stores import StateStore, StaticDecode, StaticStore
 from torch import Tensor
@@ -32,7 +33,9 @@ SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 FARTHER = 32
 
 
-WAITING = frozenset({"_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "_unique2", "bincount", "equal"})
+WAITING = frozenset(
+    {"_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "_unique2", "bincount", "equal"}
+)
 """Operations for the result of which the host waits."""
 
 
@@ -159,9 +162,7 @@ class DecodeGraphs:
         try:
             inputs = self._static()
             inputs.load((), (), (), size)
-            self._steps[size] = self._recorder.record(
-                lambda: self._model.step(inputs.tokens(size), inputs.batch(size), inputs.view(size))
-            )
+            self._steps[size] = self._recorder.record(lambda: self._compute(inputs, size))
         except NotGraphSafe as error:
             self.reason = str(error)
         except Exception as error:
@@ -170,6 +171,10 @@ class DecodeGraphs:
         if self.reason is not None:
             log.warning("decode steps run operation by operation, without graphs: %s", self.reason)
         return self.reason is None
+
+    def _compute(self, inputs: StaticDecode, size: int) -> Tensor:
+        with static_step():
+            return self._model.step(inputs.tokens(size), inputs.batch(size), inputs.view(size))
 
     def _static(self) -> StaticDecode:
         if self._inputs is None:

@@ -33,9 +33,9 @@ def attn_linears() -> list[LinearKernel]:
 def attn_kernels() -> list[Kernel[Any]]:
     """What chooses tokens, and kernels of training."""
     from attn_kernels_cpu.sampling import CpuSampling
-    from attn_kernels_cpu.training import CpuActivation, CpuAttention, CpuProduct
+    from attn_kernels_cpu.training import CpuActivation, CpuAttention, CpuProduct, CpuRoundedProduct
 
-    return [CpuSampling(), CpuProduct(), CpuActivation(), CpuAttention()]
+    return [CpuSampling(), CpuProduct(), CpuRoundedProduct(), CpuActivation(), CpuAttention()]
 
 
 @hookimpl

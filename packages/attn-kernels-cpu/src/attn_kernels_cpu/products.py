@@ -1,8 +1,9 @@
-"""Linear layers and activations in float32 with their gradients, of weights that are not packed."""
+"""Linear layers and activations of float32 with their gradients, of weights that are not packed."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -21,6 +22,19 @@ def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     Either may be a transposed view. Every element is one chain of fused multiply-adds in the order of depth, whatever
     the number of threads. Raises `InvalidValue` for other types, devices and shapes.
     """
+    return _multiplied("attn_product", left, right, bias)
+
+
+def rounded_product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+    """As `product`, of elements rounded to bfloat16 first; sums and bias stay float32 (arXiv 1905.12322).
+
+    Where the chip has instructions for bfloat16, numbers below 2^-126 count as zero, and a chip without them adds up
+    in another order: bits differ between the two.
+    """
+    return _multiplied("attn_rounded_product", left, right, bias)
+
+
+def _multiplied(function: str, left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
     for name, tensor, wanted in (("left", left, 2), ("right", right, 2), ("bias", bias, 1)):
         if tensor is not None and not (
             tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.dim() == wanted
@@ -35,7 +49,7 @@ def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     left, right = in_lines(left), in_lines(right)
     bias = None if bias is None else bias.contiguous()
     out = torch.empty(rows, columns)
-    library().attn_product(
+    getattr(library(), function)(
         ctypes.byref(matrix(left)),
         ctypes.byref(matrix(right)),
         None if bias is None else bias.data_ptr(),
@@ -59,32 +73,47 @@ def matrix(tensor: Tensor) -> MatrixStruct:
     return MatrixStruct(tensor.data_ptr(), row, column)
 
 
+Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""`product` or `rounded_product`."""
+
+
 class Linear(torch.autograd.Function):
     """Rows [row, inputs] to [row, outputs]; the gradients are two more products."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, multiply: Multiply, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Rows times the weight turned."""
         ctx.save_for_backward(rows, weight)
-        return product(rows, weight.T, bias)
+        ctx.multiply = multiply
+        return multiply(rows, weight.T, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, change: Tensor) -> tuple[Tensor | None, ...]:
         """Of what is wanted."""
         rows, weight = ctx.saved_tensors
-        to_rows = product(change, weight) if ctx.needs_input_grad[0] else None
-        to_weight = product(change.T, rows) if ctx.needs_input_grad[1] else None
-        to_bias = change.sum(0) if ctx.needs_input_grad[2] else None
-        return to_rows, to_weight, to_bias
+        _, of_rows, of_weight, of_bias = ctx.needs_input_grad
+        to_rows = ctx.multiply(change, weight, None) if of_rows else None
+        to_weight = ctx.multiply(change.T, rows, None) if of_weight else None
+        to_bias = change.sum(0) if of_bias else None
+        return None, to_rows, to_weight, to_bias
 
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """As `torch.nn.functional.linear` in float32; see `product` for what is raised. Not for torch.compile to trace."""
+    return _linear(product, rows, weight, bias)
+
+
+def rounded_linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """As `linear`, with the products of `rounded_product`, those of the gradients too."""
+    return _linear(rounded_product, rows, weight, bias)
+
+
+def _linear(multiply: Multiply, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if not rows.dim() or rows.shape[-1] != weight.shape[-1]:
         raise InvalidValue.of("rows", tuple(rows.shape), f"[..., {weight.shape[-1]}], as wide as the weight")
     flat = rows.flatten(0, -2) if rows.dim() > 1 else rows[None]
-    out = cast("Tensor", Linear.apply(flat, weight, bias))  # type: ignore[no-untyped-call]
+    out = cast("Tensor", Linear.apply(multiply, flat, weight, bias))  # type: ignore[no-untyped-call]
     return out.view(*rows.shape[:-1], weight.shape[0])
 
 

@@ -42,8 +42,9 @@ struct Layers {
 
 static void put(const void* at, size_t bytes) { fwrite(at, 1, bytes, stdout); }
 
-static void products(int format) {
+static void products(int format, bool widened = false) {
   Layers layer(format, 83, 96);
+  layer.linear.widened = widened;
   for (int rows : {1, 2, 3, 5, 13}) {
     std::vector<float> x = numbers(rows * 96, 3.0f), out(rows * 83);
     std::vector<int64_t> places(rows);
@@ -107,6 +108,7 @@ static void draws() {
 int main() {
   draws();
   for (int format : {FLOAT32, BFLOAT16, INT8, INT4}) products(format);
+  products(INT4, true);
   for (int format : {FLOAT32, INT8, INT4}) {
     block<float>(format);
     block<uint16_t>(format);

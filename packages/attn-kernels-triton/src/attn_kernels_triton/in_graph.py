@@ -19,13 +19,12 @@ if TYPE_CHECKING:
 class InGraph(AttendKernel):
     """A kernel that is an operator in a graph, where the spec has a name.
 
-    Where it has none, because it holds a function or a tensor, and where weights are dropped, whose seeds differ from
-    call to call, the kernel is called between two graphs.
+    Where it has none, because it holds a function or a tensor, the kernel is called between two graphs.
     """
 
     def run_in_graph(self, spec: AttentionSpec, name: str, operands: AttentionInputs) -> Tensor:
         """The output [batch, query, heads, value_size]; see `attention.operators.attend`."""
-        if not name or operands.dropout is not None:
+        if not name:
             return self.run(spec, operands)
         # Made by a part of torch that only a process which compiles need load.
         from attn_kernels_triton.attention.operators import attend

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from attn_core import Kernel, hookimpl
+from attn_core.kernels.linear import LinearKernel
 
 
 @hookimpl
@@ -19,3 +20,11 @@ def attn_kernels() -> list[Kernel[Any]]:
     attention: list[Kernel[Any]] = [TritonAttend(), TritonFp8(), TritonPaged(), TritonLatent()]
     rowwise: list[Kernel[Any]] = [TritonRmsNorm(), TritonRotary(), TritonGate(), TritonCrossEntropy()]
     return [*attention, TritonChunked(), TritonRecurrent(), *rowwise]
+
+
+@hookimpl
+def attn_linears() -> list[LinearKernel]:
+    """Linear layers with weights of few bits."""
+    from attn_kernels_triton.backends.linears import TritonInt4, TritonInt8
+
+    return [TritonInt8(), TritonInt4()]

@@ -11,9 +11,11 @@ from typing import NamedTuple
 import pytest
 import triton
 from artefacts import HOPPER, OTHERS, SLACK, Loop, artefact, require_within
+from attn_kernels_triton import products
 from attn_kernels_triton.attention import forward as dense
 from launches import launches
 from paged_launches import paged_launches
+from product_launches import DECODED, PROMPTED, product_launches
 
 
 class Budget(NamedTuple):
@@ -59,13 +61,40 @@ BUDGETS = {
     ("3.6", "sm_100", "to_keys"): Budget(121, 0, Loop(692, 11, 7, 24)),
     ("3.6", "sm_100", "paged"): Budget(122, 0, Loop(457, 9, 4, 32)),
     ("3.6", "sm_100", "paged int8"): Budget(198, 0, Loop(960, 9, 4, 32)),
+    ("3.9", "sm_80", "decoding with int8"): Budget(80, 0, Loop(273, 2, 3, 16)),
+    ("3.9", "sm_80", "decoding with int4"): Budget(80, 0, Loop(458, 2, 6, 16)),
+    ("3.9", "sm_80", "prompt with int8"): Budget(180, 0, Loop(569, 2, 3, 64)),
+    ("3.9", "sm_80", "prompt with int4"): Budget(161, 0, Loop(648, 2, 6, 64)),
+    ("3.9", "sm_90a", "decoding with int8"): Budget(92, 0, Loop(477, 2, 11, 8)),
+    ("3.9", "sm_90a", "decoding with int4"): Budget(113, 0, Loop(483, 2, 14, 8)),
+    ("3.9", "sm_90a", "prompt with int8"): Budget(249, 0, Loop(536, 3, 5, 8)),
+    ("3.9", "sm_90a", "prompt with int4"): Budget(255, 4, Loop(493, 3, 7, 8)),
+    ("3.9", "sm_100", "decoding with int8"): Budget(66, 0, Loop(271, 3, 4, 8)),
+    ("3.9", "sm_100", "decoding with int4"): Budget(86, 0, Loop(483, 4, 8, 8)),
+    ("3.9", "sm_100", "prompt with int8"): Budget(174, 0, Loop(309, 3, 4, 8)),
+    ("3.9", "sm_100", "prompt with int4"): Budget(172, 0, Loop(480, 4, 8, 8)),
+    ("3.6", "sm_80", "decoding with int8"): Budget(80, 0, Loop(273, 2, 3, 16)),
+    ("3.6", "sm_80", "decoding with int4"): Budget(80, 0, Loop(458, 2, 6, 16)),
+    ("3.6", "sm_80", "prompt with int8"): Budget(182, 0, Loop(574, 2, 3, 64)),
+    ("3.6", "sm_80", "prompt with int4"): Budget(160, 0, Loop(649, 2, 6, 64)),
+    ("3.6", "sm_90a", "decoding with int8"): Budget(70, 0, Loop(425, 2, 11, 8)),
+    ("3.6", "sm_90a", "decoding with int4"): Budget(101, 0, Loop(440, 2, 14, 8)),
+    ("3.6", "sm_90a", "prompt with int8"): Budget(248, 0, Loop(483, 2, 11, 8)),
+    ("3.6", "sm_90a", "prompt with int4"): Budget(255, 0, Loop(445, 2, 7, 8)),
+    ("3.6", "sm_100", "decoding with int8"): Budget(78, 0, Loop(278, 3, 4, 8)),
+    ("3.6", "sm_100", "decoding with int4"): Budget(96, 0, Loop(471, 8, 8, 8)),
+    ("3.6", "sm_100", "prompt with int8"): Budget(180, 0, Loop(318, 3, 4, 8)),
+    ("3.6", "sm_100", "prompt with int4"): Budget(240, 0, Loop(472, 8, 8, 8)),
 }
 COMPILER = ".".join(triton.__version__.split(".")[:2])
 HERE = {(chip, program): budget for (version, chip, program), budget in BUDGETS.items() if version == COMPILER}
 
 
 def launch_of(program: str):
-    """The launch over heads of 128; of a step over pages the program that reads them."""
+    """The launch over heads of 128, over pages the program that reads them, of products the one that multiplies."""
+    kind, _, weights = program.partition(" with ")
+    if weights:
+        return product_launches(weights, {"decoding": DECODED, "prompt": PROMPTED}[kind])[0]
     form = {"paged": "plain", "paged int8": "int8"}.get(program)
     return launches(size=128)[program] if form is None else paged_launches(size=128, form=form)[0]
 
@@ -74,7 +103,8 @@ def launch_of(program: str):
 @pytest.mark.skipif(not HERE, reason="budgets are those of Triton 3.6 and 3.9")
 @pytest.mark.parametrize(("chip", "program"), HERE)
 def test_a_program_needs_no_more_than_its_budget_on_any_chip(chip, program, monkeypatch):
-    monkeypatch.setattr(dense, "has_copier", lambda device: chip != "sm_80")
+    for module in (dense, products):
+        monkeypatch.setattr(module, "has_copier", lambda device: chip != "sm_80")
     found, budget = artefact(launch_of(program), CHIPS[chip]), HERE[chip, program]
     assert found.registers <= min(MOST, SLACK * budget.registers)
     assert found.spills <= budget.spills

@@ -9,8 +9,10 @@ import pytest
 import torch
 from attn_core.kernels import dispatch, rowwise
 from attn_kernels_triton.launch import Launch
-from attn_models.quantization.quantize import join_projections
+from attn_kernels_triton.products import CodedLinear
+from attn_models.quantization.quantize import join_projections, quantize_model
 from engines import NEW, generated, model_of, require_defined
+from meanings import become_plain
 from triton.runtime.errors import OutOfResources
 
 STATIC = ["gqa", "mqa", "sliding_window", "t5_bias", "sink", "qk_norm", "soft_cap", "mla"]
@@ -62,6 +64,23 @@ def test_projections_that_were_joined_say_the_same(name):
     after, graphs = generated(joined, "shared")
     assert graphs.reason is None
     assert [[token.id for token in tokens] for tokens in after] == [[token.id for token in tokens] for tokens in before]
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_packed_weights_are_multiplied_as_they_lie_by_programs_alone(form, programs):
+    packed = model_of("gqa")
+    quantize_model(packed, form, kernel=f"triton_{form}")
+    found, graphs = generated(packed, "shared")
+    assert (graphs.reason, graphs.replayed) == (None, NEW - 1)
+    products = [module for module in packed.modules() if isinstance(module, CodedLinear)]
+    assert len(products) == 4 * len(packed.blocks) + (form == "int8")  # of int4 the head is int8, by the cheapest
+    assert programs.count("multiply_codes") >= len(products) * NEW
+    become_plain(packed)
+    defined, _ = generated(packed, "shared")
+    for tokens, others in zip(found, defined, strict=True):
+        expected = {token.id: token.logprob for token in others[0].top_logprobs}
+        for token in tokens[0].top_logprobs[:2]:
+            assert abs(token.logprob - expected[token.id]) < 0.03  # inputs are rounded to bfloat16
 
 
 @pytest.mark.parametrize("name", EAGER)

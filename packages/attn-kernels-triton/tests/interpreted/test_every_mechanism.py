@@ -21,4 +21,5 @@ def test_an_engine_says_what_the_definition_says(name, few_processors):
     model = model_of(name)
     found, graphs = generated(model, "shared")
     require_defined(model, found)
-    assert graphs.replayed == (NEW - 1 if graphs.reason is None else 0)
+    # A prompt's last token is a step of its own where a state is kept at the end of a block.
+    assert graphs.replayed >= NEW - 1 if graphs.reason is None else graphs.replayed == 0

@@ -18,6 +18,11 @@ OPTIONS = {
     "sliding_window": {"window": 9},
     "t5_bias": {"buckets": 8, "max_distance": 20},
     "mla": {"latent": 32, "rotary_size": 16, "nope_size": 16, "value_size": 16},
+    "retnet": {},
+    "gla": {},
+    "deltanet": {},
+    "kda": {},
+    "linear": {},
 }
 
 
@@ -77,6 +82,11 @@ def few_processors(monkeypatch):
         ("sliding_window", "paged"),
         ("t5_bias", "paged"),
         ("mla", "paged"),
+        ("retnet", "paged"),
+        ("gla", "shared"),
+        ("deltanet", "shared"),
+        ("kda", "int8"),
+        ("linear", "paged"),
     ],
 )
 def test_a_static_step_computes_what_a_planned_one_does(name, cache):
@@ -124,7 +134,7 @@ def test_who_asks_the_host_for_lengths_is_refused():
         static.view(PADDED)["layer"]["kv"].rows(range(PADDED))
 
 
-@pytest.mark.parametrize(("name", "cache"), [("linear", "paged"), ("gqa", "contiguous"), ("gqa", "kivi")])
+@pytest.mark.parametrize(("name", "cache"), [("linear", "contiguous"), ("gqa", "contiguous"), ("gqa", "kivi")])
 def test_states_and_caches_without_blocks_say_why_not(name, cache):
     mechanism = installed().mechanisms.get(name)
     config = configure(mechanism, {}, hidden_size=WIDTH, num_heads=4, causal=True)

@@ -183,13 +183,30 @@ def test_tensors_are_checked_as_they_lie_in_the_file_and_moved_one_by_one(tmp_pa
         _ = read_folder(folder, device="meta", verify="sizes").tensors["embedding.weight"]
 
 
-@pytest.mark.parametrize("form", ["int8", "int4"])
-def test_what_no_kernel_of_a_gpu_packs_is_refused_and_not_computed_on_the_cpu(form, fake, tmp_path):
+FEW_BITS = ["int8", "int4"]
+
+
+@pytest.mark.parametrize("form", FEW_BITS)
+def test_what_no_kernel_of_a_gpu_packs_is_refused_and_not_computed_on_the_cpu(form, fake, a_gpu, tmp_path):
+    a_gpu.setattr("attn_core.kernels.devices.has_gpu", lambda: False)
     folder = saved(tmp_path, "decoder", **SIZES)
     with pytest.raises(KernelRefused, match="device: 'cuda'"):
         load_model(folder, device="cuda", quantization=form)
     packed = load_model(folder, device="cuda", quantization="bfloat16")
     assert elsewhere(packed.model) == []
+
+
+@pytest.mark.parametrize("form", FEW_BITS)
+def test_weights_of_few_bits_are_packed_on_the_gpu_that_multiplies_them(form, fake, a_gpu, tmp_path):
+    pytest.importorskip("attn_kernels_triton")
+    pytest.importorskip("triton")
+    a_gpu.setattr("attn_core.kernels.devices.has_gpu", lambda: True)
+    packed = load_model(saved(tmp_path, "decoder", **SIZES), device="cuda", quantization=form).model
+    assert elsewhere(packed) == []
+    layers = [module for module in packed.modules() if type(module).__name__ == "CodedLinear"]
+    assert len(layers) == 4 * SIZES["num_layers"] + 1
+    assert {layer.data.dtype for layer in layers} <= {torch.int8, torch.uint8}
+    assert {weight.dtype for weight in packed.parameters()} == {torch.bfloat16}
 
 
 def test_a_model_that_does_not_fit_says_what_is_needed_and_free_and_what_needs_less(fake, tmp_path):

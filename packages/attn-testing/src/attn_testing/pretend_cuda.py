@@ -29,6 +29,7 @@ _ALLOCATIONS = {
     "detach",
     "alias",
     "_local_scalar_dense",
+    "item",
     "is_nonzero",
     "set_",
     "resize_",
@@ -40,6 +41,7 @@ _ALLOCATIONS = {
 _COPIES = {"_to_copy", "to", "copy_"}
 _WAITING = {
     "_local_scalar_dense",
+    "item",
     "is_nonzero",
     "nonzero",
     "masked_select",

@@ -96,11 +96,7 @@ def with_dropout(inputs: AttentionInputs, layer: DropsWeights) -> AttentionInput
     """
     if not layer.training or not layer.dropout:
         return inputs
-    if torch.compiler.is_compiling():
-        from attn_variants.compute.uncompiled import new_dropout as fresh
-    else:
-        fresh = new_dropout
-    return dataclasses.replace(inputs, dropout=fresh(layer.dropout))
+    return dataclasses.replace(inputs, dropout=new_dropout(layer.dropout))
 
 
 class JointProjection(nn.Module):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from attn_core import Fields, LayerState, Mask, RaggedBatch
-from attn_core.batch import PagedView, Rows, SlotView
+from attn_core.batch import PagedView, Rows, SlotView, StaticBatch
 from attn_core.declared import PINNED
 from attn_core.masks import pinned_positions
 from torch import Tensor
@@ -25,11 +26,13 @@ class PinnedRows:
         self.recent = recent
         self._slot, self._held = slot
         self._positions = positions
-        self._places = batch.positions.new_tensor(positions)
+        self._places = _on_device(positions, batch.positions.device)
 
     def append(self, fields: Fields) -> Fields:
         """Remember this step's rows [tokens, ...] in the window, and those at the pinned positions in the slot."""
         shown = self.recent.append(fields)
+        if isinstance(self.batch, StaticBatch):
+            return self._append_in_place(fields, shown)
         if not any(context <= self._positions[-1] for context in self.batch.contexts):
             return shown
         numbers, early = self._find(self.batch.positions)
@@ -43,11 +46,31 @@ class PinnedRows:
             for name, rows in shown.items()
         }
 
+    def _append_in_place(self, fields: Fields, shown: Fields) -> Fields:
+        """The same of one row a request, whatever its position: the host does not know it."""
+        numbers, early = self._find(self.batch.positions)
+        places, here = (self.batch.request_of, numbers), {}
+        for name, held in self._held.items():
+            pinned = early.view(-1, *[1] * (held.dim() - 2))
+            here[name] = held.index_put(places, torch.where(pinned, fields[name].to(held.dtype), held[places]))
+        self._held = here
+        self._slot.write(here)
+        return {
+            name: torch.where(early.view(-1, *[1] * (rows.dim() - 1)), fields[name].to(rows.dtype), rows)
+            for name, rows in shown.items()
+        }
+
+    def _ends(self, requests: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The numbers [requests] of some requests and the positions behind their last rows."""
+        if isinstance(self.batch, StaticBatch):
+            return self.batch.request_of, self.batch.positions + 1
+        ends = [self.batch.contexts[r] + self.batch.lengths[r] for r in requests]
+        return self._places.new_tensor(list(requests)), self._places.new_tensor(ends)
+
     def rows(self, requests: Sequence[int]) -> Rows:
         """The pinned rows of these requests, then those in the window that are not among them."""
         recent = self.recent.rows(requests)
-        chosen = self._places.new_tensor(list(requests))
-        ends = self._places.new_tensor([self.batch.contexts[r] + self.batch.lengths[r] for r in requests])
+        chosen, ends = self._ends(requests)
         places = self._places.expand(len(chosen), -1)
         later = ~self._find(recent.positions)[1]
         later = later if recent.key_padding_mask is None else later & recent.key_padding_mask
@@ -62,6 +85,13 @@ class PinnedRows:
         """The number of the pinned position that each of some positions is, and whether it is one."""
         numbers = torch.searchsorted(self._places, positions.contiguous()).clamp(max=len(self._positions) - 1)
         return numbers, self._places[numbers] == positions
+
+
+@lru_cache(maxsize=64)
+def _on_device(positions: tuple[int, ...], device: torch.device) -> Tensor:
+    """Positions, int64, brought to a device once."""
+    with torch.inference_mode(mode=False):
+        return torch.tensor(positions, dtype=torch.int64, device=device)
 
 
 def kept_rows(mask: Mask, batch: RaggedBatch, state: LayerState) -> PagedView:

@@ -59,6 +59,12 @@ class KernelPlan:
             together = self.run_together(operands, spec)
             if together is not None:
                 return together
+            if torch.compiler.is_compiling():
+                # Made by a part of torch that only a process which compiles need load.
+                from attn_variants.compute.in_graph import uncompiled
+
+                apart: Tensor = uncompiled(self.run, operands)
+                return apart
             return torch.cat([operands.query.new_empty(no_rows(operands)), *map(self.run, texts(operands))], dim=1)
         query = operands.query
         kv_unordered = operands.key_positions is not None
@@ -104,6 +110,9 @@ class KernelPlan:
         padded, drops = operands.key_padding_mask is not None, operands.dropout is not None
         flags = torch.is_grad_enabled(), padded, False, False, drops
         call = query.dtype, query.device.type, flags, (0, 0), VARLEN
+        if torch.compiler.is_compiling():
+            kernel = self._table.find(*call)
+            return None if kernel is None else self._compiled(kernel, spec or self.spec, operands)
         return self._table.run_below(call, lambda kernel: kernel.run(spec or self.spec, operands))
 
     def spec_name(self) -> str:

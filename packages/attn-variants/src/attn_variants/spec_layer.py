@@ -12,7 +12,7 @@ import torch.distributed as dist
 from attn_core import AttentionInputs, AttentionSpec, Fields, Full, Heads, InnerAttention, LayerState, RaggedBatch
 from attn_core.checks import require_no_module
 from attn_core.errors import Incompatible, InvalidValue, WrongState
-from attn_core.kernels.attend import Varlen
+from attn_core.kernels.attend import Varlen, VarlenStarts
 from attn_core.kernels.block import AttentionParts
 from attn_core.kernels.linear import Pack
 from torch import Tensor, nn
@@ -146,7 +146,7 @@ class SpecLayer(nn.Module):
         *,
         key_padding_mask: Tensor | None = None,
         shared_kv: Fields | None = None,
-        lengths: Sequence[int] | None = None,
+        lengths: Sequence[int] | Tensor | None = None,
     ) -> Tensor:
         """Attend over whole sequences; with `lengths`, each row holds documents of these lengths end to end.
 
@@ -160,10 +160,13 @@ class SpecLayer(nn.Module):
         out = self.attend(query, with_dropout(self._operands(query, source, key_padding_mask, shared_kv), self))
         return self.output(out.flatten(-2))  # type: ignore[no-any-return]
 
-    def _forward_documents(self, rows: Tensor, lengths: Sequence[int], others: Mapping[str, object | None]) -> Tensor:
+    def _forward_documents(
+        self, rows: Tensor, lengths: Sequence[int] | Tensor, others: Mapping[str, object | None]
+    ) -> Tensor:
         """Self-attention within each of the documents that fill rows [batch, sum of lengths, hidden_size] end to end.
 
         Positions count from 0 in every document. Layers that compute more than their spec take one document at a time.
+        Lengths that are a tensor [documents], int64, on the CPU, let a compiled graph serve documents of any lengths.
         Raises `InvalidValue` for lengths whose sum is not the number of rows, and for `others`, further arguments of
         `forward` by name.
         """
@@ -171,23 +174,27 @@ class SpecLayer(nn.Module):
         if given or self.spec.cross:
             allowed = "documents that attend to themselves, without further arguments"
             raise InvalidValue.of("lengths", f"beside {', '.join(given) or 'a source'}", allowed)
-        varlen = Varlen.of(lengths)
+        more = type(self) is not SpecLayer or self.inner is not None or self.shares_kv
+        if torch.compiler.is_compiling() and isinstance(lengths, Tensor) and not more:
+            return self._attend_documents(rows, *documents_in_graph(rows, lengths))
+        varlen = Varlen.of(lengths.tolist() if isinstance(lengths, Tensor) else lengths)
         if sum(varlen.keys) != rows.shape[-2]:
             raise InvalidValue.of("lengths", sum(varlen.keys), f"{rows.shape[-2]} in all, as there are rows")
-        if type(self) is not SpecLayer or self.inner is not None or self.shares_kv:
+        if more:
             outs = (self(rows[..., document, :]) for document, _ in varlen.spans())
             return torch.cat([rows[..., :0, :], *outs], dim=-2)
-        query, key, value = self.project(rows, self._cos_sin_of_documents(rows, varlen))
+        positions = torch.tensor([position for length in varlen.keys for position in range(length)])
+        return self._attend_documents(rows, varlen, positions.long())
+
+    def _attend_documents(self, rows: Tensor, varlen: Varlen | VarlenStarts, positions: Tensor) -> Tensor:
+        """The same of documents whose rows have these positions [rows]."""
+        cos_sin = None
+        if self.spec.rotary is not None:
+            longest = rows.shape[-2] if isinstance(varlen, VarlenStarts) else max(varlen.keys, default=1)
+            cos_sin = cos_sin_to(self.spec.rotary, self.rotated, longest, rows).at(positions.to(rows.device))
+        query, key, value = self.project(rows, cos_sin)
         inputs = dataclasses.replace(self.operands(query, self.remembered(rows, key, value)), varlen=varlen)
         return self.output(self.attend(rows, with_dropout(inputs, self)).flatten(-2))  # type: ignore[no-any-return]
-
-    def _cos_sin_of_documents(self, rows: Tensor, varlen: Varlen) -> CosSin | None:
-        """Cosines and sines of positions that count from 0 in every document; None without rotary positions."""
-        if self.spec.rotary is None:
-            return None
-        positions = torch.tensor([position for length in varlen.keys for position in range(length)], device=rows.device)
-        table = cos_sin_to(self.spec.rotary, self.rotated, max(varlen.keys, default=1), rows)
-        return table.at(positions.long())
 
     def weights(
         self,
@@ -419,3 +426,11 @@ class SpecLayer(nn.Module):
             fields = self.project_kv(query) if shared_kv is None else shared_kv
             projected = self.project_rotated(query, self.cos_sin_to(query.shape[-2], query))
         return self.operands(projected, fields, key_padding_mask, (self._query_positions(query), None))
+
+
+def documents_in_graph(rows: Tensor, lengths: Tensor) -> tuple[VarlenStarts, Tensor]:
+    """Documents of lengths [documents], int64, on the CPU, and positions of their rows, which begin anew in each."""
+    ends = lengths.cumsum(0)
+    first = torch.repeat_interleave(ends - lengths, lengths, output_size=rows.shape[-2])
+    starts = torch.nn.functional.pad(ends, (1, 0))
+    return VarlenStarts(starts, starts), torch.arange(rows.shape[-2], device=first.device) - first

@@ -48,6 +48,11 @@ def require_name(name: str, field: str = "name") -> None:
         raise InvalidValue.of(field, name, ALLOWED_NAMES)
 
 
+def served_from(name: str, source: str) -> AlreadyExists:
+    """The refusal of a name under which a model of another source is served."""
+    return AlreadyExists(f"model {name!r} is served from {source}", name=name, source=source)
+
+
 def require_adaptable(adapter: str, config: EngineConfig) -> None:
     """Raise `InvalidValue` for an adapter on a model that is split over several processes."""
     ranks = config.tensor_parallel_size
@@ -219,8 +224,7 @@ class Fleet:
                 self._share(model, traffic)
                 return model
         if known.info.source != (source or name):
-            served = known.info.source
-            raise AlreadyExists(f"model {name!r} is served from {served}", name=name, source=served)
+            raise served_from(name, known.info.source)
         await known.ready.wait()
         return self.find(name, known.owner or None)
 

@@ -17,13 +17,13 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
-from attn_core.errors import AlreadyExists, AttnError, PermissionDenied, Unavailable, UnknownName
+from attn_core.errors import AttnError, PermissionDenied, Unavailable, UnknownName
 from attn_schema import DeploymentConfig, EngineConfig, ModelInfo, ModelState
 from attn_storage import Database, GatewayRecord, GatewayRecords, ServedState
 from attn_storage import ServedModel as Record
 from attn_storage.gateways import HEARTBEAT_SECONDS, World
 
-from attn_serve.fleet import HANDOVER_SECONDS, EngineMaker, Fleet, ServedModel, require_name
+from attn_serve.fleet import HANDOVER_SECONDS, EngineMaker, Fleet, ServedModel, require_name, served_from
 from attn_serve.other_models import Key, OtherModels, ServedElsewhere
 from attn_serve.sources import ModelSources
 from attn_serve.versions import base_name
@@ -245,8 +245,7 @@ class SharedFleet(Fleet):
             if mine or (record.state is ServedState.SERVING and record.source == wanted.source):
                 return record, mine
             if record.source != wanted.source:
-                message = f"model {wanted.name!r} is served from {record.source}"
-                raise AlreadyExists(message, name=wanted.name, source=record.source)
+                raise served_from(wanted.name, record.source)
             await asyncio.sleep(CLAIM_POLL_SECONDS)
 
     async def _attach(self, record: Record) -> ServedModel:

@@ -55,17 +55,18 @@ def validation_precision(precision: str, device: torch.device) -> AbstractContex
 class Bfloat16Products(TorchFunctionMode):
     """Within it, linear layers of float32 multiply in bfloat16, forwards and backwards (arXiv 1905.12322).
 
-    Weights, gradients, attention, norms and losses stay in float32. `torch.autocast` would take attention with it,
-    whose bfloat16 form in torch is many times slower on a CPU.
+    Weights, gradients, attention, norms and losses stay in float32; activations and attention are computed as in
+    `Float32Products`. `torch.autocast` would take attention with it, whose bfloat16 form in torch is many times slower
+    on a CPU.
     """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Any function but that of linear layers is left as it is."""
-        if func is functional.linear:
-            return product(func, *args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        """Functions for which there are no kernels are left as they are."""
+        functions = IN_TORCH if looked_at() else OWN_IN_BFLOAT16
+        own = functions.get(func)
+        return (func if own is None else own)(*args, **(kwargs or {}))
 
 
 class Float32Products(TorchFunctionMode):
@@ -77,9 +78,13 @@ class Float32Products(TorchFunctionMode):
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Other functions are left as they are."""
-        looked_at = torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None
-        own = None if looked_at else OWN.get(func)
+        own = None if looked_at() else OWN.get(func)
         return (func if own is None else own)(*args, **(kwargs or {}))
+
+
+def looked_at() -> bool:
+    """Whether torch traces, or a mode looks at its operations, which has to see those of torch."""
+    return torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None
 
 
 PLAIN_TENSORS = (Tensor, nn.Parameter)
@@ -93,6 +98,23 @@ def float32_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) ->
         if kernel is not None:
             return kernel.linear(input, weight, bias)
     return functional.linear(input, weight, bias)
+
+
+def bfloat16_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002 - torch's names
+    """`torch.nn.functional.linear` multiplied in bfloat16, by a kernel where one is faster; its result is float32."""
+    if type(input) in PLAIN_TENSORS and type(weight) in PLAIN_TENSORS:
+        kernel = product_kernel(input, weight, bias, "bfloat16")
+        if kernel is not None:
+            return kernel.linear(input, weight, bias)
+    return bfloat16_linear_in_torch(input, weight, bias)
+
+
+def bfloat16_linear_in_torch(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002 - torch's names
+    """`torch.nn.functional.linear` in bfloat16, its result in float32; what is not float32 is left alone."""
+    if input.dtype is not torch.float32 or weight.dtype is not torch.float32:
+        return functional.linear(input, weight, bias)
+    half = torch.bfloat16
+    return functional.linear(input.to(half), weight.to(half), None if bias is None else bias.to(half)).float()
 
 
 def float32_gelu(input: Tensor, *, approximate: str = "none") -> Tensor:  # noqa: A002 - torch's names
@@ -135,13 +157,9 @@ OWN: Mapping[Callable[..., Tensor], Callable[..., Tensor]] = {
 }
 """Functions of torch, and what computes them within `Float32Products`."""
 
-
-def product(linear: Callable[..., Tensor], input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002 - torch's names
-    """`linear` in bfloat16, its result in float32; what is not float32 is left alone."""
-    if input.dtype is not torch.float32 or weight.dtype is not torch.float32:
-        return linear(input, weight, bias)
-    half = torch.bfloat16
-    return linear(input.to(half), weight.to(half), None if bias is None else bias.to(half)).float()
+OWN_IN_BFLOAT16 = {**OWN, functional.linear: bfloat16_linear}
+IN_TORCH: Mapping[Callable[..., Tensor], Callable[..., Tensor]] = {functional.linear: bfloat16_linear_in_torch}
+"""The same within `Bfloat16Products`, and while somebody looks at torch's operations."""
 
 
 def set_up_blocks(model: nn.Module, config: TrainingConfig) -> None:

@@ -58,7 +58,7 @@ def ask(home):
 def here(question, home, say=lambda _: None):
     folder = ComparisonFolder(home, question.title)
     runs = folder.settled(question, planned(question, home, TrainSettings(), lambda _: None))
-    runner = RunsHere(home, folder, None)
+    runner = RunsHere(home, folder, TrainSettings().threads)
     return runs, {run.id: (run, course) for run, course in trained(runs, runner, say)}
 
 
@@ -156,6 +156,11 @@ def test_the_page_needs_no_other_file_and_has_the_table_and_the_fits(ask, home):
     assert fit["points"] == 6
     assert fit["exponent of parameters"] in links.cells
     assert png(drawn).startswith(b"\x89PNG")
+    names = [(axes, name) for axes in drawn.axes for name in axes.texts]
+    assert len(names) == 3
+    for axes, name in names:
+        box, room = name.get_window_extent(), axes.get_window_extent()
+        assert room.x0 <= box.x0 < box.x1 <= room.x1, f"{name.get_text()} is cut off"
     found = json.loads(json.dumps(as_json(question, groups)))
     (line,) = found["scaling"]
     assert f"{line['exponent']['value']:.4f}" in fit["exponent of parameters"]

@@ -132,7 +132,7 @@ def test_a_worker_that_falls_silent_is_killed_and_replaced(tmp_path, job):
         return LOST
 
     backend = Scripted(hang, finish)
-    supervise(tmp_path, backend, stall_timeout=0.5)[1].join(60)
+    supervise(tmp_path, backend, stall_timeout=2.0)[1].join(60)
     silent.set()
     found = job.get("job")
     assert (found.state, found.failures, backend.killed) == (JobState.SUCCEEDED, 1, 1)
@@ -140,13 +140,13 @@ def test_a_worker_that_falls_silent_is_killed_and_replaced(tmp_path, job):
 
 def test_a_worker_that_only_says_that_it_works_is_left_alone(tmp_path, job):
     def work_slowly(assignment, send, worker):
-        for _ in range(30):
+        for _ in range(60):
             send(Heartbeat())
             time.sleep(0.1)
         return finish(assignment, send, worker)
 
     backend = Scripted(work_slowly)
-    supervise(tmp_path, backend, stall_timeout=2.0)[1].join(60)
+    supervise(tmp_path, backend, stall_timeout=5.0)[1].join(60)
     assert (job.get("job").state, backend.killed) == (JobState.SUCCEEDED, 0)
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from attn_core.kernels.base import Anything
+from attn_core.kernels.base import Anything, OneOf
 from attn_core.kernels.dispatch import KernelTable
 from attn_core.kernels.product import ProductKernel, ProductProblem
 from attn_train.precision import Bfloat16Products, Float32Products
@@ -94,8 +94,8 @@ class CountedProduct(ProductKernel):
 def test_large_products_in_float32_are_those_of_the_kernel_that_is_chosen(monkeypatch):
     kernel = CountedProduct()
 
-    def problem(dtype, _device, _gradients):
-        return ProductProblem(dtype=str(dtype).removeprefix("torch."), gradients=True)
+    def problem(dtype, _device, _gradients, multiplied_in):
+        return ProductProblem(dtype=str(dtype).removeprefix("torch."), gradients=True, multiplied_in=multiplied_in)
 
     table = KernelTable([kernel], ProductKernel, problem)
     monkeypatch.setattr("attn_core.kernels.product.product_table", lambda: table)
@@ -111,12 +111,41 @@ def test_large_products_in_float32_are_those_of_the_kernel_that_is_chosen(monkey
     assert kernel.asked == 1
 
 
-def test_a_step_by_the_kernels_of_this_machine_comes_to_the_loss_of_torchs(bigram, text, config, record, monkeypatch):
+@pytest.mark.parametrize(("precision", "apart"), [("float32", 1e-5), ("bfloat16", 1e-2)])
+def test_a_step_by_the_kernels_of_this_machine_comes_to_the_loss_of_torchs(
+    bigram, text, config, record, monkeypatch, precision, apart
+):
     last = []
     for smallest in (0, 1 << 62):
         monkeypatch.setattr("attn_core.kernels.product.SMALLEST_PRODUCT", smallest)
         monkeypatch.setattr("attn_core.kernels.product.SMALLEST_ACTIVATION", smallest)
         seen = record()
-        Trainer(bigram(), text, config).run(seen, StopFlag())
+        Trainer(bigram(), text, config.replace(precision=precision)).run(seen, StopFlag())
         last.append(seen.losses[30])
-    assert last[0] == pytest.approx(last[1], rel=1e-5)
+    assert last[0] == pytest.approx(last[1], rel=apart)
+
+
+class CountedRoundedProduct(CountedProduct):
+    """The same of operands in bfloat16."""
+
+    accepts: ClassVar = {**CountedProduct.accepts, "multiplied_in": OneOf("bfloat16")}
+
+
+def test_large_products_in_bfloat16_are_those_of_the_kernel_that_is_chosen(monkeypatch):
+    kernel = CountedRoundedProduct()
+
+    def problem(dtype, _device, _gradients, multiplied_in):
+        return ProductProblem(dtype=str(dtype).removeprefix("torch."), gradients=True, multiplied_in=multiplied_in)
+
+    table = KernelTable([kernel], ProductKernel, problem)
+    monkeypatch.setattr("attn_core.kernels.product.product_table", lambda: table)
+    rows, weight = torch.ones(64, 512), torch.ones(64, 512, requires_grad=True)
+    with Float32Products():
+        assert functional.linear(rows, weight)[0, 0] == 512, "a kernel that rounds is not for float32"
+    with Bfloat16Products():
+        assert functional.linear(rows, weight)[0, 0] == 1024
+        assert functional.linear(rows.double(), weight.double())[0, 0] == 512
+        with FlopCounterMode(display=False) as counter:
+            assert functional.linear(rows, weight)[0, 0] == 512, "what counts torch's operations sees torch's"
+    assert counter.get_total_flops() == 2 * 64 * 64 * 512
+    assert kernel.asked == 1

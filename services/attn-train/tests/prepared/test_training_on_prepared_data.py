@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -164,6 +166,33 @@ def test_a_run_that_stopped_goes_on_with_the_next_row_bit_for_bit(tmp_path, prep
     named = [measured["validation_loss_tokens_validation"], measured["validation_loss_books_validation"]]
     assert measured["validation_loss"] == pytest.approx(sum(named) / 2)
     assert measured["epochs_tokens"] > 0
+
+
+def test_a_worker_begins_without_servers_and_without_libraries_that_a_step_does_not_need(folder):
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from attn_schema.training import *\n"
+        "from attn_train.data.load import load_dataset\n"
+        "from attn_train.model import resolved\n"
+        "from attn_train.records import StopFlag\n"
+        "from attn_train.trainer import NullReporter, Trainer\n"
+        "from attn_train.worker import build_model\n"
+        "folder = sys.argv[1]\n"
+        "model = ModelConfig(hidden_size=16, num_layers=1, num_heads=2, max_seq_len=16)\n"
+        "config = resolved(TrainingConfig(model=model, data=DataConfig(prepared=folder),"
+        " optimizer=OptimizerConfig(steps=1, batch_size=2)))\n"
+        "data = load_dataset(config, Path(folder), print)\n"
+        "trainer = Trainer(build_model(config, data), data, config)\n"
+        "trainer.run(NullReporter(), StopFlag())\n"
+        "print('steps', trainer.step)\n"
+        "print(*{name.partition('.')[0] for name in sys.modules})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(folder)], capture_output=True, text=True, check=True)
+    *_, steps, loaded = done.stdout.splitlines()
+    assert steps == "steps 1"
+    heavy = {"ray", "grpc", "fastapi", "transformers", "datasets", "pandas", "pyarrow", "scipy", "matplotlib", "PIL"}
+    assert heavy.isdisjoint(loaded.split())
 
 
 def test_a_mixture_draws_by_weight_and_stops_at_its_epochs(folder):

@@ -23,7 +23,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 
 ROOT = Path(__file__).parents[4]
 KILLS = 20
-SECONDS = 300
 STEPS = 1_000_000
 """More than there is time for: the job is stopped."""
 
@@ -66,13 +65,6 @@ def address():
     process.stop()
 
 
-def until(condition, what):
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
-
-
 def processes_of(word):
     """The processes of Ray's workers that run the actor class `word`."""
     found = []
@@ -100,9 +92,9 @@ def losses_of(store, job_id):
 class Run:
     """A server in a process of its own, over a database and a cluster that stay."""
 
-    def __init__(self, home, address, store):
+    def __init__(self, home, address, store, until):
         self.command = [sys.executable, "-c", SERVER, str(home), address]
-        self.store = store
+        self.store, self.until = store, until
         self.start()
 
     def start(self):
@@ -130,14 +122,14 @@ class Run:
             assert not job.state.final, job
             return job.state is JobState.RUNNING and abs(job.step - first.step) >= count
 
-        until(there, f"{job_id} does not go on")
+        self.until(there, f"{job_id} does not go on")
 
     def end(self, job_id):
         self.store.request_stop(job_id, Stop.SAVE)
-        until(lambda: self.store.get(job_id).state.final, f"{job_id} does not end")
+        self.until(lambda: self.store.get(job_id).state.final, f"{job_id} does not end")
 
 
-def test_twenty_kills_at_random_cost_not_a_bit(tmp_path, postgres, address, config, changed, words, monkeypatch):
+def test_twenty_kills_at_random_cost_not_a_bit(tmp_path, postgres, address, config, changed, words, monkeypatch, until):
     postgres.execute("CREATE DATABASE kills")
     url = postgres.url.replace("/postgres?", "/kills?")
     monkeypatch.setenv("ATTN_DATABASE", url)
@@ -156,7 +148,7 @@ def test_twenty_kills_at_random_cost_not_a_bit(tmp_path, postgres, address, conf
     with Database(url) as database:
         store = JobStore(database)
         store.submit("struck", asked)
-        run = Run(tmp_path, address, store)
+        run = Run(tmp_path, address, store, until)
         try:
             for place in range(KILLS):
                 run.steps_on("struck", choose.randint(5, 40))

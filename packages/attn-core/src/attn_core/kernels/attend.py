@@ -54,6 +54,22 @@ class Varlen:
             yield slice(*query), slice(*key)
 
 
+@dataclass(frozen=True, eq=False)
+class VarlenStarts:
+    """`Varlen` in a graph of torch.compile, which serves documents of all lengths: where `queries` and `keys` of each
+    begin, and where those of the last end, both int64 [documents + 1], on the CPU (flash-attn's `cu_seqlens`).
+    """
+
+    queries: Tensor
+    keys: Tensor
+
+    def known(self) -> Varlen:
+        """The lengths as numbers; raises as `Varlen`."""
+        return Varlen(
+            *(tuple(stop - start for start, stop in pairwise(ends.tolist())) for ends in (self.queries, self.keys))
+        )
+
+
 def starts(lengths: Sequence[int]) -> list[int]:
     """Where each document begins, and where the last one ends."""
     return list(accumulate(lengths, initial=0))
@@ -64,7 +80,7 @@ def texts(operands: AttentionInputs) -> Iterator[AttentionInputs]:
 
     Where weights are dropped, rows of a batch are counted on from document to document.
     """
-    varlen = operands.varlen
+    varlen = known_varlen(operands)
     check_varlen(operands)
     for number, (query, key) in enumerate(() if varlen is None else varlen.spans()):
         first = number * operands.query.shape[0]
@@ -80,9 +96,15 @@ def texts(operands: AttentionInputs) -> Iterator[AttentionInputs]:
         )
 
 
+def known_varlen(operands: AttentionInputs) -> Varlen | None:
+    """The lengths of the documents as numbers; None where each row is one."""
+    varlen = operands.varlen
+    return varlen.known() if isinstance(varlen, VarlenStarts) else varlen
+
+
 def check_varlen(operands: AttentionInputs) -> None:
     """Raise `InvalidValue` unless the texts are all that queries and keys hold, at positions that follow from them."""
-    varlen = operands.varlen
+    varlen = known_varlen(operands)
     if varlen is None:
         return
     for name, lengths, rows in (("queries", varlen.queries, operands.query), ("keys", varlen.keys, operands.key)):
@@ -236,7 +258,7 @@ class AttentionInputs:
     key_padding_mask: Tensor | None = None
     parameters: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
     fields: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
-    varlen: Varlen | None = None
+    varlen: Varlen | VarlenStarts | None = None
     dropout: Dropout | None = None
 
 

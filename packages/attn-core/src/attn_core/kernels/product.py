@@ -31,10 +31,15 @@ FORMS: tuple[Activation, ...] = get_args(Activation)
 
 @dataclass(frozen=True, kw_only=True)
 class ProductProblem(Problem):
-    """A linear layer of at least `SMALLEST_PRODUCT` multiplications. `gradients` says that those are wanted."""
+    """A linear layer of at least `SMALLEST_PRODUCT` multiplications. `gradients` says that those are wanted.
+
+    `multiplied_in` is the element type to which operands are rounded before they are multiplied, those of the gradients
+    too; sums, results and gradients have the type `dtype`.
+    """
 
     operation: ClassVar[str] = "product"
 
+    multiplied_in: str = "float32"
     gradients: bool = False
 
 
@@ -49,10 +54,12 @@ class ProductKernel(Kernel[ProductProblem]):
         [outputs], with gradients to all three."""
 
 
-def product_kernel(rows: Tensor, weight: Tensor, bias: Tensor | None) -> ProductKernel | None:
+def product_kernel(
+    rows: Tensor, weight: Tensor, bias: Tensor | None, multiplied_in: str = "float32"
+) -> ProductKernel | None:
     """The kernel for such a layer; None where the tensor library is as good, and where there is none.
 
-    Not to be called while torch.compile traces.
+    `multiplied_in` as in `ProductProblem`. Not to be called while torch.compile traces.
     """
     table = product_table()
     if table is None or weight.dim() != 2 or rows.numel() * weight.shape[0] < SMALLEST_PRODUCT:
@@ -61,7 +68,7 @@ def product_kernel(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Product
     if any(part.dtype != rows.dtype or part.device != rows.device for part in parts):
         return None
     gradients = any(part.requires_grad for part in parts)
-    return table.find(rows.dtype, rows.device.type, gradients, below=1)
+    return table.find(rows.dtype, rows.device.type, gradients, multiplied_in, below=1)
 
 
 @cache
@@ -71,8 +78,9 @@ def product_table() -> KernelTable[ProductKernel] | None:
     return table if any(kernel.available() is None for kernel in table.kernels) else None
 
 
-def _problem(dtype: Any, device: str, gradients: bool) -> ProductProblem:  # noqa: FBT001 -- part of a key
-    return ProductProblem(dtype=str(dtype).removeprefix("torch."), device=device, gradients=gradients)
+def _problem(dtype: Any, device: str, gradients: bool, multiplied_in: str) -> ProductProblem:  # noqa: FBT001 -- part of a key
+    kind = str(dtype).removeprefix("torch.")
+    return ProductProblem(dtype=kind, device=device, gradients=gradients, multiplied_in=multiplied_in)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,31 +13,30 @@ struct Scales {
   Floats step, least;
 };
 
+// `word(group, i)` is the i-th word of a group, in which each code has FIELD bits.
+//
 // Four bits: byte j of word s holds both halves' codes, the first in its lower four bits.
 struct FourBits {
-  static constexpr int CODE_BYTES = 256;
-  static Ints word(const uint8_t* group, int half, int s) {
-    Ints both = load_ints(group + s * 64);
-    return half ? right<4>(both) : both;
-  }
-  static Floats lowest(Ints word) { return nibbles(word); }
+  static constexpr int CODE_BYTES = 256, FIELD = 4;
+  static Ints word(const uint8_t* group, int i) { return load_ints(group + i * 64); }
 };
 
 struct EightBits {
-  static constexpr int CODE_BYTES = 512;
-  static Ints word(const uint8_t* group, int half, int s) { return load_ints(group + half * 256 + s * 64); }
-  static Floats lowest(Ints word) { return low_bits(word, 255); }
+  static constexpr int CODE_BYTES = 512, FIELD = 8;
+  static Ints word(const uint8_t* group, int i) { return load_ints(group + i * 64); }
 };
 
-// The lower four bits as above, then the upper two: of each half one word, byte j of word s in its bits 2 s and 2 s + 1.
+// As those of eight bits; kept are the lower four as above, then the upper two: of each half one word, byte j of word s in
+// its bits 2 s and 2 s + 1.
 struct SixBits {
-  static constexpr int CODE_BYTES = 384;
-  static Ints word(const uint8_t* group, int half, int s) {
-    Ints upper = load_ints(group + 256 + half * 64);
+  static constexpr int CODE_BYTES = 384, FIELD = 8;
+  static Ints word(const uint8_t* group, int i) {
+    const int half = i / 4, s = i % 4;
+    Ints lower = load_ints(group + s * 64), upper = load_ints(group + 256 + half * 64);
+    if (half) lower = right<4>(lower);
     upper = s == 0 ? left<4>(upper) : s == 1 ? left<2>(upper) : s == 2 ? upper : right<2>(upper);
-    return or_ints(and_ints(FourBits::word(group, half, s), all_ints(0x0f0f0f0f)), and_ints(upper, all_ints(0x30303030)));
+    return or_ints(and_ints(lower, all_ints(0x0f0f0f0f)), and_ints(upper, all_ints(0x30303030)));
   }
-  static Floats lowest(Ints word) { return low_bits(word, 63); }
 };
 
 // What a format keeps of scales: `SCALES` half floats, or as many bytes, of sixteen outputs for every `SHARED` inputs, and
@@ -125,72 +124,6 @@ static inline size_t codes_of_panel(int inputs) {
   return (size_t)inputs / GROUP * Of::CODE_BYTES;
 }
 
-// Weights become float32 by one fused multiply-add, which rounds nothing or as ggml rounds, and are summed with float32
-// inputs as those of `float_tile`: the bits are those of the same weights in float32.
-template <class Of, int ROWS, int PANELS>
-SHARED_CODE static void widened_tile(const Linear& l, const float* x, int row, int panel, Into to) {
-  const size_t inputs = l.inputs, codes = codes_of_panel<Of>(l.inputs), scales = scales_of_panel<Of>(l.inputs);
-  const uint8_t* w = (const uint8_t*)l.weights + panel * codes;
-  const uint16_t* of = l.scales + panel * scales;
-  x += row * inputs;
-  Floats sum[ROWS][PANELS];
-  for (int r = 0; r < ROWS; r++)
-    for (int p = 0; p < PANELS; p++) sum[r][p] = all(0.0f);
-  for (size_t g = 0; g < inputs / GROUP; g++, w += Of::CODE_BYTES) {
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; half++) {
-      Scales scaled[PANELS];
-      for (int p = 0; p < PANELS; p++) scaled[p] = Of::scales(of + p * scales, g, half);
-      for (int s = 0; s < 4; s++, x += 4) {
-        Ints word[PANELS];
-        for (int p = 0; p < PANELS; p++) word[p] = Of::word(w + p * codes, half, s);
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) {
-          Floats weight[PANELS];
-          for (int p = 0; p < PANELS; p++) {
-            weight[p] = fmadd(Of::lowest(word[p]), scaled[p].step, scaled[p].least);
-            word[p] = right<8>(word[p]);
-          }
-          for (int r = 0; r < ROWS; r++) {
-            Floats value = all(x[r * inputs + j]);
-            for (int p = 0; p < PANELS; p++) sum[r][p] = fmadd(value, weight[p], sum[r][p]);
-          }
-        }
-      }
-    }
-  }
-  for (int r = 0; r < ROWS; r++)
-    for (int p = 0; p < PANELS; p++) finish(l, to, row + r, panel + p, sum[r][p]);
-}
-
-// Some panels in float32, in room of the thread that calls, as a layer of their own.
-template <class Of>
-SHARED_CODE static Linear widened_panels(const Linear& l, int panel, int count) {
-  static thread_local std::vector<float> room;
-  const size_t inputs = l.inputs, codes = codes_of_panel<Of>(l.inputs), scales = scales_of_panel<Of>(l.inputs);
-  if (room.size() < count * inputs * 16 + 16) room.resize(count * inputs * 16 + 16);
-  float *begin = (float*)(((uintptr_t)room.data() + 63) / 64 * 64), *out = begin;
-  for (int p = panel; p < panel + count; p++) {
-    const uint8_t* w = (const uint8_t*)l.weights + p * codes;
-    for (size_t g = 0; g < inputs / GROUP; g++, w += Of::CODE_BYTES)
-#pragma GCC unroll 2
-      for (int half = 0; half < 2; half++) {
-        const Scales scaled = Of::scales(l.scales + p * scales, g, half);
-        for (int s = 0; s < 4; s++) {
-          Ints word = Of::word(w, half, s);
-          for (int j = 0; j < 4; j++, word = right<8>(word), out += 16)
-            store16(out, fmadd(Of::lowest(word), scaled.step, scaled.least));
-        }
-      }
-  }
-  Linear wide = l;
-  wide.format = FLOAT32;
-  wide.weights = begin;
-  wide.outputs = l.outputs - panel * 16;
-  if (l.bias) wide.bias = l.bias + panel * 16;
-  return wide;
-}
-
 // Codes of four bits with inputs in int8: whole numbers within a group.
 template <class Of, int ROWS, int PANELS>
 SHARED_CODE static void nibble_tile(const Linear& l, const QuantisedRows& x, int row, int panel, Into to) {
@@ -256,7 +189,7 @@ SHARED_CODE static void byte_tile(const Linear& l, const QuantisedRows& x, int r
 #pragma GCC unroll 4
       for (int s = 0; s < 4; s++) {
         ByteWeights weight[PANELS];
-        for (int p = 0; p < PANELS; p++) weight[p] = byte_weights_of(add_ints(Of::word(w + p * codes, half, s), middle));
+        for (int p = 0; p < PANELS; p++) weight[p] = byte_weights_of(add_ints(Of::word(w + p * codes, half * 4 + s), middle));
         for (int r = 0; r < ROWS; r++) {
           Fours value = fours_of(values + r * inputs + half * 16 + s * 4);
           for (int p = 0; p < PANELS; p++) dot[r][p].add(weight[p], value);

@@ -146,8 +146,9 @@ static void gemm(Matrix a, Matrix b, int rows, int columns, int depth, Product t
       }
 }
 
-// The same by several threads: a grid of parts that are as square as they can be.
-static void gemm_shared(Matrix a, Matrix b, int rows, int columns, int depth, Product to, int threads) {
+// The same by several threads: a grid of parts that are as square as they can be. `one` computes a part, as `gemm` does.
+template <class One>
+static void product_shared(Matrix a, Matrix b, int rows, int columns, int depth, Product to, int threads, One one) {
   if (rows <= 0 || columns <= 0) return;
   const double work = (double)rows * columns * std::max(depth, 1);
   threads = (int)std::min<double>(threads, 1 + work / (1 << 18));
@@ -165,6 +166,10 @@ static void gemm_shared(Matrix a, Matrix b, int rows, int columns, int depth, Pr
     const int n_end = part(columns, across, task % across + 1, 16);
     if (m == m_end || n == n_end) continue;
     const Product there = {to.at + m * to.stride + n, to.stride, to.bias ? to.bias + n : nullptr, to.add};
-    gemm(a.from(m, 0), b.from(0, n), m_end - m, n_end - n, depth, there);
+    one(a.from(m, 0), b.from(0, n), m_end - m, n_end - n, depth, there);
   }
+}
+
+static void gemm_shared(Matrix a, Matrix b, int rows, int columns, int depth, Product to, int threads) {
+  product_shared(a, b, rows, columns, depth, to, threads, gemm);
 }

@@ -4,6 +4,7 @@
 #include "block.hpp"
 #include "draw.hpp"
 #include "gemm.hpp"
+#include "gemm_bfloat16.hpp"
 #include "largest.hpp"
 #include "pack.hpp"
 #include "repack.hpp"
@@ -50,6 +51,12 @@ void attn_largest(const Linear* l, const float* x, int rows, int64_t* places, in
 void attn_product(const Matrix* a, const Matrix* b, const float* bias, float* out, int rows, int columns, int depth,
                   int threads) {
   gemm_shared(*a, *b, rows, columns, depth, {out, columns, bias, false}, threads);
+}
+
+// The same of elements rounded to bfloat16, whose products are added up in float32.
+void attn_rounded_product(const Matrix* a, const Matrix* b, const float* bias, float* out, int rows, int columns, int depth,
+                          int threads) {
+  rounded_product(*a, *b, rows, columns, depth, {out, columns, bias, false}, threads);
 }
 
 // out = f(x), or, where `change` is given, f'(x) * change; `form` as `Activation` of activate.hpp.

@@ -2,7 +2,7 @@
 #pragma once
 #include <omp.h>
 
-#include "blocks.hpp"
+#include "codes.hpp"
 #ifdef TILE_REGISTERS
 #include "amx.hpp"
 #endif
@@ -15,7 +15,7 @@ struct FloatTiles {
     float_tile<ROWS, PANELS, Element>(l, x, row, panel, to);
   }
   static Input from(const Linear& l, Input x, int row) { return x + (size_t)row * l.inputs; }
-  static constexpr int MANY = Shape::FLOAT_ROWS, BYTES = 4;
+  static constexpr int MANY = Shape::FLOAT_ROWS, BYTES = 4, PANELS_OF_ONE = Shape::PANELS_OF_ONE;
 };
 
 struct Int8Tiles {
@@ -25,7 +25,7 @@ struct Int8Tiles {
     int8_tile<ROWS, PANELS>(l, x, row, panel, to);
   }
   static Input from(const Linear& l, Input x, int row) { return x.from(row, l.inputs); }
-  static constexpr int MANY = Shape::INT_ROWS, BYTES = 1;
+  static constexpr int MANY = Shape::INT_ROWS, BYTES = 1, PANELS_OF_ONE = Shape::INT_PANELS_OF_ONE;
 };
 
 template <class Of>
@@ -36,7 +36,7 @@ struct NibbleTiles {
     nibble_tile<Of, ROWS, PANELS>(l, x, row, panel, to);
   }
   static Input from(const Linear& l, Input x, int row) { return x.from(row, l.inputs); }
-  static constexpr int MANY = Shape::INT_ROWS, BYTES = 1;
+  static constexpr int MANY = Shape::INT_ROWS, BYTES = 1, PANELS_OF_ONE = Shape::INT_PANELS_OF_ONE;
 };
 
 template <class Of>
@@ -48,19 +48,32 @@ struct ByteTiles : NibbleTiles<Of> {
 };
 
 template <class Of>
-struct WidenedTiles : FloatTiles<float> {
-  using Blocks = Of;
+struct WidenedTiles {
+  using Input = CodedInputs;
   template <int ROWS, int PANELS>
-  static void run(const Linear& l, const float* x, int row, int panel, Into to) {
+  static void run(const Linear& l, Input x, int row, int panel, Into to) {
     widened_tile<Of, ROWS, PANELS>(l, x, row, panel, to);
   }
+  static constexpr int MANY = Shape::FLOAT_ROWS;
+};
+
+template <class Of>
+struct CodedTiles {
+  using Input = CodedInputs;
+  using Blocks = Of;
+  template <int ROWS, int PANELS>
+  static void run(const Linear& l, Input x, int row, int panel, Into to) {
+    coded_tile<Of, ROWS, PANELS>(l, x, row, panel, to);
+  }
+  static Input from(const Linear& l, Input x, int row) { return x.from(row, l.inputs); }
+  static constexpr int MANY = Shape::FLOAT_ROWS, BYTES = 4, PANELS_OF_ONE = Shape::PANELS_OF_ONE;
 };
 
 template <class Tiles, int ROWS, int PANELS>
 static void panels_of_block(const Linear& l, typename Tiles::Input x, int row, int first, int last, Into to) {
   int panel = first;
   for (; panel + PANELS <= last; panel += PANELS) Tiles::template run<ROWS, PANELS>(l, x, row, panel, to);
-  for (; panel < last; panel++) Tiles::template run<ROWS, 1>(l, x, row, panel, to);
+  if constexpr (PANELS > 1) panels_of_block<Tiles, ROWS, (PANELS + 1) / 2>(l, x, row, panel, last, to);
 }
 
 template <class Tiles, class = void>
@@ -76,7 +89,8 @@ static void rows_of_panels(const Linear& l, typename Tiles::Input x, int rows, i
   if constexpr (InBlocks<Tiles>::value)
     if (rows > Tiles::MANY) {
       const Linear wide = widened_panels<typename Tiles::Blocks>(l, panel, PANELS);
-      return rows_of_panels<FloatTiles<float>, PANELS>(wide, x, rows, 0, Into{to.out + panel * 16, to.stride, to.add});
+      const Into there = {to.out + panel * 16, to.stride, to.add};
+      return rows_of_panels<WidenedTiles<typename Tiles::Blocks>, PANELS>(wide, x, rows, 0, there);
     }
   for (; row + Tiles::MANY <= rows; row += Tiles::MANY) Tiles::template run<Tiles::MANY, PANELS>(l, x, row, panel, to);
   for (; row + 4 <= rows; row += 4) Tiles::template run<4, PANELS>(l, x, row, panel, to);
@@ -96,7 +110,7 @@ static void block(const Linear& l, typename Tiles::Input x, int rows, int first,
   }
   int row = 0;
   for (; row + 2 <= rows; row += 2) panels_of_block<Tiles, 2, Shape::PANELS_OF_TWO>(l, x, row, first, last, to);
-  for (; row < rows; row++) panels_of_block<Tiles, 1, Shape::PANELS_OF_ONE>(l, x, row, first, last, to);
+  for (; row < rows; row++) panels_of_block<Tiles, 1, Tiles::PANELS_OF_ONE>(l, x, row, first, last, to);
 }
 
 constexpr int BLOCK = 4;
@@ -148,7 +162,7 @@ static const int32_t* first_halves(const QuantisedRows& x, size_t groups) {
 // `take` is given the tiles that multiply a layer, and its rows as these take them.
 template <class Of, class Take>
 static void with_tiles_of(const Linear& l, const float* x, int rows, int threads, Take take) {
-  if (l.widened) return take(WidenedTiles<Of>(), x);
+  if (l.widened) return take(CodedTiles<Of>(), ordered<Of::FIELD>(l, x, rows, threads));
   QuantisedRows all = quantised(l, x, rows, threads);
   if constexpr (Of::DEEP) all.first = first_halves(all, (size_t)rows * l.inputs / GROUP);
   if constexpr (Of::CODE_BYTES == FourBits::CODE_BYTES)

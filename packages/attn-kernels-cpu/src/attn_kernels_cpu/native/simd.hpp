@@ -32,9 +32,6 @@ enum Format : int32_t {
 #error "no vectors of this chip are known: AVX-512 with VNNI, AVX2 with FMA and F16C, or NEON with dot products"
 #endif
 
-// Four bytes of each lane, one after another: the lowest `mask` bits of the lowest.
-static inline Floats low_bits(Ints x, int mask) { return floats_of(and_ints(x, all_ints(mask))); }
-
 // e^x to 2 units in the last place; 0 for -inf, NaN stays NaN.
 static inline Floats exp16(Floats x) {
   Floats y = smaller(larger(x, all(-126.0f)), all(88.7f));

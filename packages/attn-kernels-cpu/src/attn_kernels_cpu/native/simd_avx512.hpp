@@ -7,7 +7,7 @@ using Ints = __m512i;
 
 // Rows and panels of a tile whose sums the registers hold: of floats, of whole numbers, and of few rows.
 struct Shape {
-  static constexpr int FLOAT_ROWS = 12, INT_ROWS = 6, PANELS = 2, PANELS_OF_TWO = 4, PANELS_OF_ONE = 4;
+  static constexpr int FLOAT_ROWS = 12, INT_ROWS = 6, PANELS = 2, PANELS_OF_TWO = 4, PANELS_OF_ONE = 4, INT_PANELS_OF_ONE = 4;
   static constexpr int MIXED_ROWS = 12, MIXED_PANELS = 2;
 };
 
@@ -84,11 +84,6 @@ static inline Ints left(Ints x) {
 }
 static inline Ints load_bytes(const uint8_t* at) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)at)); }
 static inline Ints load_bytes(const int8_t* at) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)at)); }
-// The lowest four bits of each lane.
-static inline Floats nibbles(Ints x) {
-  const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  return _mm512_permutexvar_ps(x, numbers);
-}
 
 static inline uint16_t half_of(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
 static inline float float_of_half(uint16_t x) { return _cvtsh_ss(x); }

@@ -10,7 +10,7 @@ struct Ints {
 };
 
 struct Shape {
-  static constexpr int FLOAT_ROWS = 4, INT_ROWS = 4, PANELS = 1, PANELS_OF_TWO = 2, PANELS_OF_ONE = 4;
+  static constexpr int FLOAT_ROWS = 4, INT_ROWS = 4, PANELS = 1, PANELS_OF_TWO = 2, PANELS_OF_ONE = 4, INT_PANELS_OF_ONE = 4;
   static constexpr int MIXED_ROWS = 4, MIXED_PANELS = 1;
 };
 
@@ -156,7 +156,6 @@ static inline Ints load_bytes(const int8_t* at) {
   int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_s8(vget_high_s8(bytes));
   return {{vmovl_s16(vget_low_s16(low)), vmovl_s16(vget_high_s16(low)), vmovl_s16(vget_low_s16(high)), vmovl_s16(vget_high_s16(high))}};
 }
-static inline Floats nibbles(Ints x) { return floats_of(and_ints(x, all_ints(15))); }
 
 static inline uint16_t half_of(float x) {
   __fp16 half = (__fp16)x;

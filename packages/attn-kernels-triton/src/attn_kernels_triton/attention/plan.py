@@ -9,6 +9,7 @@ from functools import lru_cache
 import torch
 import triton.language as tl
 from attn_core import AttentionInputs, AttentionSpec, Mask
+from attn_core.dropout import Dropout
 from attn_core.masking import positions, seen_pairs
 from attn_core.masks import Band, band_of
 from attn_core.modifiers import Alibi, BiasTable, SoftCap
@@ -141,10 +142,16 @@ def dropped_of(operands: AttentionInputs) -> Dropped:
     dropout = operands.dropout
     if dropout is None:
         return NOTHING_DROPPED
-    # Held as 64 bits with a sign, of which programs take the bits.
-    seed = dropout.seed - (1 << 64) * (dropout.seed >> 63)
-    state = torch.tensor([seed, dropout.offset, dropout.first, dropout.threshold], dtype=torch.int64)
-    return Dropped(state.to(operands.query.device), dropout.scale)
+    seed = seed_of(dropout)
+    rest = torch.tensor([dropout.offset, dropout.first, dropout.threshold], dtype=torch.int64, device=seed.device)
+    return Dropped(torch.cat([seed.view(1), rest]).to(operands.query.device), dropout.scale)
+
+
+def seed_of(dropout: Dropout) -> Tensor:
+    """The seed, int64 []: 64 bits with a sign, of which programs take the bits."""
+    if isinstance(dropout.seed, Tensor):
+        return dropout.seed
+    return torch.tensor(dropout.seed - (1 << 64) * (dropout.seed >> 63), dtype=torch.int64, device="cpu")
 
 
 def rule_of(spec: AttentionSpec, query: Tensor, band: Band) -> Rule:

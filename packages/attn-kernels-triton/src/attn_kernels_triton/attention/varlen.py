@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 from attn_core import AttentionInputs, Mask
-from attn_core.kernels.attend import Varlen, starts
+from attn_core.kernels.attend import Varlen, known_varlen, starts
 from attn_core.masks import Band, band_of, varlen_band_of
 from torch import Tensor
 
@@ -35,8 +35,9 @@ class VarlenDocuments(NamedTuple):
 def texts_of(mask: Mask, operands: AttentionInputs) -> VarlenDocuments | None:
     """The texts of operands that are packed, or whose mask is a band within segments; None of any others."""
     batch, queries, keys = operands.query.shape[0], operands.query.shape[1], operands.key.shape[1]
-    if operands.varlen is not None:
-        band, varlen = band_of(mask), operands.varlen
+    varlen = known_varlen(operands)
+    if varlen is not None:
+        band = band_of(mask)
         return None if band is None else VarlenDocuments(laid(varlen, batch), band)
     found = varlen_band_of(mask)
     # Weights are dropped by the numbers of rows in all, not in their text.

@@ -59,7 +59,7 @@ def replay_step(layer: Any, inputs: Tensor, batch: RaggedBatch, state: LayerStat
     return torch.cat(outputs)
 
 
-def attended_documents(layer: Any, rows: Tensor, lengths: Sequence[int]) -> Tensor:
+def attended_documents(layer: Any, rows: Tensor, lengths: Tensor) -> Tensor:
     """The output of a layer over rows [batch, tokens, width] that hold documents of these lengths end to end.
 
     A layer that takes `lengths` computes them together; another gets them one by one.
@@ -67,7 +67,7 @@ def attended_documents(layer: Any, rows: Tensor, lengths: Sequence[int]) -> Tens
     if "lengths" in inspect.signature(layer.forward).parameters:
         together: Tensor = layer(rows, lengths=lengths)
         return together
-    return torch.cat([layer(document) for document in torch.split(rows, list(lengths), dim=1)], dim=1)
+    return torch.cat([layer(document) for document in torch.split(rows, lengths.tolist(), dim=1)], dim=1)
 
 
 class Block(nn.Module):
@@ -99,9 +99,10 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         self.joined: BlockStep | None = None
 
-    def forward(self, hidden: Tensor, shared_kv: Fields | None = None, lengths: Sequence[int] | None = None) -> Tensor:
+    def forward(self, hidden: Tensor, shared_kv: Fields | None = None, lengths: Tensor | None = None) -> Tensor:
         """Whole sequences, [batch, tokens, width] to [batch, tokens, width]; `shared_kv` are another block's keys and
-        values. With `lengths` each sequence holds documents of these lengths end to end, attended to apart.
+        values. With `lengths` [documents], int64, on the CPU, each sequence holds documents of these lengths end to
+        end, attended to apart.
         """
         entering = self.entering(hidden)
         if lengths is None:

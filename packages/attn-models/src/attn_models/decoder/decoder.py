@@ -119,7 +119,8 @@ class Decoder(nn.Module):
             self.require_documents()
             positions = torch.cat([torch.arange(length, device=tokens.device) for length in lengths])
             hidden = self._embed(tokens, positions, longest=max(lengths))
-        documents = {} if lengths is None else {"lengths": lengths}
+        # A tensor, so that blocks that are compiled serve documents of any lengths.
+        documents = {} if lengths is None else {"lengths": torch.tensor(lengths, device="cpu")}
         loans = SharedKeyValues(self._kv_sharing)
         for index, block in enumerate(self._blocks()):
             hidden = block(hidden, loans.of(index, block, hidden), **documents)

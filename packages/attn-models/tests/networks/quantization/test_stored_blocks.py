@@ -61,8 +61,11 @@ def test_without_packing_nothing_is_lost(folders):
 
 
 @pytest.mark.usefixtures("_kernels")
-def test_what_a_server_packs_unasked_gives_the_bits_of_the_same_weights_in_float32(folders):
-    assert torch.equal(*(logits(folder, "auto") for folder in folders))
+def test_what_a_server_packs_unasked_is_as_near_to_float64_as_the_same_weights_in_float32(folders):
+    exact = logits(folders[1], "none", "float64")
+    stored, plain = ((logits(folder, "auto") - exact).norm() / exact.norm() for folder in folders)
+    assert stored < 2 * plain + 1e-7
+    assert torch.equal(logits(folders[0], "auto").argmax(-1), exact.argmax(-1))
 
 
 @pytest.mark.usefixtures("_kernels")

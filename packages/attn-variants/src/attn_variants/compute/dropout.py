@@ -10,8 +10,9 @@ SEEDS = (1 << 63) - 1
 
 
 def new_dropout(probability: float) -> Dropout:
-    """Dropout with this probability and a fresh seed from torch's CPU generator."""
-    return Dropout(probability=probability, seed=int(torch.randint(SEEDS, (), device="cpu")))
+    """Dropout with this probability and a fresh seed from torch's CPU generator: in a graph a tensor, drawn by it."""
+    seed = torch.randint(SEEDS, (), device="cpu")
+    return Dropout(probability=probability, seed=seed if torch.compiler.is_compiling() else int(seed))
 
 
 def kept_weights(dropout: Dropout, weights: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ def dropped(operands: AttentionInputs, weights: Tensor) -> Tensor:
         return weights
     if torch.compiler.is_compiling():
         # Made by a part of torch that only a process which compiles need load.
-        from attn_variants.compute.uncompiled import kept_weights as kept
+        from attn_variants.compute.in_graph import kept_in_graph as kept
     else:
         kept = kept_weights
     return torch.where(kept(dropout, weights), weights * dropout.scale, 0)

@@ -42,8 +42,7 @@ def cos_sin_of(rotary: Rotary, rotated: int, positions: Tensor, dtype: torch.dty
     """
     device = positions.device
     exact = positions.cpu() if device.type == "mps" else positions
-    frequencies = torch.tensor(rotary.frequencies(rotated), device=exact.device, dtype=torch.float64)
-    angles = exact.to(torch.float64)[..., None] * frequencies
+    angles = exact.to(torch.float64)[..., None] * frequencies_on(rotary, rotated, exact.device)
     cosines, sines = angles.cos(), angles.sin()
     if rotary.attention_factor != 1:
         cosines, sines = cosines * rotary.attention_factor, sines * rotary.attention_factor
@@ -54,6 +53,19 @@ def cos_sin_of(rotary: Rotary, rotated: int, positions: Tensor, dtype: torch.dty
         cosines = torch.cat([cosines, cosines], dim=-1)
         signed = torch.cat([-sines, sines], dim=-1)
     return CosSin(cosines[..., None, :].to(device, dtype), signed[..., None, :].to(device, dtype))
+
+
+def frequencies_on(rotary: Rotary, rotated: int, device: torch.device) -> Tensor:
+    """The angle of a position for each turned pair, [rotated / 2], float64; brought to a device once."""
+    if torch.compiler.is_compiling():
+        return torch.tensor(rotary.frequencies(rotated), device=device, dtype=torch.float64)
+    return _frequencies(rotary, rotated, device)
+
+
+@lru_cache(maxsize=64)
+def _frequencies(rotary: Rotary, rotated: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(mode=False), torch.no_grad():
+        return torch.tensor(rotary.frequencies(rotated), device=device, dtype=torch.float64)
 
 
 def cos_sin_to(rotary: Rotary, rotated: int, length: int, like: Tensor) -> CosSin:

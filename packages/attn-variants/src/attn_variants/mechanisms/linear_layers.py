@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import pad, relu
 
 from attn_variants.layer_utils import by_heads, fresh_linear, refuse_source
-from attn_variants.mechanisms.recurrence_layers import Inputs, RecurrenceLayer
+from attn_variants.mechanisms.recurrence_layers import Inputs, Places, RecurrenceLayer
 from attn_variants.mechanisms.recurrence_scan import effective_weights
 
 EPSILON = 1e-6
@@ -365,7 +365,7 @@ class SoftmaxFeatureLayer(RandomFeatureLayer):
         value_size + 1] and "top" [requests, heads], all float32; see `Memory`.
         """
         held = state["memory"].read()
-        steps, _ = self._steps(query[None], batch.positions[None], None, None)
+        steps, _ = self._steps(query[None], Places(batch.positions[None], batch.longest), None, None)
         before = Memory(*(held[name].to(steps.value.dtype) for name in ("S", "seen", "top")))
         if batch.decoding:
             query_rows, key, value = (part.transpose(0, 1) for part in steps[:3])

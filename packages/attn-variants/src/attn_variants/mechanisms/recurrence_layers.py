@@ -13,7 +13,7 @@ from attn_core.masking import wide
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, pad, silu, softplus
 
-from attn_variants.compute.rotary import cos_sin_of, rotate, rotated_size
+from attn_variants.compute.rotary import cos_sin_to, rotate, rotated_size
 from attn_variants.layer_utils import by_heads, fresh_linear, multiplied_in, refuse_source, rms_normed, unit
 from attn_variants.mechanisms.recurrence_scan import effective_weights
 
@@ -45,18 +45,25 @@ class ShortConvolution(nn.Module):
         return silu(summed), known[:, tokens:]
 
 
+class Places(NamedTuple):
+    """`positions` [batch or 1, tokens], int64, of some tokens, all of them below `end`."""
+
+    positions: Tensor
+    end: int
+
+
 class Inputs(NamedTuple):
     """What the steps of some tokens are made of.
 
     `rows` [batch, tokens, hidden_size]; `query`, `key`, `value` [batch, tokens, heads, size], projected, and convolved
-    where the layer has a convolution; `positions` [batch or 1, tokens], int64.
+    where the layer has a convolution.
     """
 
     rows: Tensor
     query: Tensor
     key: Tensor
     value: Tensor
-    positions: Tensor
+    places: Places
 
 
 class RecurrenceLayer(nn.Module):
@@ -115,7 +122,7 @@ class RecurrenceLayer(nn.Module):
         """The steps of whole sequences; raises `InvalidValue` where a source is given."""
         refuse_source(source)
         positions = torch.arange(rows.shape[1], device=rows.device)[None]
-        return self._steps(rows, positions, key_padding_mask, None)
+        return self._steps(rows, Places(positions, rows.shape[1]), key_padding_mask, None)
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """Attend for the new rows [tokens, hidden_size] of many requests; returns [tokens, hidden_size].
@@ -134,7 +141,7 @@ class RecurrenceLayer(nn.Module):
     def _decode(
         self, rows: Tensor, batch: RaggedBatch, memory: Tensor, tail: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        steps, tail = self._steps(rows[:, None], batch.positions[:, None], None, tail)
+        steps, tail = self._steps(rows[:, None], Places(batch.positions[:, None], batch.longest), None, tail)
         out, after = self.plan.decode(steps, memory.to(steps.value.dtype))
         return out[:, 0], _kept(after, tail)
 
@@ -145,7 +152,8 @@ class RecurrenceLayer(nn.Module):
         for span in batch.spans():
             piece, request = slice(span.start, span.stop), slice(span.request, span.request + 1)
             mine = None if tail is None else tail[request]
-            steps, mine = self._steps(rows[None, piece], batch.positions[None, piece], None, mine)
+            places = Places(batch.positions[None, piece], batch.longest)
+            steps, mine = self._steps(rows[None, piece], places, None, mine)
             held = memory[request].to(steps.value.dtype)
             if span.stop - span.start == 1:
                 # As in a step of single tokens, so that company changes nothing.
@@ -159,7 +167,7 @@ class RecurrenceLayer(nn.Module):
         return torch.cat(pieces), _kept(torch.cat(memories), left)
 
     def _steps(
-        self, rows: Tensor, positions: Tensor, key_padding_mask: Tensor | None, tail: Tensor | None
+        self, rows: Tensor, places: Places, key_padding_mask: Tensor | None, tail: Tensor | None
     ) -> tuple[Steps, Tensor | None]:
         query, key, value = self.query(rows), self.key(rows), self.value(rows)
         if self.convolution is not None:
@@ -168,7 +176,7 @@ class RecurrenceLayer(nn.Module):
             mixed, tail = self.convolution(mixed, tail)
             query, key, value = mixed.split([query.shape[-1], key.shape[-1], value.shape[-1]], dim=-1)
         query, key, value = (by_heads(part, self.heads.query) for part in (query, key, value))
-        return self.steps(Inputs(rows, query, key, value, positions)).kept(key_padding_mask), tail
+        return self.steps(Inputs(rows, query, key, value, places)).kept(key_padding_mask), tail
 
 
 def _kept(memory: Tensor, tail: Tensor | None) -> dict[str, Tensor]:
@@ -212,8 +220,7 @@ class RetentionLayer(RecurrenceLayer):
         """Queries and keys turned to their positions, keys over √key_size, and the fixed decay."""
         query, key = inputs.query, inputs.key
         if self.rotary is not None:
-            kind = torch.float64 if query.dtype == torch.float64 else torch.float32
-            cos_sin = cos_sin_of(self.rotary, self.rotated, inputs.positions, kind)
+            cos_sin = cos_sin_to(self.rotary, self.rotated, inputs.places.end, query).at(inputs.places.positions)
             query, key = (rotate(rows, cos_sin, interleaved=self.rotary.interleaved) for rows in (query, key))
         query, key, value = wide(query), wide(key) * self.heads.key_size**-0.5, wide(inputs.value)
         return Steps(query, key, value, self._decay(key)[None, None].expand(1, key.shape[1], -1, -1))

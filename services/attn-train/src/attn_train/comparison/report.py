@@ -78,14 +78,18 @@ def _against_seconds(axes: Any, groups: Sequence[Group]) -> None:
 
 
 def _against_cache(axes: Any, groups: Sequence[Group]) -> None:
+    sizes = [group.runs[0][0].price.cache_bytes for group in groups if group.interval(LOSS) is not None]
     for number, group in enumerate(groups):
         loss = group.interval(LOSS)
         if loss is not None:
             width = 0.0 if loss.half_width != loss.half_width else loss.half_width
             bytes_kept = group.runs[0][0].price.cache_bytes
+            # In the right half of the axis, which is logarithmic, the name stands on the left: there is room for it.
+            right = bytes_kept**2 > min(sizes) * max(sizes)
+            place = {"xytext": (-6, 3), "ha": "right"} if right else {"xytext": (6, 3), "ha": "left"}
             hollow = {"markerfacecolor": "none"} if group.stopped else {}
             axes.errorbar(bytes_kept, loss.value, yerr=width, fmt="o", color=_color(number)[0], capsize=3, **hollow)
-            axes.annotate(group.name, (bytes_kept, loss.value), textcoords="offset points", xytext=(6, 3), fontsize=8)
+            axes.annotate(group.name, (bytes_kept, loss.value), textcoords="offset points", fontsize=8, **place)
     axes.set_xscale("log")
     axes.set(xlabel="bytes of KV cache or state of a sequence", ylabel="validation loss, nats a token")
     axes.set_title("Loss against KV cache")
