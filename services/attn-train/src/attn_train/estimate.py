@@ -56,7 +56,7 @@ class Measured:
 def estimated(config: TrainingConfig, home: Path) -> JobEstimate:
     """The estimate of a configuration that was checked; raises what loading data and model raises."""
     dataset = distilled(load_dataset(config, home, _silent), config, home)
-    device, process = resolve_device(config.device), psutil.Process().memory_info().rss
+    device, process = resolve_device(config.device), _process_bytes()
     whole = _shapes(config, dataset, home)
     trained = sum(parameter.numel() for parameter in whole.parameters() if parameter.requires_grad)
     frozen = sum(parameter.numel() for parameter in whole.parameters()) - trained
@@ -86,6 +86,15 @@ def estimated(config: TrainingConfig, home: Path) -> JobEstimate:
         timed=said.how,
         **said.sizes,
     )
+
+
+def _process_bytes() -> int:
+    """Bytes of this process as that of a worker: at its first update torch's optimizers import torch's compiler."""
+    nothing = nn.Parameter(torch.zeros(1))
+    nothing.grad = torch.zeros(1)
+    torch.optim.AdamW([nothing], fused=True).step()
+    size: int = psutil.Process().memory_info().rss
+    return size
 
 
 def _said(config: TrainingConfig, dataset: Dataset, home: Path, needed: int) -> Measured:
