@@ -12,6 +12,8 @@ from attn_core.declared import PINNED
 from attn_core.masks import pinned_positions
 from torch import Tensor
 
+from attn_variants.compute.kept import in_trace
+
 
 class PinnedRows:
     """A `PagedView` whose rows are those of some positions of a sequence, from a slot, and those of a window.
@@ -26,7 +28,7 @@ class PinnedRows:
         self.recent = recent
         self._slot, self._held = slot
         self._positions = positions
-        self._places = _on_device(positions, batch.positions.device)
+        self._places = (_made if in_trace() else _kept)(positions, batch.positions.device)
 
     def append(self, fields: Fields) -> Fields:
         """Remember this step's rows [tokens, ...] in the window, and those at the pinned positions in the slot."""
@@ -87,11 +89,13 @@ class PinnedRows:
         return numbers, self._places[numbers] == positions
 
 
-@lru_cache(maxsize=64)
-def _on_device(positions: tuple[int, ...], device: torch.device) -> Tensor:
-    """Positions, int64, brought to a device once."""
+def _made(positions: tuple[int, ...], device: torch.device) -> Tensor:
     with torch.inference_mode(mode=False):
         return torch.tensor(positions, dtype=torch.int64, device=device)
+
+
+_kept = lru_cache(maxsize=64)(_made)
+"""Positions, int64, brought to a device once."""
 
 
 def kept_rows(mask: Mask, batch: RaggedBatch, state: LayerState) -> PagedView:

@@ -8,6 +8,8 @@ import torch
 from attn_core.modifiers import DependencyTree
 from torch import Tensor
 
+from attn_variants.compute.kept import in_trace
+
 
 def tree_distances(tree: DependencyTree, query: Tensor, key: Tensor) -> Tensor:
     """The distances of Wang et al. 2019 (arXiv 1909.00383), int64, of positions that broadcast with each other.
@@ -37,7 +39,7 @@ def made(tree: DependencyTree, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _parts(tree: DependencyTree, device: torch.device) -> tuple[Tensor, Tensor]:
-    return made(tree, device) if torch.compiler.is_compiling() else _kept(tree, device)
+    return made(tree, device) if in_trace() else _kept(tree, device)
 
 
 @lru_cache(maxsize=32)

@@ -12,6 +12,8 @@ from attn_core.errors import InvalidValue
 from attn_core.kernels.rowwise import RotaryKernel, row_result
 from torch import Tensor
 
+from attn_variants.compute.kept import in_trace
+
 SHORTEST_TABLE = 256
 
 
@@ -57,7 +59,7 @@ def cos_sin_of(rotary: Rotary, rotated: int, positions: Tensor, dtype: torch.dty
 
 def frequencies_on(rotary: Rotary, rotated: int, device: torch.device) -> Tensor:
     """The angle of a position for each turned pair, [rotated / 2], float64; brought to a device once."""
-    if torch.compiler.is_compiling():
+    if in_trace():
         return torch.tensor(rotary.frequencies(rotated), device=device, dtype=torch.float64)
     return _frequencies(rotary, rotated, device)
 
@@ -71,7 +73,7 @@ def _frequencies(rotary: Rotary, rotated: int, device: torch.device) -> Tensor:
 def cos_sin_to(rotary: Rotary, rotated: int, length: int, like: Tensor) -> CosSin:
     """The turns of positions 0 to `length`, exclusive, for the type and device of `like`."""
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-    if torch.compiler.is_compiling():
+    if in_trace():
         return cos_sin_of(rotary, rotated, torch.arange(length, device=like.device), dtype)
     longest = max(SHORTEST_TABLE, 1 << (length - 1).bit_length())
     return _table(rotary, rotated, longest, dtype, like.device).at(slice(length))

@@ -16,6 +16,7 @@ from attn_core.rotary import sinusoidal
 from torch import Tensor, nn
 
 from attn_variants.compute.dependency import depth_of, depths_of
+from attn_variants.compute.kept import in_trace
 from attn_variants.spec_layer import SpecLayer
 
 SHORTEST_TABLE = 256
@@ -23,7 +24,7 @@ SHORTEST_TABLE = 256
 
 def sinusoidal_at(positions: Tensor, size: int, like: Tensor) -> Tensor:
     """PE [..., size] of positions [...] from 0, int64, in the type of `like`."""
-    if torch.compiler.is_compiling() or positions.numel() == 0:
+    if in_trace() or positions.numel() == 0:
         return sinusoidal(positions, size).to(like)
     longest = max(SHORTEST_TABLE, 1 << int(positions.max()).bit_length())
     return _table(longest, size, like.dtype, positions.device)[positions]
