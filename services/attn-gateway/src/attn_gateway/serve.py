@@ -27,6 +27,10 @@ from attn_gateway.settings import GatewaySettings
 log = structlog.get_logger()
 
 
+KILLED_SECONDS = 5.0
+"""How long processes that were killed may take to be gone, before what they wrote is removed."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings:
     """How `attn serve` is set up; `shutdown_timeout` is how long running calls may take at the end, in seconds.
@@ -126,6 +130,7 @@ class _Signals:
         self.stopped = asyncio.Event()
         self.received = signal.SIGTERM
         self._on_second = on_second
+        self._below: list[psutil.Process] = []
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._hit, number)
 
@@ -142,12 +147,17 @@ class _Signals:
             task.result()
 
     def _hit(self, number: signal.Signals) -> None:
+        below = psutil.Process().children(recursive=True)
         if self.stopped.is_set():
-            for clean_up in self._on_second:
-                clean_up()
-            for process in psutil.Process().children(recursive=True):
+            # Those below one that ended meanwhile are no longer below this process, and would outlive it.
+            killed = list({*self._below, *below})
+            for process in killed:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
+            psutil.wait_procs(killed, timeout=KILLED_SECONDS)
+            for clean_up in self._on_second:
+                clean_up()
             os._exit(128 + signal.SIGINT)
+        self._below = below
         self.received = number
         self.stopped.set()
