@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,8 +36,10 @@ def asked(**more: object) -> argparse.Namespace:
     return argparse.Namespace(**(given | more))
 
 
-def test_a_first_token_comes_with_a_step_of_the_whole_prompt_and_a_token_of_each_stream(loaded):
-    import first_token_cpu
+def test_a_first_token_comes_with_a_step_of_the_whole_prompt_and_a_token_of_each_stream(
+    loaded: SimpleNamespace,
+) -> None:
+    first_token_cpu = import_module("first_token_cpu")
 
     engine = first_token_cpu.streaming(loaded, "shared", 3, first_token_cpu.room(asked(), 20))
     before = engine.stats()
@@ -47,8 +50,10 @@ def test_a_first_token_comes_with_a_step_of_the_whole_prompt_and_a_token_of_each
     assert after.cached_tokens == 0
 
 
-def test_a_prompt_that_takes_more_than_one_step_is_no_first_token_step(loaded):
-    import first_token_cpu
+def test_a_prompt_that_takes_more_than_one_step_is_no_first_token_step(
+    loaded: SimpleNamespace,
+) -> None:
+    first_token_cpu = import_module("first_token_cpu")
 
     engine = first_token_cpu.streaming(loaded, "shared", 3, first_token_cpu.room(asked(), 20))
     engine._scheduler._max_batched = 8
@@ -56,8 +61,10 @@ def test_a_prompt_that_takes_more_than_one_step_is_no_first_token_step(loaded):
         first_token_cpu.first_token_step(engine, loaded, 20, 0)
 
 
-def test_parts_of_a_step_are_all_of_it_and_leave_the_model_as_it_was(loaded):
-    import first_token_cpu
+def test_parts_of_a_step_are_all_of_it_and_leave_the_model_as_it_was(
+    loaded: SimpleNamespace,
+) -> None:
+    first_token_cpu = import_module("first_token_cpu")
 
     found = first_token_cpu.steps(loaded, asked(), 16)
     assert sum(found["percent_by_part"].values()) == pytest.approx(100, abs=0.2)
