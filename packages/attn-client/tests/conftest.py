@@ -13,7 +13,6 @@ from typing import Any
 
 import grpc.aio
 import pytest
-import structlog
 from attn.v1 import common_pb2, inference_pb2, model_pb2, training_pb2
 from attn.v1.inference_pb2_grpc import InferenceServiceServicer, add_InferenceServiceServicer_to_server
 from attn.v1.model_pb2_grpc import ModelServiceServicer, add_ModelServiceServicer_to_server
@@ -24,12 +23,6 @@ from attn_gateway import GatewaySettings, page_of, serving
 from attn_gateway.catalog import CatalogGrpc
 from attn_schema.codec import to_message
 from attn_schema.training import JobError
-
-
-@pytest.fixture(autouse=True)
-def _unconfigured_log() -> None:
-    """The gateway of these tests is part of another program, which prints no log, whatever an earlier test set up."""
-    structlog.reset_defaults()
 
 
 def tokens_of(prompt: common_pb2.Prompt) -> list[str]:

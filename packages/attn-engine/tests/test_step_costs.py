@@ -122,10 +122,8 @@ def test_steps_of_all_sizes_are_recorded_before_the_first_request(gpu):
     assert engine._store.usage().tokens == 0
 
 
-@pytest.mark.parametrize("name", ["retnet", "gla", "deltanet", "kda", "gated_deltanet", "mamba2", "linear"])
-def test_a_step_over_states_of_fixed_size_repeats_over_the_same_memory(gpu, name):
-    options = {"positions": "rotary" if name == "retnet" else "none"}
-    engine = decoding(model_of(2, name, **options), gpu, GREEDY)
+def require_repeated(engine, gpu):
+    """Three steps start the same programs and operations, wait once and copy once each."""
     seen = []
     for _ in range(3):
         gpu.reset()
@@ -136,6 +134,13 @@ def test_a_step_over_states_of_fixed_size_repeats_over_the_same_memory(gpu, name
         seen.append(([(program, grid) for program, grid, _ in gpu.grids], kernels))
     assert engine.eager_reason is None
     assert seen[0] == seen[1] == seen[2]
+
+
+@pytest.mark.parametrize("name", ["retnet", "gla", "deltanet", "kda", "gated_deltanet", "mamba2", "linear"])
+def test_a_step_over_states_of_fixed_size_repeats_over_the_same_memory(gpu, name):
+    options = {"positions": "rotary" if name == "retnet" else "none"}
+    engine = decoding(model_of(2, name, **options), gpu, GREEDY)
+    require_repeated(engine, gpu)
 
 
 def test_a_model_of_states_of_fixed_size_and_rows_is_recorded_whole(gpu):
@@ -151,15 +156,7 @@ def test_a_model_of_states_of_fixed_size_and_rows_is_recorded_whole(gpu):
 )
 def test_a_step_that_gathers_a_narrow_window_waits_once_and_repeats(gpu, name, options):
     engine = decoding(model_of(2, name, options=options), gpu, GREEDY)
-    seen = []
-    for _ in range(3):
-        gpu.reset()
-        step(engine)
-        assert (gpu.syncs.total(), gpu.copies) == (1, 1)
-        kernels = {kernel: count for kernel, count in gpu.launches.items() if kernel != "clone"}
-        seen.append(([(program, grid) for program, grid, _ in gpu.grids], kernels))
-    assert engine.eager_reason is None
-    assert seen[0] == seen[1] == seen[2]
+    require_repeated(engine, gpu)
 
 
 def test_a_mechanism_that_cannot_be_recorded_says_so_and_runs(gpu):

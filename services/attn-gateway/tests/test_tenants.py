@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -236,7 +235,7 @@ class Models(ModelServiceServicer):
         return model_pb2.ListModelsResponse()
 
 
-@contextmanager
+@contextlib.contextmanager
 def logged() -> Iterator[list[Any]]:
     """The lines that are logged meanwhile; capturing them configures the log, which stays so otherwise."""
     try:

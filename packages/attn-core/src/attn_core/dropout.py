@@ -51,6 +51,11 @@ class Dropout:
         return min(WORD, round(self.probability * (WORD + 1)))
 
     @property
+    def signed_seed(self) -> int | Tensor:
+        """The seed as int64 holds it: a number with a sign that has its bits; a tensor as it is."""
+        return self.seed - (1 << 64) * (self.seed >> 63) if isinstance(self.seed, int) else self.seed
+
+    @property
     def scale(self) -> float:
         """By how much what is left grows."""
         return 1 / (1 - self.probability)

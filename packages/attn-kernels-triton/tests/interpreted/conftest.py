@@ -17,6 +17,7 @@ if INTERPRETED:
     import torch
     from attn_kernels_triton import fp8 as coded
     from attn_kernels_triton.attention import tiles
+    from attn_kernels_triton.launch import Launch
 
     repairs.install()
     # Small tiles, so that a small problem has several: an interpreter's time goes by tiles, whatever is in them.
@@ -44,3 +45,16 @@ if INTERPRETED:
     def few_processors(monkeypatch):
         """An interpreter's time goes by programs, and there are as many as processors are to be kept busy."""
         monkeypatch.setattr("attn_kernels_triton.paged.bucket.processors", lambda _: 6)
+
+    @pytest.fixture
+    def programs(monkeypatch):
+        """The names of the programs that were started."""
+        seen: list[str] = []
+        run = Launch.run
+
+        def recorded(self, device):
+            seen.append(self.program.__name__)
+            run(self, device)
+
+        monkeypatch.setattr(Launch, "run", recorded)
+        return seen

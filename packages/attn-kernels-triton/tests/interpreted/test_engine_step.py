@@ -24,20 +24,6 @@ EAGER = {"compressive": ASKS_THE_HOST, "most_used": "gathered before they are re
 pytestmark = pytest.mark.usefixtures("few_processors")
 
 
-@pytest.fixture
-def programs(monkeypatch):
-    """The names of the programs that were started."""
-    seen: list[str] = []
-    run = Launch.run
-
-    def recorded(self, device):
-        seen.append(self.program.__name__)
-        run(self, device)
-
-    monkeypatch.setattr(Launch, "run", recorded)
-    return seen
-
-
 @pytest.mark.parametrize("name", STATIC)
 def test_recorded_decode_steps_say_what_the_definition_says(name, programs):
     model = model_of(name)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from attn_core.errors import InvalidValue
 from attn_kernels_triton import products
-from attn_kernels_triton.launch import Launch
 from attn_kernels_triton.products import CodedLinear, int4_linear, int8_linear
 from bounds import require_close
 from meanings import meaning
@@ -61,20 +60,6 @@ def test_a_row_alone_has_the_bits_that_it_has_in_a_crowd_of_any_size(form, share
     assert programs[2:] == ["multiply_codes", "add_parts"] * 2 + ["multiply_codes"]
     assert all(torch.equal(crowd, crowds[0]) for crowd in crowds)
     assert torch.equal(layer(rows[2:3])[0], crowds[0][2])
-
-
-@pytest.fixture
-def programs(monkeypatch):
-    """The names of the programs that were started."""
-    seen: list[str] = []
-    run = Launch.run
-
-    def recorded(self, device):
-        seen.append(self.program.__name__)
-        run(self, device)
-
-    monkeypatch.setattr(Launch, "run", recorded)
-    return seen
 
 
 @pytest.mark.parametrize("form", MAKERS)

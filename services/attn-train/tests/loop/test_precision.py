@@ -91,14 +91,19 @@ class CountedProduct(ProductKernel):
         return 2 * functional.linear(rows, weight, bias)
 
 
-def test_large_products_in_float32_are_those_of_the_kernel_that_is_chosen(monkeypatch):
-    kernel = CountedProduct()
+def only(kernel, monkeypatch):
+    """This kernel, made the only one for products."""
 
     def problem(dtype, _device, _gradients, multiplied_in):
         return ProductProblem(dtype=str(dtype).removeprefix("torch."), gradients=True, multiplied_in=multiplied_in)
 
     table = KernelTable([kernel], ProductKernel, problem)
     monkeypatch.setattr("attn_core.kernels.product.product_table", lambda: table)
+    return kernel
+
+
+def test_large_products_in_float32_are_those_of_the_kernel_that_is_chosen(monkeypatch):
+    kernel = only(CountedProduct(), monkeypatch)
     rows, weight = torch.ones(64, 512), torch.ones(64, 512, requires_grad=True)
     with Float32Products():
         assert functional.linear(rows, weight)[0, 0] == 1024
@@ -132,13 +137,7 @@ class CountedRoundedProduct(CountedProduct):
 
 
 def test_large_products_in_bfloat16_are_those_of_the_kernel_that_is_chosen(monkeypatch):
-    kernel = CountedRoundedProduct()
-
-    def problem(dtype, _device, _gradients, multiplied_in):
-        return ProductProblem(dtype=str(dtype).removeprefix("torch."), gradients=True, multiplied_in=multiplied_in)
-
-    table = KernelTable([kernel], ProductKernel, problem)
-    monkeypatch.setattr("attn_core.kernels.product.product_table", lambda: table)
+    kernel = only(CountedRoundedProduct(), monkeypatch)
     rows, weight = torch.ones(64, 512), torch.ones(64, 512, requires_grad=True)
     with Float32Products():
         assert functional.linear(rows, weight)[0, 0] == 512, "a kernel that rounds is not for float32"

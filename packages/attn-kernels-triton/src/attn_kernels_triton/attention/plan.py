@@ -149,9 +149,7 @@ def dropped_of(operands: AttentionInputs) -> Dropped:
 
 def seed_of(dropout: Dropout) -> Tensor:
     """The seed, int64 []: 64 bits with a sign, of which programs take the bits."""
-    if isinstance(dropout.seed, Tensor):
-        return dropout.seed
-    return torch.tensor(dropout.seed - (1 << 64) * (dropout.seed >> 63), dtype=torch.int64, device="cpu")
+    return torch.as_tensor(dropout.signed_seed, dtype=torch.int64, device="cpu")
 
 
 def rule_of(spec: AttentionSpec, query: Tensor, band: Band) -> Rule:

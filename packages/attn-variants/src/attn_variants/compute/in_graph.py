@@ -20,14 +20,9 @@ def kept_in_graph(dropout: Dropout, weights: Tensor) -> Tensor:
 
     As torch's own operations, every round of random numbers would be computed anew for each use of the one before.
     """
-    seed = dropout.seed if isinstance(dropout.seed, Tensor) else torch.tensor(signed(dropout.seed))
+    seed = torch.as_tensor(dropout.signed_seed, dtype=torch.int64, device="cpu")
     kept: Tensor = kept_by_seed(weights.detach(), seed, dropout.probability, [dropout.offset, dropout.first])
     return kept
-
-
-def signed(seed: int) -> int:
-    """The number of 64 bits with a sign that has the bits of a seed."""
-    return seed - (1 << 64) * (seed >> 63)
 
 
 @torch.library.custom_op("attn_variants::kept_by_seed", mutates_args=())
