@@ -383,6 +383,7 @@ class TrainingGrpc:
             threads=self._settings.threads,
             stall_timeout=self._settings.stall_timeout,
             gpus=self._settings.gpus,
+            log_to=self._settings.log_to,
         )
 
 

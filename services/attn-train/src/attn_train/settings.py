@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import secrets
 import shutil
@@ -17,6 +18,9 @@ DATA_ROOTS = "ATTN_TRAIN_DATA"
 THREADS = "ATTN_TRAIN_THREADS"
 STALL_TIMEOUT = "ATTN_TRAIN_STALL_TIMEOUT"
 GPUS = "ATTN_TRAIN_GPUS"
+LOG_TO = "ATTN_TRAIN_LOG_TO"
+WANDB = "wandb"
+"""What ATTN_TRAIN_LOG_TO may say, and the library that this needs."""
 REMOVED = ".removed-"
 """Begins the names of folders whose jobs were deleted; no job id has a dot."""
 
@@ -27,7 +31,7 @@ class TrainSettings:
     CUDA device, the share `gpus` of a GPU in Ray's books.
 
     A worker that makes no update for `stall_timeout` seconds is replaced. Data paths must be below one of `data_roots`;
-    None allows the folder `data` of the home.
+    None allows the folder `data` of the home. With `log_to` "wandb", each job is also written as a W&B run.
     """
 
     max_concurrent_jobs: int = 1
@@ -35,12 +39,15 @@ class TrainSettings:
     stall_timeout: int = 600
     gpus: float = 1.0
     data_roots: tuple[Path, ...] | None = None
+    log_to: str | None = None
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> TrainSettings:
-        """From ATTN_TRAIN_JOBS, ATTN_TRAIN_THREADS, ATTN_TRAIN_STALL_TIMEOUT, ATTN_TRAIN_GPUS and ATTN_TRAIN_DATA.
+        """From ATTN_TRAIN_JOBS, ATTN_TRAIN_THREADS, ATTN_TRAIN_STALL_TIMEOUT, ATTN_TRAIN_GPUS, ATTN_TRAIN_DATA and
+        ATTN_TRAIN_LOG_TO.
 
-        ATTN_TRAIN_DATA lists folders, separated as in PATH. Raises `InvalidValue` for a number that is none.
+        ATTN_TRAIN_DATA lists folders, separated as in PATH. Raises `InvalidValue` for a number that is none, and for a
+        place to log to that is none or not installed.
         """
         roots = environ.get(DATA_ROOTS)
         return cls(
@@ -49,6 +56,7 @@ class TrainSettings:
             stall_timeout=_count(environ, STALL_TIMEOUT, 600),
             gpus=_share(environ, GPUS),
             data_roots=None if roots is None else tuple(Path(root) for root in roots.split(os.pathsep) if root),
+            log_to=_log_to(environ),
         )
 
 
@@ -68,6 +76,16 @@ def _share(environ: Mapping[str, str], name: str) -> float:
     if not 0 < share <= 1:
         raise InvalidValue.of(name, text, "above 0, at most 1")
     return share
+
+
+def _log_to(environ: Mapping[str, str]) -> str | None:
+    asked = environ.get(LOG_TO) or None
+    if asked not in (None, WANDB):
+        raise InvalidValue.of(LOG_TO, asked, WANDB)
+    if asked is not None and importlib.util.find_spec(WANDB) is None:
+        text = f"{LOG_TO}: {asked!r} needs a library that is not installed: pip install 'attn-train[{WANDB}]'"
+        raise InvalidValue(text, field=LOG_TO, given=asked)
+    return asked
 
 
 @dataclass(frozen=True)

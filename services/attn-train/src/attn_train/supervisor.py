@@ -30,7 +30,7 @@ from attn_train.attempt import (
     TrainingStarted,
     Worker,
 )
-from attn_train.metrics_files import MetricsFiles
+from attn_train.job_metrics import JobMetrics
 from attn_train.records import JobRecord, Stop
 from attn_train.settings import Layout
 from attn_train.stalls import is_of_database, is_of_store, pausing, persistently
@@ -44,6 +44,7 @@ class SupervisorSettings:
     A worker that sends nothing for `stall_timeout` seconds is killed and replaced. On a CUDA device it takes `gpus` of
     Ray's GPUs, such as 1 or 0.5. `database` is the URL of the records; None leaves it to the environment and the home.
     With `artifacts`, a URL, checkpoints are there, and finished models are published for servers on other machines.
+    With `log_to` "wandb", what is measured is also written as a W&B run.
     """
 
     home: Path
@@ -54,6 +55,7 @@ class SupervisorSettings:
     shutdown_timeout: float = 60.0
     stall_timeout: float = 600.0
     gpus: float = 1.0
+    log_to: str | None = None
 
 
 CHECK_NOW = None
@@ -79,8 +81,7 @@ class Supervisor:
         self._why = SERVER_STOPS
         self._claimed = False
         self._last_message: tuple[int, float] | None = None
-        self._files: MetricsFiles | None = None
-        self._files_told = ""
+        self._metrics: JobMetrics | None = None
 
     def run(self) -> None:
         """Work until the job is final or suspended; returns at once if another supervisor has it.
@@ -95,8 +96,7 @@ class Supervisor:
                     while self._attempt():
                         pass
                 finally:
-                    if self._files is not None:
-                        self._files.close()
+                    self._close_metrics()
         except (Unavailable, Superseded):
             # Another supervisor has the job, and its word counts.
             return
@@ -176,6 +176,7 @@ class Supervisor:
             outcome = Stopped(stop=Stop.SAVE)
         # Once it has ended, a job and its folder may be deleted at any time.
         self._write_metrics()
+        self._close_metrics()
         return self._patiently(lambda: _retried(lambda: self._conclude(job.attempt, outcome)))
 
     def _begin(self, job: JobRecord) -> JobRecord:
@@ -217,18 +218,18 @@ class Supervisor:
                 return Lost(error=JobError.of(stuck))
 
     def _write_metrics(self) -> None:
-        """Bring the job's files up to its records; where that fails it is told once, and tried again."""
-        if self._files is None:
-            self._files = MetricsFiles(Layout(self._settings.home).job(self.job_id))
+        """Bring what shows the job's metrics up to its records."""
         try:
-            self._files.catch_up(lambda after, count: self._store.events(self.job_id, after, count))
+            if self._metrics is None:
+                folder = Layout(self._settings.home).job(self.job_id)
+                self._metrics = JobMetrics(self._store.get(self.job_id), folder, self._settings.log_to)
+            self._metrics.catch_up(lambda after, count: self._store.events(self.job_id, after, count))
         except Unavailable:
             return
-        except (OSError, ValueError) as error:
-            self._files = None
-            if self._files_told != str(error):
-                self._files_told = str(error)
-                log.warning("job %s: its metrics files cannot be written: %s", self.job_id, error)
+
+    def _close_metrics(self) -> None:
+        if self._metrics is not None:
+            self._metrics.close()
 
     def _asked(self) -> Stop | None:
         """How the worker is to stop; a database that is away for a while has not said anything new."""

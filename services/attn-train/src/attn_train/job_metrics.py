@@ -1,0 +1,147 @@
+"""Everything that shows what a job measured beside its records: files in its folder, and a W&B run where asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+from attn_schema.training import JobEvent
+
+from attn_train.metrics_files import AT_ONCE, MetricsFiles, ReadEvents
+from attn_train.records import JobRecord
+from attn_train.settings import WANDB
+
+PROJECT = "attn"
+"""The W&B project of jobs, unless WANDB_PROJECT names another."""
+
+log = logging.getLogger(__name__)
+
+
+class MetricsWriter(Protocol):
+    """Shows the records of one job in a form of its own. Raises `OSError`, `ImportError` or `ValueError` where it
+    cannot; another object then goes on."""
+
+    def catch_up(self, read: ReadEvents) -> None:
+        """Show what was recorded since the last call."""
+        ...
+
+    def close(self) -> None:
+        """Write what is held back, and let go of it."""
+        ...
+
+
+class JobMetrics:
+    """The writers of one job, each of which fails and is tried again by itself."""
+
+    def __init__(self, job: JobRecord, folder: Path, log_to: str | None = None) -> None:
+        self._job_id = job.id
+        self._makers: dict[str, Callable[[], MetricsWriter]] = {"metrics files": lambda: MetricsFiles(folder)}
+        if log_to == WANDB:
+            config = msgspec.to_builtins(job.config)
+            self._makers["W&B run"] = lambda: WandbRun(folder, job.id, config)
+        self._open: dict[str, MetricsWriter] = {}
+        self._told: dict[str, str] = {}
+
+    def catch_up(self, read: ReadEvents) -> None:
+        """Bring all up to the records; where one fails that is told once. Raises what `read` raises of the database."""
+        for name, make in self._makers.items():
+            self._try(name, lambda name=name, make=make: self._opened(name, make).catch_up(read))  # type: ignore[misc]
+
+    def close(self) -> None:
+        """Close all; `catch_up` opens them again."""
+        for name, writer in list(self._open.items()):
+            self._try(name, writer.close)
+        self._open.clear()
+
+    def _opened(self, name: str, make: Callable[[], MetricsWriter]) -> MetricsWriter:
+        if name not in self._open:
+            self._open[name] = make()
+        return self._open[name]
+
+    def _try(self, name: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except (OSError, ImportError, ValueError) as error:
+            with contextlib.suppress(OSError, ImportError, ValueError):
+                # What it holds is let go of, such as the id of a run, so that another may be opened.
+                if (writer := self._open.pop(name, None)) is not None:
+                    writer.close()
+            if self._told.get(name) != str(error):
+                self._told[name] = str(error)
+                log.warning("job %s: its %s cannot be written: %s", self._job_id, name, error)
+
+
+class WandbRun:
+    """A W&B run with the job's id, written below `folder` without a network unless WANDB_MODE says otherwise.
+
+    The library holds back what it has not written, and a process that is killed loses it. So each object writes the
+    whole history from the records into a run of its own, and removes those before: there is one offline run of a job,
+    with each step once. An online run is resumed after the last step that W&B has.
+    """
+
+    def __init__(self, folder: Path, job_id: str, config: Mapping[str, Any]) -> None:
+        self._folder, self._job_id, self._config = folder, job_id, config
+        self._run: Any = None
+        self._event = 0
+        self._step = -1
+
+    def catch_up(self, read: ReadEvents) -> None:
+        """Log what was recorded since the last call; nothing is begun before the first event."""
+        while found := read(self._event, AT_ONCE):
+            if self._run is None:
+                self._begin()
+            for event in found:
+                self._log(event)
+                self._event = event.id
+
+    def close(self) -> None:
+        """End the run: only then all of it is in its file."""
+        run, self._run = self._run, None
+        if run is not None:
+            self._calling(run.finish)
+
+    def _begin(self) -> None:
+        wandb = importlib.import_module(WANDB)
+        mode = os.environ.get("WANDB_MODE", "offline")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for earlier in self._folder.glob(f"wandb/offline-run-*-{self._job_id}"):
+            shutil.rmtree(earlier, ignore_errors=True)
+        settings = wandb.Settings(
+            silent=True, console="off", disable_git=True, disable_code=True, x_disable_stats=True, x_disable_meta=True
+        )
+        self._run = self._calling(
+            lambda: wandb.init(
+                project=os.environ.get("WANDB_PROJECT", PROJECT),
+                id=self._job_id,
+                name=self._job_id,
+                config=dict(self._config),
+                dir=str(self._folder),
+                mode=mode,
+                resume="allow" if mode == "online" else None,
+                reinit="create_new",
+                settings=settings,
+            )
+        )
+        self._step = self._run.step - 1
+
+    def _log(self, event: JobEvent) -> None:
+        if event.metrics is None or event.time is None or event.metrics.step <= self._step:
+            return
+        values = dict(event.metrics.values) | {"_timestamp": event.time.timestamp()}
+        step = event.metrics.step
+        self._calling(lambda: self._run.log(values, step=step))
+        self._step = step
+
+    def _calling(self, call: Callable[[], Any]) -> Any:
+        """What the library returns; whatever it raises, some of it of no public class, is an error of files."""
+        try:
+            return call()
+        except Exception as error:
+            raise OSError(f"W&B: {error}") from error
