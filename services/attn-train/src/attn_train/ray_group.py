@@ -13,7 +13,7 @@ from attn_core.errors import InvalidValue, Unavailable
 from attn_gateway.ray_gpus import GpuRequest, gpu_request, known_gpus
 from attn_schema.training import JobError, LogLine, TrainingConfig
 
-from attn_train.attempt import Assignment, Failed, Finished, Lost, Message, Outcome, SendMessage, Stopped
+from attn_train.attempt import Assignment, Failed, Finished, Lost, Message, Outcome, SendMessage, Stalled, Stopped
 from attn_train.process import keep_freed_memory, spin_briefly
 from attn_train.records import Stop, StopFlag
 
@@ -169,7 +169,7 @@ class RayGroup:
     def _placed(self, config: TrainingConfig, gpu: GpuRequest, send: SendMessage) -> tuple[Any, int] | None:
         """A placement group and how many workers it holds: all, or as many as there is room for if that is allowed.
 
-        None if the job was asked to stop meanwhile.
+        A job that waits is STALLED until its workers begin. None if the job was asked to stop meanwhile.
         """
         told = False
         while not self._killed.is_set() and self._asked is None:
@@ -183,8 +183,15 @@ class RayGroup:
                 ray.util.remove_placement_group(group)
             if not told:
                 told = True
-                send(LogLine(text=f"waits for room for {min(self._sizes)} workers"))
+                send(Stalled(error=JobError.of(no_room(min(self._sizes)))))
         return None
+
+
+def no_room(workers: int) -> Unavailable:
+    """What a job waits for whose workers find no place, such as after a node was lost."""
+    known: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    there = " and ".join(f"{known.get(kind, 0.0):g} {kind}s" for kind in ("CPU", "GPU"))
+    return Unavailable(f"no room for {workers} workers; the cluster has {there} in all")
 
 
 def admitted_sizes(config: TrainingConfig) -> list[int]:

@@ -115,8 +115,8 @@ class Supervisor:
 
     def receive(self, attempt: int, message: Message) -> None:
         """Record a message of the worker of `attempt`; messages of older attempts are dropped."""
-        # A line may also be the backend's, such as that a worker waits for a GPU: it does not say that one has begun.
-        if not isinstance(message, LogLine):
+        # These may also be the backend's, such as that workers wait for room: they do not say that one has begun.
+        if not isinstance(message, LogLine | Stalled):
             self._last_message = attempt, time.monotonic()
         if isinstance(message, Heartbeat):
             return

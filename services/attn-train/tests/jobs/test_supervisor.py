@@ -15,7 +15,7 @@ from attn_core.errors import Unavailable
 from attn_schema.locks import exclusive
 from attn_schema.training import JobError, JobState, LogLine, Metrics
 from attn_storage import Database, Leases, database_url
-from attn_train.attempt import Failed, Finished, Heartbeat, Lost, Stopped, TrainingStarted
+from attn_train.attempt import Failed, Finished, Heartbeat, Lost, Stalled, Stopped, TrainingStarted
 from attn_train.records import Stop
 from attn_train.store import JobStore
 from attn_train.supervisor import Supervisor, SupervisorSettings, supervisor_lease
@@ -157,6 +157,21 @@ def test_a_worker_that_waits_for_a_free_processor_is_not_taken_for_stuck(tmp_pat
 
     backend = Scripted(wait)
     supervise(tmp_path, backend, stall_timeout=0.2)[1].join(60)
+    assert (job.get("job").state, backend.killed) == (JobState.SUCCEEDED, 0)
+
+
+def test_a_job_whose_workers_find_no_room_is_stalled_with_the_reason_and_not_taken_for_stuck(tmp_path, job):
+    seen = []
+
+    def wait(assignment, send, worker):
+        send(Stalled(error=LOST.error))
+        seen.append((job.get("job").state, job.get("job").error))
+        time.sleep(0.3)
+        return finish(assignment, send, worker)
+
+    backend = Scripted(wait)
+    supervise(tmp_path, backend, stall_timeout=0.2)[1].join(60)
+    assert seen == [(JobState.STALLED, LOST.error)]
     assert (job.get("job").state, backend.killed) == (JobState.SUCCEEDED, 0)
 
 
