@@ -39,7 +39,7 @@ from attn_train.optimizer import (
 from attn_train.precision import forward_precision, validation_precision
 from attn_train.records import Stop, StopFlag
 from attn_train.sharded_checkpoint import Held, Parts, read_shards, read_whole, stored_tensors
-from attn_train.tasks.base import Dataset, batch_weight, derived, position_of, restore_position
+from attn_train.tasks.base import Dataset, batch_weight, derived, on_host, position_of, restore_position, to_device
 from attn_train.weight_average import WeightAverage
 
 Read = TypeVar("Read")
@@ -419,7 +419,7 @@ class Trainer:
         total = torch.zeros((), device=self._device)
         for batch in batches:
             mine = self._group.share(batch)
-            there = tuple(moved(part, self._device) for part in mine)
+            there = to_device(mine, self._device, on_host(self._task))
             with self._group.updating():
                 with forward_precision(self.config.precision, self._device):
                     loss = self._task.loss(self.model, there)
@@ -446,13 +446,6 @@ class Trainer:
         """As `save`; a failure is reported."""
         self._begin_save(report)
         self._tell(self._finished(report), report)
-
-
-def moved(part: Tensor, device: torch.device) -> Tensor:
-    """A part of a batch on a device; a GPU fetches it by itself, while the next is made."""
-    if device.type != "cuda":
-        return part.to(device)
-    return part.pin_memory().to(device, non_blocking=True)
 
 
 def _saved_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -27,7 +27,8 @@ from attn_train.prepared.order import MixedSource, Mixture, RecordReader, Window
 from attn_train.prepared.shards import TRAIN
 from attn_train.records import Stop, StopFlag
 from attn_train.settings import TrainSettings
-from attn_train.tasks.base import PADDED
+from attn_train.tasks.base import PADDED, on_host, to_device
+from attn_train.tasks.distillation import DistillationTask
 from attn_train.tasks.packed import lengths_of, open_prepared
 from attn_train.trainer import NullReporter, Trainer
 from torch.nn import functional
@@ -114,6 +115,27 @@ def test_documents_of_a_row_are_computed_as_if_each_were_alone(folder, mechanism
     torch.testing.assert_close(loss, total / count, rtol=1e-12, atol=0)
     together = model.next_token_loss(inputs, targets)
     assert abs((together - loss).item()) > 1e-6
+
+
+def test_numbers_of_documents_stay_on_the_cpu_as_a_gpu_would_be_waited_for(folder):
+    task = dataset(folder).task(config(folder))
+    batch = task.next_batch()
+    there = to_device(batch, torch.device("meta"), on_host(task))
+    assert [part.device.type for part in there] == ["meta", "cpu", "meta"]
+    assert lengths_of(there[1]) == lengths_of(batch[1])
+
+
+def test_lengths_are_those_of_runs_of_equal_numbers_within_rows():
+    rows = torch.tensor([[0, 0, 1, 1, 1], [0, 0, 0, 0, 0], [0, 1, 2, 2, 3]])
+    assert lengths_of(rows) == [2, 3, 5, 1, 1, 2, 1]
+    assert lengths_of(torch.zeros(3, 5, dtype=torch.long)) is None
+    assert lengths_of(None) is None
+
+
+def test_a_task_that_wraps_another_keeps_what_it_keeps_on_the_host(folder):
+    asked = config(folder)
+    task = dataset(folder).task(asked)
+    assert on_host(DistillationTask(task, None, asked)) == on_host(task) == (1,)
 
 
 def test_without_the_mask_rows_are_attended_to_as_wholes(folder):

@@ -190,6 +190,23 @@ def batch_weight(task: TrainingTask, batch: tuple[Tensor, ...]) -> int:
     return count_targets(batch) if own is None else own(batch)
 
 
+def on_host(task: TrainingTask) -> tuple[int, ...]:
+    """The places in a batch of what a loss reads on the CPU, such as numbers of documents; on a GPU it would wait."""
+    own: tuple[int, ...] = getattr(task, "on_host", ())
+    return own
+
+
+def to_device(batch: tuple[Tensor, ...], device: torch.device, kept: tuple[int, ...] = ()) -> tuple[Tensor, ...]:
+    """A batch on a device, but for the parts at places `kept`; a GPU fetches it by itself, while the next is made."""
+    return tuple(part if place in kept else _moved(part, device) for place, part in enumerate(batch))
+
+
+def _moved(part: Tensor, device: torch.device) -> Tensor:
+    if device.type != "cuda":
+        return part.to(device)
+    return part.pin_memory().to(device, non_blocking=True)
+
+
 Text = TypeVar("Text")
 
 BUCKET_BATCHES = 8
@@ -226,10 +243,11 @@ def mean_over_batches(
     value: Callable[[tuple[Tensor, ...]], Tensor],
     on_batch: OnBatch,
     weight: Callable[[tuple[Tensor, ...]], int] = count_targets,
+    kept: tuple[int, ...] = (),
 ) -> float | None:
     """The mean of the `value` of batches, each of which counts as its `weight` says; None without batches.
 
-    The model is left in the mode it was in.
+    The model is left in the mode it was in. Parts of batches at the places `kept` stay on the CPU.
     """
     training, total, weights = model.training, 0.0, 0
     model.eval()
@@ -237,7 +255,7 @@ def mean_over_batches(
     with torch.inference_mode():
         for parts in batches:
             count = weight(parts)
-            total += value(tuple(part.to(device) for part in parts)).item() * count
+            total += value(to_device(parts, device, kept)).item() * count
             weights += count
             on_batch()
     model.train(training)

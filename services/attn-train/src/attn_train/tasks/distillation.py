@@ -22,6 +22,7 @@ from attn_train.tasks.base import (
     OnBatch,
     TrainingTask,
     auxiliary_losses,
+    on_host,
     position_of,
     restore_position,
 )
@@ -96,6 +97,7 @@ class DistillationTask:
     def __init__(self, task: TrainingTask, teacher: Any, config: TrainingConfig) -> None:
         self.generator, self.reinforce, self.tokens = task.generator, task.reinforce, task.tokens
         self._task = task
+        self.on_host = on_host(task)
         self._teacher = teacher
         self._temperature = config.objective.distillation_temperature or TEMPERATURE
         self._weight = config.objective.distillation_weight or WEIGHT

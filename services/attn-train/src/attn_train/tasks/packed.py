@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 from attn_core.errors import Incompatible, InvalidValue
 from attn_core.reinforce import samples_keys
 from attn_models.evaluation import next_token_loss
@@ -89,8 +89,10 @@ def open_prepared(sources: Sequence[PreparedSource]) -> PreparedDataset:
 class PackedTask(SeededTask):
     """Batches of inputs, documents and targets [batch, tokens]: `documents` number those of each row.
 
-    `position` is where the run is in its data.
+    `position` is where the run is in its data. Documents stay on the CPU: what is computed together follows from them.
     """
+
+    on_host = (1,)
 
     def __init__(self, data: PreparedDataset, config: TrainingConfig) -> None:
         super().__init__(config)
@@ -138,8 +140,9 @@ class PackedTask(SeededTask):
                 reader = self._data.reader_of(held, self._context)
             except InvalidValue:
                 continue
+            rows = self._validation_batches(reader, batches)
             loss = mean_over_batches(
-                model, self._validation_batches(reader, batches), lambda b: self._token_loss(model, b, 0.0), on_batch
+                model, rows, lambda b: self._token_loss(model, b, 0.0), on_batch, kept=self.on_host
             )
             if loss is not None:
                 found[name] = loss
@@ -178,11 +181,18 @@ class PackedTask(SeededTask):
 
 
 def lengths_of(documents: Tensor | None) -> list[int] | None:
-    """The lengths of the documents of rows [batch, tokens] laid end to end; None where each row is one document."""
-    if documents is None or not bool((documents[:, 1:] != documents[:, :-1]).any()):
+    """The lengths of the documents of rows [batch, tokens] laid end to end; None where each row is one document.
+
+    `documents` are on the CPU: a GPU would be waited for.
+    """
+    if documents is None:
         return None
-    numbers = documents + torch.arange(len(documents), device=documents.device)[:, None] * (documents.shape[1] + 1)
-    counts: list[int] = torch.unique_consecutive(numbers.flatten(), return_counts=True)[1].tolist()
+    numbers = documents.numpy()
+    begins = np.ones(numbers.shape, dtype=bool)
+    begins[:, 1:] = numbers[:, 1:] != numbers[:, :-1]
+    if begins.sum() == len(begins):
+        return None
+    counts: list[int] = np.diff(np.flatnonzero(begins), append=begins.size).tolist()
     return counts
 
 
