@@ -29,6 +29,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 NEW = 24
+ROUNDS = 6
+ENDS = {"OK", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"}
 
 
 class Clock:
@@ -164,18 +166,24 @@ async def at_rate(stub: InferenceServiceStub, rate: float, seconds: float, limit
 async def test_goodput_at_five_times_the_load_does_not_collapse(
     heavy: EngineClient, stub: InferenceServiceStub
 ) -> None:
-    """On a machine that others use at least half of the goodput is left, and half of the work is for somebody."""
-    begun = time.monotonic()
-    await asyncio.gather(*(ended(stub, f"{'abcdefgh'[n % 8]} warm", None) for n in range(24)))
-    rate = 24 / (time.monotonic() - begun)
-    limit = 12 / rate  # three times what the steps of a request take
-    good: dict[float, int] = {1.0: 0, 5.0: 0}
-    for load in (1.0, 5.0, 1.0, 5.0):
-        tokens, computed, ends = await at_rate(stub, load * rate, min(max(limit, 2.0), 4.0), limit)
-        good[load] += tokens
-        assert ends <= {"OK", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"}
-        if load > 1:
-            assert "RESOURCE_EXHAUSTED" in ends
-            assert tokens >= computed / 2
-    assert good[5.0] >= good[1.0] / 2
-    assert heavy.refusals.repeated > 0
+    """At least half of the goodput is left, half of the work is for somebody, and some refusals ask no engine.
+
+    A server that collapses does so in every round; what else a machine does, and pace that is yet to be learnt, only in
+    some.
+    """
+    rounds = []
+    while len(rounds) < ROUNDS:
+        begun = time.monotonic()
+        await asyncio.gather(*(ended(stub, f"{'abcdefgh'[n % 8]} warm", None) for n in range(24)))
+        rate = 24 / (time.monotonic() - begun)
+        limit = 12 / rate  # three times what the steps of a request take
+        seconds = min(max(limit, 2.0), 4.0)
+        usual, _, ends = await at_rate(stub, rate, seconds, limit)
+        assert ends <= ENDS
+        good, computed, ends = await at_rate(stub, 5 * rate, seconds, limit)
+        assert ends <= ENDS
+        assert "RESOURCE_EXHAUSTED" in ends
+        rounds.append((usual, good, computed, heavy.refusals.repeated))
+        if 2 * good >= max(usual, computed) and heavy.refusals.repeated:
+            return
+    pytest.fail(f"tokens in time at the usual load, at five times that, computed then, refusals repeated: {rounds}")
