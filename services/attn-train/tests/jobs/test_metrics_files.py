@@ -5,25 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from attn_schema.training import JobState, LogLine, Metrics
-from attn_storage import Database, database_url
-from attn_train.attempt import Finished, Lost, TrainingStarted
+from attn_schema.training import JobState
+from attn_train.attempt import Finished, TrainingStarted
 from attn_train.metrics_files import BOARD, LINES, MetricsFiles
-from attn_train.store import JobStore
 from attn_train.supervisor import Supervisor, SupervisorSettings
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-
-@pytest.fixture
-def job(tmp_path, config):
-    store = JobStore(Database(database_url(tmp_path)))
-    store.submit("job", config)
-    yield store
-    store.close()
-
-
-def measured(step):
-    return Metrics(step=step, values={"loss": 1 / step, "learning_rate": 0.5})
 
 
 def lines(folder):
@@ -38,23 +24,8 @@ def board(folder):
     return [(event.step, event.value) for event in found.Scalars("loss")]
 
 
-def events_of(store):
-    return lambda after, count: store.events("job", after, count)
-
-
-def test_a_worker_that_is_lost_leaves_no_gap_and_no_double(tmp_path, job):
-    scripts = [(range(1, 8), Lost), (range(4, 10), Lost), (range(8, 13), Finished)]
-
-    class Backend:
-        def start(self, assignment, send, ended):
-            steps, end = scripts[assignment.attempt - 1]
-            send(TrainingStarted(step=steps[0] - 1, checkpoint=None))
-            for step in steps:
-                send(measured(step))
-                send(LogLine(text="between"))
-            ended(end(model_path="/model") if end is Finished else Lost(error=None))
-
-    Supervisor("job", Backend(), SupervisorSettings(home=tmp_path, poll=0.01)).run()
+def test_a_worker_that_is_lost_leaves_no_gap_and_no_double(tmp_path, job, lost_twice):
+    Supervisor("job", lost_twice, SupervisorSettings(home=tmp_path, poll=0.01)).run()
     assert job.get("job").state is JobState.SUCCEEDED
     folder = tmp_path / "jobs" / "job"
     found = lines(folder)
@@ -65,23 +36,23 @@ def test_a_worker_that_is_lost_leaves_no_gap_and_no_double(tmp_path, job):
 
 
 @pytest.mark.parametrize("killed", ["before the line", "in the line", "after the line"])
-def test_a_writer_that_is_killed_is_gone_on_from(tmp_path, job, killed):
+def test_a_writer_that_is_killed_is_gone_on_from(tmp_path, job, measured, events, killed):
     job.append("job", 1, [measured(step) for step in (1, 2, 3)])
     files = MetricsFiles(tmp_path)
-    files.catch_up(events_of(job))
+    files.catch_up(events(job))
     whole = (tmp_path / LINES).read_bytes()
     cut = {"before the line": whole.rindex(b"{"), "in the line": len(whole) - 5, "after the line": len(whole)}
     (tmp_path / LINES).write_bytes(whole[: cut[killed]])
     job.append("job", 1, [measured(4)])
     again = MetricsFiles(tmp_path)
-    again.catch_up(events_of(job))
+    again.catch_up(events(job))
     assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3, 4]
     assert [step for step, _ in board(tmp_path)] == [1, 2, 3, 4]
     again.close()
     files.close()
 
 
-def test_a_folder_that_cannot_be_written_leaves_the_job_alone_and_is_tried_again(tmp_path, job):
+def test_a_folder_that_cannot_be_written_leaves_the_job_alone_and_is_tried_again(tmp_path, job, measured):
     blocked = tmp_path / "jobs"
     blocked.write_text("a file where a folder should be")
     freed = []

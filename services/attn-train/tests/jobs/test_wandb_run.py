@@ -12,13 +12,10 @@ import types
 import msgspec
 import pytest
 from attn_core.errors import InvalidValue
-from attn_schema.training import JobState, LogLine, Metrics
-from attn_storage import Database, database_url
-from attn_train.attempt import Finished, Lost, TrainingStarted
+from attn_schema.training import JobState
 from attn_train.job_metrics import WandbRun
 from attn_train.metrics_files import LINES
 from attn_train.settings import TrainSettings
-from attn_train.store import JobStore
 from attn_train.supervisor import Supervisor, SupervisorSettings
 
 KILLED = """
@@ -34,20 +31,6 @@ os._exit(9)
 """
 """A process that logs to a run and does not end it."""
 BLOCK = 32_768
-SCRIPTS = [(range(1, 8), Lost), (range(4, 10), Lost), (range(8, 13), Finished)]
-"""The steps that attempts measure, and how they end."""
-
-
-class Backend:
-    """Attempts that are lost, and do some steps again."""
-
-    def start(self, assignment, send, ended):
-        steps, end = SCRIPTS[assignment.attempt - 1]
-        send(TrainingStarted(step=steps[0] - 1, checkpoint=None))
-        for step in steps:
-            send(measured(step))
-            send(LogLine(text="between"))
-        ended(end(model_path="/model") if end is Finished else Lost(error=None))
 
 
 class Library:
@@ -83,20 +66,8 @@ class Run:
         self.finished = True
 
 
-def measured(step):
-    return Metrics(step=step, values={"loss": 1 / step, "learning_rate": 0.5})
-
-
 def rows_of(steps):
     return [(step, 1 / step) for step in steps]
-
-
-@pytest.fixture
-def job(tmp_path, config):
-    store = JobStore(Database(database_url(tmp_path)))
-    store.submit("job", config)
-    yield store
-    store.close()
 
 
 @pytest.fixture
@@ -108,20 +79,18 @@ def library(monkeypatch):
     return found
 
 
-def run_job(home):
-    Supervisor("job", Backend(), SupervisorSettings(home=home, poll=0.01, log_to="wandb")).run()
+@pytest.fixture
+def run_job(tmp_path, job, lost_twice):
+    """Supervises the job to its end."""
+    return Supervisor("job", lost_twice, SupervisorSettings(home=tmp_path, poll=0.01, log_to="wandb")).run
 
 
 def writer(home, job):
     return WandbRun(home, "job", msgspec.to_builtins(job.get("job").config))
 
 
-def events_of(store):
-    return lambda after, count: store.events("job", after, count)
-
-
-def test_the_last_run_of_a_job_has_each_step_once_and_ended_before_the_job(tmp_path, job, library):
-    run_job(tmp_path)
+def test_the_last_run_of_a_job_has_each_step_once_and_ended_before_the_job(run_job, job, library):
+    run_job()
     assert job.get("job").state is JobState.SUCCEEDED
     assert all(run.finished for run in library.runs)
     asked = library.runs[-1].asked
@@ -130,36 +99,38 @@ def test_the_last_run_of_a_job_has_each_step_once_and_ended_before_the_job(tmp_p
     assert library.runs[-1].rows == rows_of(range(1, 13))
 
 
-def test_a_run_online_is_gone_on_with_after_the_last_step_that_is_there(tmp_path, job, library, monkeypatch):
+def test_a_run_online_is_gone_on_with_after_the_last_step_that_is_there(run_job, library, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("WANDB_PROJECT", "mine")
-    run_job(tmp_path)
+    run_job()
     rows = [row for run in library.runs for row in run.rows]
     assert rows == rows_of(range(1, 13))
     assert {run.asked["project"] for run in library.runs} == {"mine"}
 
 
-def test_a_run_that_cannot_be_written_leaves_the_job_and_its_other_files_alone(tmp_path, job, library, caplog):
+def test_a_run_that_cannot_be_written_leaves_the_job_and_its_other_files_alone(tmp_path, run_job, job, library, caplog):
     library.failing = True
-    run_job(tmp_path)
+    run_job()
     assert job.get("job").state is JobState.SUCCEEDED
     lines = (tmp_path / "jobs" / "job" / LINES).read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(1, 13))
     assert caplog.text.count("its W&B run cannot be written: W&B: no space") == 1
 
 
-def test_an_earlier_offline_run_of_the_job_makes_place_and_that_of_another_stays(tmp_path, job, library):
+def test_an_earlier_offline_run_of_the_job_makes_place_and_that_of_another_stays(
+    tmp_path, job, measured, events, library
+):
     for name in ("offline-run-20260101_000000-job", "offline-run-20260101_000000-other"):
         (tmp_path / "wandb" / name).mkdir(parents=True)
     job.append("job", 1, [measured(1)])
     run = writer(tmp_path, job)
-    run.catch_up(events_of(job))
+    run.catch_up(events(job))
     run.close()
     assert [path.name for path in (tmp_path / "wandb").iterdir()] == ["offline-run-20260101_000000-other"]
 
 
-def test_nothing_is_asked_of_the_library_unless_it_is_asked_for(tmp_path, job, library):
-    Supervisor("job", Backend(), SupervisorSettings(home=tmp_path, poll=0.01)).run()
+def test_nothing_is_asked_of_the_library_unless_it_is_asked_for(tmp_path, job, lost_twice, library):
+    Supervisor("job", lost_twice, SupervisorSettings(home=tmp_path, poll=0.01)).run()
     assert not library.runs
 
 
@@ -199,7 +170,7 @@ def history(path):
     return found
 
 
-def test_the_file_of_the_library_itself_has_each_step_once(tmp_path, job, monkeypatch):
+def test_the_file_of_the_library_itself_has_each_step_once(tmp_path, run_job, job, measured, monkeypatch):
     wandb = pytest.importorskip("wandb", reason="needs attn-train[wandb]")
     monkeypatch.delenv("WANDB_MODE", raising=False)
     try:
@@ -207,7 +178,7 @@ def test_the_file_of_the_library_itself_has_each_step_once(tmp_path, job, monkey
         killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path], check=False)
         assert killed.returncode == 9
         assert len(list((tmp_path / "jobs" / "job" / "wandb").glob("offline-run-*"))) == 1
-        run_job(tmp_path)
+        run_job()
         assert job.get("job").state is JobState.SUCCEEDED
         found = list((tmp_path / "jobs" / "job" / "wandb").glob("offline-run-*"))
         assert len(found) == 1

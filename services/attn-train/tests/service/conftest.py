@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,36 @@ import pytest
 from attn.v1 import training_pb2 as pb
 from attn.v1.training_pb2_grpc import TrainingServiceStub
 from attn_gateway import Cluster, ClusterSettings, GatewaySettings, serving
+from attn_schema.training import CheckpointConfig, JobState, TrainingConfig
+from attn_train.records import Stop
 from attn_train.service import InProcessTrainingGrpc
 from attn_train.settings import TrainSettings
+from attn_train.store import JobStore
+
+STEPS = 1_000_000
+"""More than there is time for: the job is stopped."""
+
+SERVER = """
+import asyncio, sys
+from pathlib import Path
+import ray._private.services as services
+from attn_gateway import Cluster, ClusterSettings, serving
+from attn_train.service import TrainingGrpc
+from attn_train.settings import TrainSettings
+
+home, address, *node = sys.argv[1:]
+if node:
+    # On one machine Ray would take any node of it.
+    found = services.get_node_to_connect_for_driver
+    services.get_node_to_connect_for_driver = lambda gcs, **asked: found(gcs, **asked | {"node_name": node[0]})
+
+async def main():
+    cluster = Cluster(ClusterSettings(home=Path(home), address=address))
+    async with serving([TrainingGrpc(cluster, TrainSettings(threads=1))]):
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
 
 
 @pytest.fixture
@@ -91,3 +120,81 @@ def submit_fixture():
 @pytest.fixture(name="watch")
 def watch_fixture():
     return watch
+
+
+@pytest.fixture
+def server_command() -> Callable[..., list[str]]:
+    """`server_command(home, address, node)`: a server in a process of its own, over a Ray cluster that stays.
+
+    It is a driver of the node of that name, if one is given.
+    """
+    return lambda *arguments: [sys.executable, "-c", SERVER, *map(str, arguments)]
+
+
+@pytest.fixture
+def unending(tmp_path: Path, config: TrainingConfig, changed: Callable[..., TrainingConfig], words: str) -> Any:
+    """Makes the configuration of a job of two workers that goes on until it is stopped."""
+
+    def make(save_steps: int, **changes: Any) -> TrainingConfig:
+        file = tmp_path / "words.txt"
+        file.write_text(words)
+        asked = {"data__dataset": str(file), "optimizer__steps": STEPS, "evaluation__eval_steps": STEPS, "workers": 2}
+        return changed(config, **asked, **changes).replace(checkpoint=CheckpointConfig(save_steps=save_steps))
+
+    return make
+
+
+class Following:
+    """Waits for what becomes of jobs."""
+
+    def __init__(self, store: JobStore, until: Callable[..., None]) -> None:
+        self.store, self.until = store, until
+
+    def steps_on(self, job_id: str, count: int = 45) -> None:
+        """Wait until so many more steps were measured, or done again."""
+        first = self.store.get(job_id)
+
+        def there() -> bool:
+            job = self.store.get(job_id)
+            assert not job.state.final, job
+            return job.state is JobState.RUNNING and abs(job.step - first.step) >= count
+
+        self.until(there, f"{job_id} does not go on")
+
+    def end(self, job_id: str) -> int:
+        """Stop a job; its last step."""
+        self.store.request_stop(job_id, Stop.SAVE)
+        self.until(lambda: self.store.get(job_id).state.final, f"{job_id} does not end")
+        return self.store.get(job_id).step
+
+    def losses(self, job_id: str) -> dict[int, set[float]]:
+        """Of each step what was measured: one value, if all attempts agree. No event is missing."""
+        found: dict[int, set[float]] = {}
+        after = 0
+        while events := self.store.events(job_id, after, 1000):
+            for event in events:
+                after += 1
+                assert event.id == after
+                if event.metrics is not None and "loss" in event.metrics.values:
+                    found.setdefault(event.metrics.step, set()).add(event.metrics.values["loss"])
+        return found
+
+    def undisturbed(self, asked: TrainingConfig, steps: int) -> dict[int, set[float]]:
+        """The losses of a job that nobody disturbs, for at least so many steps."""
+        self.store.submit("undisturbed", asked)
+        self.until(lambda: self.store.get("undisturbed").step >= steps, "the undisturbed run does not get there")
+        self.end("undisturbed")
+        return self.losses("undisturbed")
+
+    def require_same_bits(self, job_id: str, asked: TrainingConfig) -> None:
+        """Each step of a job that has ended was measured, with the loss that it has undisturbed, to the bit."""
+        last = self.store.get(job_id).step
+        found, wanted = self.losses(job_id), self.undisturbed(asked, last)
+        assert sorted(found) == list(range(1, last + 1))
+        assert all(len(values) == 1 for values in found.values())
+        assert all(wanted[step] == values for step, values in found.items())
+
+
+@pytest.fixture
+def follow(until: Callable[..., None]) -> Callable[[JobStore], Following]:
+    return lambda store: Following(store, until)

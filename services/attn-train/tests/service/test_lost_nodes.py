@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -13,40 +14,18 @@ from pathlib import Path
 
 import psutil
 import pytest
-from attn_schema.training import CheckpointConfig, JobState
+from attn_schema.training import JobState
 from attn_storage import Database, database_url
-from attn_train.records import Stop
 from attn_train.store import JobStore
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
-STEPS = 1_000_000
-"""More than there is time for: the job is stopped."""
 COMPARED = 200
 """Steps after which sums in another order have made another training."""
 STARTS = 3
 """How often a node is started: Ray gives up after 30 seconds, which a busy machine can need."""
 
 ENVIRON = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}  # as Ray spells it
-SERVER = """
-import asyncio, sys
-from pathlib import Path
-import ray._private.services as services
-from attn_gateway import Cluster, ClusterSettings, serving
-from attn_train.service import TrainingGrpc
-from attn_train.settings import TrainSettings
-
-# On one machine Ray would take any node of it.
-found = services.get_node_to_connect_for_driver
-services.get_node_to_connect_for_driver = lambda gcs, **asked: found(gcs, **asked | {"node_name": sys.argv[3]})
-
-async def main():
-    cluster = Cluster(ClusterSettings(home=Path(sys.argv[1]), address=sys.argv[2]))
-    async with serving([TrainingGrpc(cluster, TrainSettings(threads=1))]):
-        await asyncio.Event().wait()
-
-asyncio.run(main())
-"""
 
 
 class Nodes:
@@ -109,19 +88,22 @@ class Nodes:
 
 
 @pytest.fixture
-def nodes(until):
+def nodes(until, monkeypatch):
+    # What the servers find, too: Ray's own file of a token may be of another cluster.
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(16))
     found = Nodes(until)
     yield found
     found.stop()
 
 
 @pytest.fixture
-def server(tmp_path, nodes):
+def server(tmp_path, nodes, server_command):
     """Starts a server on a node."""
     started = []
 
     def start(node):
-        started.append(subprocess.Popen([sys.executable, "-c", SERVER, str(tmp_path), nodes.address, node]))
+        started.append(subprocess.Popen(server_command(tmp_path, nodes.address, node)))
         return started[-1]
 
     yield start
@@ -137,27 +119,13 @@ def store(tmp_path):
 
 
 @pytest.fixture
-def asked(tmp_path, config, changed, words):
-    (tmp_path / "words.txt").write_text(words)
-    return changed(
-        config,
-        data__dataset=str(tmp_path / "words.txt"),
-        optimizer__steps=STEPS,
-        evaluation__eval_steps=STEPS,
-        workers=2,
-        max_failures=20,
-    ).replace(checkpoint=CheckpointConfig(save_steps=20))
+def job(store, follow):
+    return follow(store)
 
 
-def losses_of(store, job_id):
-    """Of each step the values that were measured."""
-    found, after = {}, 0
-    while events := store.events(job_id, after, 1000):
-        after = events[-1].id
-        for event in events:
-            if event.metrics is not None and "loss" in event.metrics.values:
-                found.setdefault(event.metrics.step, set()).add(event.metrics.values["loss"])
-    return found
+@pytest.fixture
+def asked(unending):
+    return unending(20, max_failures=20)
 
 
 def lines_of(store, job_id):
@@ -166,49 +134,6 @@ def lines_of(store, job_id):
         after = events[-1].id
         found += [event.log.text for event in events if event.log is not None]
     return found
-
-
-class Following:
-    """Waits for what becomes of a job."""
-
-    def __init__(self, store, until):
-        self.store, self.until = store, until
-
-    def steps_on(self, job_id, count=45):
-        first = self.store.get(job_id)
-
-        def there():
-            job = self.store.get(job_id)
-            assert not job.state.final, job
-            return job.state is JobState.RUNNING and job.step - first.step >= count
-
-        self.until(there, f"{job_id} does not go on")
-
-    def end(self, job_id):
-        self.store.request_stop(job_id, Stop.SAVE)
-        self.until(lambda: self.store.get(job_id).state.final, f"{job_id} does not end")
-        return self.store.get(job_id)
-
-
-@pytest.fixture
-def job(store, until):
-    return Following(store, until)
-
-
-def undisturbed(store, job, asked, steps):
-    """What a job like it measures that nobody disturbs."""
-    store.submit("undisturbed", asked)
-    job.until(lambda: store.get("undisturbed").step >= steps, "the undisturbed run does not get there")
-    job.end("undisturbed")
-    return losses_of(store, "undisturbed")
-
-
-def same_bits(store, job, asked):
-    last = store.get("struck").step
-    found, wanted = losses_of(store, "struck"), undisturbed(store, job, asked, last)
-    assert sorted(found) == list(range(1, last + 1))
-    assert all(len(values) == 1 for values in found.values())
-    assert all(wanted[step] == values for step, values in found.items())
 
 
 def test_a_job_waits_with_the_reason_for_a_lost_node_and_goes_on_to_the_bit(nodes, server, store, job, asked):
@@ -230,7 +155,7 @@ def test_a_job_waits_with_the_reason_for_a_lost_node_and_goes_on_to_the_bit(node
     job.steps_on("struck")
     assert sorted(nodes.holding("RayRankActor")) == ["one", "two again"]
     job.end("struck")
-    same_bits(store, job, asked)
+    job.require_same_bits("struck", asked)
     job.until(lambda: not list(nodes.holding("Ray")), "workers or supervisors stay")
 
 
@@ -247,8 +172,8 @@ def test_an_elastic_job_goes_on_with_what_is_left_of_it(nodes, server, store, jo
     nodes.add("one again", 1)
     job.until(lambda: len(list(nodes.holding("RayRankActor"))) == 2, "it does not take the node that is back")
     job.steps_on("struck")
-    last = job.end("struck").step
-    found, wanted = losses_of(store, "struck"), undisturbed(store, job, asked, COMPARED)
+    last = job.end("struck")
+    found, wanted = job.losses("struck"), job.undisturbed(asked, COMPARED)
     assert sorted(found) == list(range(1, last + 1))
     for step in range(1, COMPARED + 1):
         # Sums in another order differ.
@@ -271,4 +196,4 @@ def test_a_job_whose_supervisor_and_server_are_lost_with_their_node_goes_on_at_a
     assert list(nodes.holding("RaySupervisorActor")) == ["two"]
     assert list(nodes.holding("RayRankActor")) == ["two", "two"]
     job.end("struck")
-    same_bits(store, job, asked)
+    job.require_same_bits("struck", asked)

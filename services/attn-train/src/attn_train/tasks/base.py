@@ -59,7 +59,7 @@ def mean_loss(
     total = 0.0
     with torch.inference_mode():
         for _ in range(count):
-            inputs, targets = (part.to(device) for part in batches.next_batch())
+            inputs, targets = to_device(batches.next_batch(), device)
             total += next_token_loss(model, inputs, targets).item()
             on_batch()
     model.train(training)

@@ -15,7 +15,7 @@ from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attn_train.tasks.base import VALIDATION_SEED, OnBatch, RandomWindows, derived
+from attn_train.tasks.base import VALIDATION_SEED, OnBatch, RandomWindows, derived, to_device
 from attn_train.tasks.language_modeling import TextDataset
 from attn_train.tasks.reinforce import Reinforce
 
@@ -146,7 +146,7 @@ def masked_metrics(
     loss = right = 0.0
     with torch.inference_mode():
         for _ in range(batches):
-            batch = tuple(part.to(device) for part in masking.next_batch())
+            batch = to_device(masking.next_batch(), device)
             logits = masked_logits(model, batch)
             loss += functional.cross_entropy(logits.flatten(0, 1), batch[2].flatten()).item()
             right += (logits.argmax(-1) == batch[2]).float().mean().item()
