@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from attn_train.tasks.language_modeling import TextDataset, tokenize
 from torch import Tensor, nn
 
 CONTEXT = 8
+ROOT = Path(__file__).parents[3]
 
 
 class BigramModel(nn.Module):
@@ -142,6 +145,20 @@ def until() -> Callable[..., None]:
             time.sleep(0.1)
 
     return wait
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Any]:
+    """A running PostgreSQL server, by the helper of attn-storage's own tests."""
+    path = ROOT / "packages/attn-storage/tests/postgres_server.py"
+    spec = importlib.util.spec_from_file_location("postgres_server", path)
+    helper = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(helper)
+    reason = helper.why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    with helper.postgres_server(helper.programs()) as server:
+        yield server
 
 
 @pytest.fixture

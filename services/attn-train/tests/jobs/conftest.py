@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -14,24 +13,9 @@ from attn_storage import Database, database_url
 from attn_train.attempt import Finished, Lost, TrainingStarted
 from attn_train.store import JobStore
 
-ROOT = Path(__file__).parents[4]
 NUMBERS = count()
 SCRIPTS = [(range(1, 8), Lost), (range(4, 10), Lost), (range(8, 13), Finished)]
 """The steps that attempts measure, and how they end."""
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[Any]:
-    """A running PostgreSQL server, by the helper of attn-storage's own tests."""
-    path = ROOT / "packages/attn-storage/tests/postgres_server.py"
-    spec = importlib.util.spec_from_file_location("postgres_server", path)
-    helper = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(helper)
-    reason = helper.why_not()
-    if reason is not None:
-        pytest.skip(reason)
-    with helper.postgres_server(helper.programs()) as server:
-        yield server
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -66,7 +50,7 @@ def measured_fixture() -> Callable[[int], Metrics]:
 
 @pytest.fixture
 def events() -> Callable[[JobStore], Any]:
-    """How those who write metrics read those of the job "job"."""
+    """Makes of a store what writers of metrics read the job "job" by: `read(after, count)`, its events in order."""
     return lambda store: lambda after, count: store.events("job", after, count)
 
 

@@ -151,13 +151,20 @@ class Following:
         self.store, self.until = store, until
 
     def steps_on(self, job_id: str, count: int = 45) -> None:
-        """Wait until so many more steps were measured, or done again."""
+        """Wait until a job runs and is so many steps further."""
+        self._until_moved(job_id, lambda steps: steps >= count)
+
+    def steps_on_or_back(self, job_id: str, count: int) -> None:
+        """Wait until a job runs and is so many steps further, or back at a checkpoint as far behind."""
+        self._until_moved(job_id, lambda steps: abs(steps) >= count)
+
+    def _until_moved(self, job_id: str, enough: Callable[[int], bool]) -> None:
         first = self.store.get(job_id)
 
         def there() -> bool:
             job = self.store.get(job_id)
             assert not job.state.final, job
-            return job.state is JobState.RUNNING and abs(job.step - first.step) >= count
+            return job.state is JobState.RUNNING and enough(job.step - first.step)
 
         self.until(there, f"{job_id} does not go on")
 

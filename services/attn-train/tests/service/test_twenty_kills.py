@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -18,20 +16,7 @@ from attn_train.store import JobStore
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 
-ROOT = Path(__file__).parents[4]
 KILLS = 20
-
-
-@pytest.fixture(scope="module")
-def postgres():
-    path = ROOT / "packages/attn-storage/tests/postgres_server.py"
-    spec = importlib.util.spec_from_file_location("postgres_server", path)
-    helper = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(helper)
-    if (reason := helper.why_not()) is not None:
-        pytest.skip(reason)
-    with helper.postgres_server(helper.programs()) as server:
-        yield server
 
 
 @pytest.fixture
@@ -100,12 +85,12 @@ def test_twenty_kills_at_random_cost_not_a_bit(
         server = Server(server_command(tmp_path, address))
         try:
             for place in range(KILLS):
-                job.steps_on("struck", choose.randint(5, 40))
+                job.steps_on_or_back("struck", choose.randint(5, 40))
                 kind = kinds[place % 4] if place < 4 else choose.choice(kinds)
                 kill(kind, choose, postgres, server)
                 struck.append(kind)
                 print(place + 1, kind, store.get("struck").step, flush=True)
-            job.steps_on("struck", 20)
+            job.steps_on_or_back("struck", 20)
             job.end("struck")
             job.require_same_bits("struck", asked)
         finally:
