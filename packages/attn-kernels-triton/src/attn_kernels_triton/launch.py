@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -42,6 +42,33 @@ class Launch:
             triton.set_allocator(lambda size, _, __: torch.empty(size, dtype=torch.int8, device=device))
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             self.program[(self.programs,)](self.call, *self.tiles, num_warps=self.warps, num_stages=self.stages)
+
+
+_warm: set[tuple[Hashable, ...]] = set()
+
+
+def warm_up_backward(given: Sequence[Tensor | None], kind: tuple[Hashable, ...], compute: Callable[[], object]) -> None:
+    """Run a backward pass of a call, over any numbers, the first time that one of this kind needs gradients.
+
+    To be called before the forward pass; gradients flow to `given`, of which the first is there. So what a chip
+    cannot compile fails where the next kernel can take its place, see `attn_core.kernels.dispatch.KernelTable.run`,
+    and before anything is saved, not when a loss is differentiated. `kind` is the name of the backward pass and all by
+    which its programs are compiled apart; `compute` launches them. Tensors that only stand for others are left out.
+    """
+    first = given[0]
+    if not torch.is_grad_enabled() or first is None or type(first) not in {Tensor, torch.nn.Parameter}:
+        return
+    kind = (*kind, first.device)
+    if kind in _warm or not any(part is not None and part.requires_grad for part in given):
+        return
+    with torch.no_grad():
+        compute()
+    _warm.add(kind)
+
+
+def specialized(number: int | None) -> tuple[bool, ...]:
+    """What of a number Triton compiles into a program: whether it is given, is 1, and is a multiple of 16."""
+    return (False,) if number is None else (True, number == 1, number % 16 == 0)
 
 
 def rows(tensor: Tensor) -> Rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -17,6 +18,10 @@ from attn_kernels_triton.attention.backward import backward
 from attn_kernels_triton.attention.forward import Attended, Inputs, empty, forward_launch, inputs_of
 from attn_kernels_triton.attention.plan import Plan, plan_of
 from attn_kernels_triton.checks import check
+from attn_kernels_triton.launch import power_of_two, specialized, warm_up_backward
+
+LONGEST_TILE = 128
+"""Rows that no tile has more of: lengths beyond differ in whether they are whole tiles."""
 
 
 class Attend(torch.autograd.Function):
@@ -64,5 +69,23 @@ def attend_with_lse(spec: AttentionSpec, operands: AttentionInputs) -> tuple[Ten
         parts = [attend_with_lse(spec, text) for text in texts(operands)]
         return torch.cat([out for out, _ in parts], 1), torch.cat([lse for _, lse in parts], 2)
     plan = plan_of(spec, operands)
-    out, lse = Attend.apply(plan, plan.sink, plan.bias, *inputs_of(operands))  # type: ignore[no-untyped-call]
+    inputs = inputs_of(operands)
+    warm_up_backward((*inputs, plan.sink, plan.bias), backward_kind(plan), lambda: back_over_zeros(plan, inputs))
+    out, lse = Attend.apply(plan, plan.sink, plan.bias, *inputs)  # type: ignore[no-untyped-call]
     return out, lse * math.log(2)
+
+
+def back_over_zeros(plan: Plan, inputs: Inputs) -> None:
+    """Run the backward programs over a result and a gradient of zeros."""
+    result = Attended(*map(torch.zeros_like, empty(plan, inputs)))
+    backward(plan, inputs, result, torch.zeros_like(result.out))
+
+
+def backward_kind(plan: Plan) -> tuple[Hashable, ...]:
+    """All by which the backward programs of plans are compiled apart, but for how rows lie in memory."""
+    sizes, rule = plan.sizes, plan.rule
+    lengths = [(min(power_of_two(length), LONGEST_TILE), length % LONGEST_TILE == 0) for length in sizes[3:5]]
+    numbers = (specialized(number) for number in (sizes.queries, sizes.keys, rule.left, rule.right, plan.shape.group))
+    given = (part is None for part in (*plan.places, rule.cap, rule.slopes, rule.sinks, plan.lists, plan.texts))
+    learned = plan.bias is not None and plan.bias.requires_grad
+    return "attention", sizes._replace(queries=0, keys=0), *lengths, *numbers, *given, learned

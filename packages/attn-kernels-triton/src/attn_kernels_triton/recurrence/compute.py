@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from attn_kernels_triton.backends.conditions import MAX_KEY_SIZE, MAX_KEY_SIZE_PER_CHANNEL
 from attn_kernels_triton.checks import check_count, check_like
-from attn_kernels_triton.launch import addressable
+from attn_kernels_triton.launch import addressable, specialized, warm_up_backward
 from attn_kernels_triton.machine import interpreted
 from attn_kernels_triton.recurrence.launch import Given, between, decode_launch, forward_launches, run_backward, spaced
 from attn_kernels_triton.recurrence.tiles import CHUNKS
@@ -121,8 +122,21 @@ def by_chunks(steps: Steps, before: Tensor | None) -> tuple[Tensor, Tensor]:
     given = given_of(steps, before)
     if not given.sizes.tokens:
         return steps.value, steps.nothing().float() if before is None else before.float()
+    decays = given.decay is not None and given.decay.requires_grad
+    warm_up_backward(
+        given,
+        backward_kind(given, decays=decays),
+        lambda: run_backward(given, torch.zeros_like(given.value), None, between(given), decays=decays),
+    )
     out, after = ByChunks.apply(*given)  # type: ignore[no-untyped-call]
     return out, after
+
+
+def backward_kind(given: Given, *, decays: bool) -> tuple[Hashable, ...]:
+    """All by which backward programs are compiled apart, but for how rows lie in memory."""
+    sizes = given.sizes
+    kinds = (None if part is None else part.dtype for part in given)
+    return "recurrence", *kinds, sizes.key_size, sizes.value_size, sizes.channels, *specialized(sizes.tokens), decays
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from attn_kernels_triton.kernels.rowwise import NO_MATRIX, Gate, gate_rows, ungate_rows
-from attn_kernels_triton.launch import Launch
+from attn_kernels_triton.launch import Launch, specialized, warm_up_backward
 from attn_kernels_triton.rowwise.rows import check_rows, check_same, flat, gate_tile, matrix
 
 WARPS = 8
@@ -76,9 +76,14 @@ class Gated(torch.autograd.Function):
     def backward(ctx: Any, change: Tensor) -> tuple[Tensor, Tensor, None]:
         """Run the backward program."""
         gate, up = ctx.saved_tensors
-        first, second = (torch.empty_like(gate, memory_format=torch.contiguous_format) for _ in range(2))
-        ungate_launch((gate, up, flat(change)), (first, second), ctx.activation).run(gate.device)
-        return first, second, None
+        return *ungated(gate, up, flat(change), ctx.activation), None
+
+
+def ungated(gate: Tensor, up: Tensor, change: Tensor, activation: Activation) -> tuple[Tensor, Tensor]:
+    """The gradients to gates and to what they let through, [row, size] as these and the gradient to the output."""
+    first, second = (torch.empty_like(gate, memory_format=torch.contiguous_format) for _ in range(2))
+    ungate_launch((gate, up, change), (first, second), activation).run(gate.device)
+    return first, second
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -88,5 +93,8 @@ def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
     check_same("up", up, gate)
     if activation not in ROW_FORMS[GATE]:
         raise InvalidValue.of("activation", activation, ", ".join(ROW_FORMS[GATE]))
-    out: Tensor = Gated.apply(flat(gate), flat(up), activation)  # type: ignore[no-untyped-call]
+    given = flat(gate), flat(up)
+    kind = "gate", activation, gate.dtype, gate.shape[-1], *specialized(given[0].shape[0])
+    warm_up_backward(given, kind, lambda: ungated(*given, torch.zeros_like(given[0]), activation))
+    out: Tensor = Gated.apply(*given, activation)  # type: ignore[no-untyped-call]
     return out.view(gate.shape)

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from attn_kernels_triton.backends.conditions import MAX_NORM_ROW
 from attn_kernels_triton.kernels.rowwise import Norm, Unnorm, norm_rows, unnorm_rows
-from attn_kernels_triton.launch import Launch
+from attn_kernels_triton.launch import Launch, specialized, warm_up_backward
 from attn_kernels_triton.rowwise.rows import SHARES, check_gain, check_rows, check_same, flat, matrix, norm_tile
 
 
@@ -78,7 +78,8 @@ class RmsNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, out: Tensor) -> tuple[Tensor, Tensor | None, None]:
         """Gradients to rows and gain."""
-        return *gradients(ctx, out, None, gain_wanted=ctx.needs_input_grad[1]), None
+        rows, gain = ctx.saved_tensors
+        return *gradients(Kept(rows, gain, ctx.eps), out, None, gain_wanted=ctx.needs_input_grad[1]), None
 
 
 class RmsNormOfSum(torch.autograd.Function):
@@ -100,19 +101,42 @@ class RmsNormOfSum(torch.autograd.Function):
         """Gradients to both that were added, which are the same, and to the gain."""
         if out is None:
             return total, total, None, None
-        change, gains = gradients(ctx, out, total, gain_wanted=ctx.needs_input_grad[2])
+        rows, gain = ctx.saved_tensors
+        change, gains = gradients(Kept(rows, gain, ctx.eps), out, total, gain_wanted=ctx.needs_input_grad[2])
         return change, change, gains, None
 
 
-def gradients(ctx: Any, out: Tensor, total: Tensor | None, *, gain_wanted: bool) -> tuple[Tensor, Tensor | None]:
+class Kept(NamedTuple):
+    """What gradients need of a call: the rows [row, size] that were normed, None or the gain, and epsilon."""
+
+    rows: Tensor
+    gain: Tensor | None
+    eps: float
+
+
+def gradients(kept: Kept, out: Tensor, total: Tensor | None, *, gain_wanted: bool) -> tuple[Tensor, Tensor | None]:
     """Gradients to what was normed and to the gain, of those to the result and, where there is one, to the sum."""
-    rows, gain = ctx.saved_tensors
+    rows, gain, eps = kept
     parts = None
-    if gain_wanted:
+    if gain_wanted and gain is not None:
         parts = torch.empty(programs_of(*rows.shape), rows.shape[1], dtype=torch.float32, device=rows.device)
     work = Unnormed(rows, gain, flat(out), None if total is None else flat(total), fresh(rows), parts)
-    unnorm_launch(work, ctx.eps).run(rows.device)
-    return work.change, None if parts is None else parts.sum(0).to(gain.dtype)
+    unnorm_launch(work, eps).run(rows.device)
+    return work.change, None if parts is None or gain is None else parts.sum(0).to(gain.dtype)
+
+
+def warm_up(kept: Kept, added: Tensor | None = None) -> None:
+    """Run the backward program once for each kind of call; `added` is what is added to rows, None where nothing is."""
+    rows, gain, summed = kept.rows, kept.gain, added is not None
+    wanted = gain is not None and gain.requires_grad
+    types = rows.dtype, None if gain is None else gain.dtype
+    kind = "norm", *types, rows.shape[1], *specialized(rows.shape[0]), wanted, summed
+
+    def backward() -> None:
+        change = torch.zeros_like(rows)
+        gradients(kept, change, change if summed else None, gain_wanted=wanted)
+
+    warm_up_backward((rows, added, gain), kind, backward)
 
 
 def fresh(rows: Tensor) -> Tensor:
@@ -125,7 +149,9 @@ def rms_norm(rows: Tensor, gain: Tensor | None, eps: float) -> Tensor:
     """See `attn_core.NormKernel.norm`. Raises `InvalidValue`, see `checks`."""
     check_rows("rows", rows, MAX_NORM_ROW)
     check_gain(gain, rows)
-    out: Tensor = RmsNorm.apply(flat(rows), gain, eps)  # type: ignore[no-untyped-call]
+    given = flat(rows)
+    warm_up(Kept(given, gain, eps))
+    out: Tensor = RmsNorm.apply(given, gain, eps)  # type: ignore[no-untyped-call]
     return out.view(rows.shape)
 
 
@@ -135,5 +161,7 @@ def rms_norm_sum(rows: Tensor, added: Tensor, gain: Tensor | None, eps: float) -
     check_rows("rows", rows, MAX_NORM_ROW)
     check_same("added", added, rows)
     check_gain(gain, rows)
-    total, out = RmsNormOfSum.apply(flat(rows), flat(added), gain, eps)  # type: ignore[no-untyped-call]
+    given = flat(rows), flat(added)
+    warm_up(Kept(given[0], gain, eps), given[1])
+    total, out = RmsNormOfSum.apply(*given, gain, eps)  # type: ignore[no-untyped-call]
     return total.view(rows.shape), out.view(rows.shape)

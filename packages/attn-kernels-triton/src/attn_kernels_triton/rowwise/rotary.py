@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from attn_kernels_triton.kernels.rowwise import Rotate, Turn, TurnTile, rotate_rows
-from attn_kernels_triton.launch import Launch, rows
+from attn_kernels_triton.launch import Launch, rows, specialized, warm_up_backward
 from attn_kernels_triton.rowwise.rows import TURN_ELEMENTS, TURN_HEADS, check_rows, check_turns, power
 
 WARPS = 4
@@ -88,6 +88,9 @@ def rotate(given: Tensor, cosines: Tensor, sines: Tensor, *, interleaved: bool) 
     check_turns(given, cosines, sines)
     whole = given if given.dim() == 4 else given[None]
     turning = Turning(by_sequence(cosines), by_sequence(sines), interleaved)
+    numbers = (part for count in (*whole.shape[:3], len(turning.cosines)) for part in specialized(count))
+    kind = "rotary", interleaved, given.dtype, whole.shape[3], cosines.shape[-1], *numbers
+    warm_up_backward((whole,), kind, lambda: turned(torch.zeros_like(whole), turning._replace(back=True)))
     out: Tensor = Rotated.apply(whole, turning)  # type: ignore[no-untyped-call]
     return out.view(given.shape)
 
