@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from attn_engine import SamplingParams, batch_sampler
 from attn_engine.batch_sampler import choose_together
-from attn_engine.sampler import SamplingRow, choose_tokens
+from attn_engine.batch_scores import BatchRow, TokenTally
+from attn_engine.sampler import SamplingRow, choose_tokens, log_probabilities
 
 PARAMS = [
     SamplingParams(temperature=0),
@@ -26,25 +29,54 @@ PARAMS = [
 ]
 
 
-def rows_of(params: list[SamplingParams], size: int, seed: int) -> list[SamplingRow]:
+def single(row: BatchRow, size: int) -> SamplingRow:
+    """The same row as the sampler of single rows takes it."""
+    prompt = row.counts.noted if row.counts else 0
+    counts = torch.bincount(torch.tensor(row.tokens[prompt:], dtype=torch.int64), minlength=size).float()
+    seen = torch.bincount(torch.tensor(row.tokens, dtype=torch.int64), minlength=size) > 0
+    allowed = None if row.grammar is None else torch.from_numpy(row.grammar) > 0
+    if row.suppressed:
+        allowed = torch.ones(size, dtype=torch.bool) if allowed is None else allowed
+        allowed[list(row.suppressed)] = False
+    return SamplingRow(
+        row.params,
+        row.seed,
+        len(row.tokens),
+        seen=None if row.seen is None else seen,
+        counts=None if row.counts is None else counts,
+        allowed=allowed,
+    )
+
+
+def rows_of(params: list[SamplingParams], size: int, seed: int) -> list[BatchRow]:
     """Rows with the penalties and constraints that their parameters ask for, and for some a constraint."""
     generator = torch.Generator().manual_seed(seed)
     found = []
     for number, one in enumerate(params):
-        counts = torch.randint(0, 3, (size,), generator=generator).float()
+        tokens = torch.randint(0, size, (7 * number + seed,), generator=generator).tolist()
         penalised = one.repetition_penalty != 1
-        allowed = torch.rand(size, generator=generator) < 0.7 if number % 3 == 2 else None
+        allowed = (torch.rand(size, generator=generator) < 0.7).byte().numpy()
+        allowed[number % size] = 1
         found.append(
-            SamplingRow(
+            BatchRow(
                 one,
                 seed + number,
-                7 * number + seed,
-                seen=counts > 0 if penalised else None,
-                counts=counts if penalised else None,
-                allowed=allowed,
+                tokens,
+                seen=TokenTally() if penalised else None,
+                counts=TokenTally(noted=min(3, len(tokens))) if penalised else None,
+                suppressed={(number + 1) % size, (number + 2) % size} if number % 4 == 1 else (),
+                grammar=allowed if number % 3 == 2 else None,
             )
         )
     return found
+
+
+def chosen(logits: torch.Tensor, rows: list[BatchRow]) -> list[int]:
+    return [token for token, _, _ in choose_together(logits, rows)[0]]
+
+
+def one_by_one(logits: torch.Tensor, rows: list[BatchRow]) -> list[int]:
+    return choose_tokens(logits, [single(row, logits.shape[-1]) for row in rows])
 
 
 @pytest.mark.parametrize("size", [5, 300, 3000])
@@ -56,25 +88,72 @@ def test_a_batch_of_all_kinds_of_rows_gets_the_tokens_that_each_would_get_alone(
     logits = 3 * torch.randn(len(params), size, generator=torch.Generator().manual_seed(100 + seed))
     before = logits.clone()
     rows = rows_of(params, size, seed)
-    assert choose_together(logits, rows) == choose_tokens(logits, rows)
+    expected = one_by_one(logits, rows)
+    assert chosen(logits, rows) == expected
     assert torch.equal(logits, before)
+
+
+def test_tallies_that_are_kept_from_step_to_step_give_what_new_ones_give():
+    size, generator = 40, torch.Generator().manual_seed(8)
+    params = [*PARAMS[-3:], PARAMS[-1].replace(seed=4), SamplingParams(temperature=0, presence_penalty=0.9)]
+    rows = rows_of(params, size, 1)
+    tokens = [list(row.tokens) for row in rows]
+    rows = [dataclasses.replace(row, tokens=known) for row, known in zip(rows, tokens, strict=True)]
+    rows[-1] = dataclasses.replace(rows[-1], counts=TokenTally(noted=2))
+    prompts = [row.counts.noted if row.counts else 0 for row in rows]
+    for number in range(12):
+        logits = 2 * torch.randn(len(rows), size, generator=generator)
+        anew = [
+            dataclasses.replace(
+                row,
+                seen=row.seen and TokenTally(),
+                counts=row.counts and TokenTally(noted=prompt),
+                tokens=list(row.tokens),
+            )
+            for row, prompt in zip(rows, prompts, strict=True)
+        ]
+        here = [place for place in range(len(rows)) if (number + place) % 3]  # some wait, and join again
+        found = chosen(logits[here], [rows[place] for place in here])
+        assert found == one_by_one(logits[here], [anew[place] for place in here])
+        for place, token in zip(here, found, strict=True):
+            tokens[place] += [token, token] if number == 5 else [token]
+
+
+@pytest.mark.parametrize("beside", [None, torch.tensor([5, -1])], ids=["alone", "beside others"])
+def test_log_probabilities_come_with_the_tokens(monkeypatch, beside):
+    monkeypatch.setattr(batch_sampler, "CANDIDATES", 4)
+    asked = {0: 3, 2: 0, 3: 20, 5: 1}
+    params = [SamplingParams(temperature=1.0, top_p=0.95, top_logprobs=asked.get(place)) for place in range(6)]
+    logits = torch.randn(6, 15, generator=torch.Generator().manual_seed(3)) / 4
+    logits[5, 7] = torch.nan
+    rows = [BatchRow(one, place, [1] * place) for place, one in enumerate(params)]
+    choices, others = choose_together(logits, rows, beside)
+    assert others == ([] if beside is None else [5, -1])
+    tokens = one_by_one(logits, rows)
+    assert [token for token, _, _ in choices] == tokens
+    for place, (token, own, top) in enumerate(choices):
+        if place not in asked or token < 0:
+            assert (own, list(top)) == (None, [])
+            continue
+        ((expected, likely),) = log_probabilities(logits[place : place + 1], [token], asked[place])
+        assert (own, list(top)) == (expected, likely)
 
 
 @pytest.mark.parametrize("params", PARAMS, ids=range(len(PARAMS)))
 def test_a_batch_of_one_kind_of_rows_gets_the_same_tokens_too(params):
     logits = 2 * torch.randn(9, 400, generator=torch.Generator().manual_seed(5)).bfloat16().float()
-    rows = [SamplingRow(params, seed, 3 * seed) for seed in range(9)]
-    assert choose_together(logits, rows) == choose_tokens(logits, rows)
+    rows = [BatchRow(params, seed, [2] * (3 * seed)) for seed in range(9)]
+    assert chosen(logits, rows) == one_by_one(logits, rows)
 
 
 def test_rows_for_which_the_candidates_do_not_suffice_are_chosen_among_all_tokens(monkeypatch):
     monkeypatch.setattr(batch_sampler, "CANDIDATES", 4)
     logits = torch.randn(8, 200, generator=torch.Generator().manual_seed(2)) / 4
     params = [SamplingParams(temperature=1.0, top_p=0.95), SamplingParams(temperature=0.7, top_k=60)] * 4
-    rows = [SamplingRow(one, seed, seed) for seed, one in enumerate(params)]
-    chosen = choose_together(logits, rows)
-    assert chosen == choose_tokens(logits, rows)
-    assert len(set(chosen)) > 4
+    rows = [BatchRow(one, seed, [1] * seed) for seed, one in enumerate(params)]
+    found = chosen(logits, rows)
+    assert found == one_by_one(logits, rows)
+    assert len(set(found)) > 4
 
 
 def test_rows_without_a_finite_number_get_no_token():
@@ -83,6 +162,6 @@ def test_rows_without_a_finite_number_get_no_token():
     logits[2, 3] = torch.nan
     logits[3, 3] = torch.inf
     for params in PARAMS[:10]:
-        found = choose_together(logits, [SamplingRow(params, 1, 1) for _ in range(4)])
+        found = chosen(logits, [BatchRow(params, 1, [1]) for _ in range(4)])
         assert found[0] >= 0
         assert found[1:] == [-1, -1, -1]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 import pytest
 import torch
 from attn_engine import EngineConfig, Request, SamplingParams
@@ -10,12 +13,15 @@ from attn_engine.decode_graphs import DecodeGraphs, Rerun
 from attn_models.decoder.config import AttentionChoice, DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.quantization.quantize import join_projections, quantize_model
+from attn_schema import StructuredOutput
 from attn_testing.pretend_cuda import PretendCuda, to_pretended
 from pretended import gpu
+from small_models import Bytes
 
 __all__ = ["gpu"]
 
 BATCH = 4
+CHARACTERS = Bytes(bytes(range(128)))
 GREEDY = SamplingParams(max_new_tokens=40, temperature=0, ignore_eos=True)
 SAMPLED = SamplingParams(max_new_tokens=40, temperature=0.8, top_p=0.9, top_k=20, ignore_eos=True)
 
@@ -41,15 +47,21 @@ def model_of(layers: int, mechanism: str = "gqa", **options) -> Decoder:
     return model
 
 
-def decoding(model: Decoder, gpu: PretendCuda, params: SamplingParams, recorded: bool = True):
-    """An engine whose sequences all decode, and whose counts begin anew."""
-    engine = build_engine(model, None, EngineConfig(max_num_seqs=BATCH, enforce_eager=True), kv_cache_tokens=1024)
-    if recorded:
-        engine._runner.graphs = DecodeGraphs(model, engine._store, Rerun(), BATCH)
+Asked = SamplingParams | Sequence[SamplingParams]
+"""Of all sequences, or of each."""
+
+
+def decoding(model: Decoder, gpu: PretendCuda, params: Asked, steps: int = 2, **more):
+    """An engine whose sequences have taken so many steps, and whose counts begin anew."""
+    config = EngineConfig(max_num_seqs=BATCH, enforce_eager=True)
+    engine = build_engine(model, CHARACTERS, config, kv_cache_tokens=1024)
+    engine._runner.graphs = DecodeGraphs(model, engine._store, Rerun(), BATCH)
+    engine.warm_up()
     for number in range(BATCH):
         prompt = tuple(range(3, 12 + number))
-        engine.submit(Request(id=str(number), token_ids=prompt, params=params))
-    for _ in range(2):
+        one = params if isinstance(params, SamplingParams) else params[number]
+        engine.submit(Request(id=str(number), token_ids=prompt, params=one, **more))
+    for _ in range(steps):
         engine.step()
     gpu.reset()
     return engine
@@ -69,6 +81,86 @@ def test_the_host_waits_once_a_step_and_copies_what_each_step_brings(gpu, params
         step(engine)
         assert gpu.syncs.total() == 1
         assert gpu.copies == copies
+
+
+OPTIONS = {
+    "repetition penalty": {"repetition_penalty": 1.3},
+    "frequency penalty": {"frequency_penalty": 0.4},
+    "presence penalty": {"presence_penalty": 0.4},
+    "logit bias": {"logit_bias": {5: 1.0, 9: -2.0}},
+    "least number of tokens": {"min_new_tokens": 30, "ignore_eos": False},
+    "log probabilities": {"top_logprobs": 3},
+    "a log probability": {"top_logprobs": 0},
+    "grammar": {"structured_output": StructuredOutput(regex="[a-z]{20,30}"), "ignore_eos": False},
+    "top-k": {"temperature": 0.8, "top_k": 20},
+    "top-p": {"temperature": 0.8, "top_p": 0.9},
+    "min-p": {"temperature": 0.8, "min_p": 0.1},
+    "typical p": {"temperature": 0.8, "typical_p": 0.7},
+    "a seed": {"temperature": 0.8, "seed": 7},
+    "all": {
+        "temperature": 0.8,
+        "top_p": 0.9,
+        "seed": 3,
+        "repetition_penalty": 1.3,
+        "frequency_penalty": 0.4,
+        "presence_penalty": 0.4,
+        "logit_bias": {5: 1.0},
+        "top_logprobs": 2,
+    },
+}
+"""Every option of sampling, beside greedy decoding."""
+TOGETHER = {
+    "one kind": lambda option: [option] * BATCH,
+    "beside greedy": lambda option: [option, GREEDY] * (BATCH // 2),
+    "beside sampled and scored": lambda option: [SAMPLED, option, GREEDY.replace(top_logprobs=1), option],
+}
+
+
+def option_of(name: str) -> SamplingParams:
+    if name == "grammar":
+        pytest.importorskip("llguidance")
+    return GREEDY.replace(num_speculative_tokens=0, **OPTIONS[name])
+
+
+def waits(gpu: PretendCuda, engine) -> Counter[str]:
+    """For what the host waits in one step."""
+    gpu.reset()
+    step(engine)
+    return Counter(gpu.syncs)
+
+
+@pytest.mark.parametrize("mixed", TOGETHER)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_host_waits_once_a_step_whatever_is_asked_of_sampling(gpu, name, mixed):
+    engine = decoding(model_of(1), gpu, TOGETHER[mixed](option_of(name)), steps=1)  # the first decode step is next
+    for _ in range(3):
+        assert waits(gpu, engine).total() == 1
+        # Which rows are asked for their likeliest token alone is sent before.
+        assert gpu.copies == (3 if mixed == "beside greedy" else 2)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_sampling_the_first_token_waits_no_more_than_greedy_decoding_does(gpu, name):
+    asked = (GREEDY, option_of(name), [GREEDY, option_of(name)] * 2)
+    seen = [waits(gpu, decoding(model_of(1), gpu, params, steps=0)) for params in asked]
+    assert seen[0]["tolist"] == 1
+    assert seen[0] == seen[1] == seen[2]
+
+
+@pytest.mark.parametrize("which", ["suppress_tokens", "begin_suppress_tokens"])
+def test_suppressed_tokens_cost_no_wait(gpu, which):
+    tokens = {which: frozenset({3, 5})}
+    assert waits(gpu, decoding(model_of(1), gpu, GREEDY, **tokens)).total() == 1
+    first = [waits(gpu, decoding(model_of(1), gpu, GREEDY, steps=0, **more)) for more in ({}, tokens)]
+    assert first[0] == first[1]
+
+
+def test_rows_whose_head_finds_the_likeliest_token_are_fetched_with_the_others(gpu):
+    model = model_of(1)
+    kept = model.logits
+    model.greedy_tokens = lambda hidden: kept(hidden).argmax(-1)
+    engine = decoding(model, gpu, [GREEDY, SAMPLED, GREEDY, GREEDY.replace(top_logprobs=2)])
+    assert waits(gpu, engine) == {"tolist": 1}
 
 
 def test_a_layer_takes_ten_kernels(gpu):

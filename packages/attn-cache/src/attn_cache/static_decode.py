@@ -152,7 +152,7 @@ class StepBuffer:
         self._written = np.zeros(total, dtype=np.int64)
         self.lines = self._written[: self._head].reshape(self._count, requests)
         self.tables = self._written[self._head :].view(np.int32).reshape(self._shape)
-        pinned = device.type == "cuda" and torch.cuda.is_available()
+        pinned = device.type == "cuda"
         # Two, as a copy may still read one of them while the next step is written.
         self._sent = [torch.zeros(total, dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
         self._there = torch.zeros(total, dtype=torch.int64, device=device)

@@ -1,20 +1,23 @@
-"""Chooses the next tokens of a whole batch on the device that has its logits, with one copy back.
+"""Chooses the next tokens of a whole batch on the device that has its logits: one copy there and one back.
 
 The same rules as `attn_engine.sampler`, which takes one row after the other on a CPU; a row's choice depends on that
 row alone here too. Where filters need tokens ranked, the most likely ones are looked at first; a row for which these do
-not suffice is done again over the whole vocabulary.
+not suffice is done again over the whole vocabulary, for which the host waits once more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from attn_schema import SamplingParams
 from torch import Tensor
 
-from attn_engine.sampler import MIN_TEMPERATURE, SamplingRow, uniform
+from attn_engine.batch_scores import BatchRow, note_changes, process_together
+from attn_engine.host_numbers import HostNumbers, fetched
+from attn_engine.sampler import MIN_TEMPERATURE, Choice, likeliest, uniform
 
 CANDIDATES = 1024
 """Most likely tokens that are ranked first."""
@@ -38,32 +41,87 @@ Kind = Callable[[Tensor, Numbers, int], Tensor]
 """Chooses tokens [rows] of scores [rows, vocab_size] among so many candidates."""
 
 
-def choose_together(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-    """Token ids, one a row of logits [rows, vocab_size]; -1 where the logits of a row are not finite."""
-    scores = process_together(logits, rows)
-    kinds = [kind_of(row.params) for row in rows]
-    highest, best = scores.max(-1)
-    if set(kinds) == {greedy}:
-        chosen = best
-    else:
-        numbers = numbers_of(rows, scores.device)
-        chosen = best.clone() if greedy in kinds else best
-        for kind in {kind for kind in kinds if kind is not greedy}:
-            places = [place for place, found in enumerate(kinds) if found is kind]
-            if len(places) == len(rows):
-                chosen = kind(scores, numbers, CANDIDATES)
-                continue
-            at = torch.tensor(places, device=scores.device)
-            part = Numbers(*(number[at] for number in numbers))
-            chosen = chosen.index_copy(0, at, kind(scores[at], part, CANDIDATES))
-    found: list[int] = chosen.where(highest.isfinite(), -1).tolist()
-    short = [place for place, token in enumerate(found) if token == UNKNOWN]
-    if short:
-        at = torch.tensor(short, device=scores.device)
-        numbers = numbers_of([rows[place] for place in short], scores.device)
-        for place, token in zip(short, ranked(scores[at], numbers, scores.shape[-1]).tolist(), strict=True):
-            found[place] = token
-    return found
+def choose_together(
+    logits: Tensor, rows: Sequence[BatchRow], beside: Tensor | None = None
+) -> tuple[list[Choice], list[int]]:
+    """What is chosen for each row of logits [rows, vocab_size]; token -1 where its scores are not finite.
+
+    `beside` are integers of the device [n], which are fetched by the same copy and returned too.
+    """
+    logits = logits.detach()
+    numbers, drawn = HostNumbers(), not all(row.greedy for row in rows)
+    if drawn:
+        note_changes(numbers, rows, logits.shape[-1])
+        _note_draws(numbers, rows)
+    asked = {place: row.params.top_logprobs for place, row in enumerate(rows) if row.params.top_logprobs is not None}
+    if asked:
+        numbers.add("asked", list(asked))
+    sent = numbers.send(logits.device)
+    scores = process_together(logits, rows, sent) if drawn else logits
+    chosen = _chosen(scores, rows, sent) if drawn else likeliest(logits)
+    parts = [chosen]
+    if asked:
+        at = sent["asked"]
+        parts += _log_probabilities(logits[at], chosen[at], max(asked.values()))
+    tokens, *found = fetched(parts if beside is None else [*parts, beside])
+    others = [] if beside is None else [int(number) for number in found.pop()]
+    short = [place for place, token in enumerate(tokens) if token == UNKNOWN]
+    again = _choose_again(logits, scores, rows, short) if short else []
+    for place, (token, own) in zip(short, again, strict=True):
+        tokens[place] = token
+        if place in asked:
+            found[0][list(asked).index(place)] = own
+    return _choices(tokens, asked, found), others
+
+
+def _chosen(scores: Tensor, rows: Sequence[BatchRow], sent: Mapping[str, Tensor]) -> Tensor:
+    """Tokens [rows] of scores [rows, vocab_size]; `UNKNOWN` where more candidates are needed."""
+    highest, chosen = scores.max(-1)
+    for kind in _kinds(rows):
+        at = sent[kind.__name__]
+        numbers = Numbers(*sent[f"{kind.__name__}.numbers"].unbind(0))
+        if len(at) == len(rows):
+            chosen = kind(scores, numbers, CANDIDATES)
+        else:
+            chosen = chosen.index_copy(0, at, kind(scores[at], numbers, CANDIDATES))
+    return chosen.where(highest.isfinite(), -1)
+
+
+def _choose_again(
+    logits: Tensor, scores: Tensor, rows: Sequence[BatchRow], short: Sequence[int]
+) -> list[tuple[int, float]]:
+    """The tokens of rows for which the candidates did not suffice, and their log probabilities."""
+    numbers = HostNumbers()
+    numbers.add("rows", short)
+    numbers.add("numbers", _lines([rows[place] for place in short]), np.float64)
+    sent = numbers.send(scores.device)
+    at = sent["rows"]
+    tokens = ranked(scores[at], Numbers(*sent["numbers"].unbind(0)), scores.shape[-1])
+    chosen, own = fetched([tokens, _log_probabilities(logits[at], tokens, 0)[0]])
+    return [(int(token), logprob) for token, logprob in zip(chosen, own, strict=True)]
+
+
+def _log_probabilities(logits: Tensor, tokens: Tensor, count: int) -> list[Tensor]:
+    """For logits [rows, vocab_size] the log probabilities of tokens [rows], then those of the `count` most likely
+    [rows * count], and their ids."""
+    scores = logits.float().log_softmax(-1)
+    own = scores.gather(1, tokens.clamp(min=0)[:, None])[:, 0]
+    values, ids = scores.topk(min(count, scores.shape[-1]), dim=-1)
+    return [own, values.flatten(), ids.flatten()]
+
+
+def _choices(tokens: Sequence[float], asked: Mapping[int, int], found: Sequence[Sequence[float]]) -> list[Choice]:
+    """The tokens, with the log probabilities of the rows that ask for so many."""
+    choices: list[Choice] = [(int(token), None, ()) for token in tokens]
+    if asked:
+        own, values, ids = found
+        width = len(values) // len(asked)
+        for number, (place, count) in enumerate(asked.items()):
+            start, stop = number * width, number * width + min(count, width)
+            top = [(int(id_), value) for id_, value in zip(ids[start:stop], values[start:stop], strict=True)]
+            if tokens[place] >= 0:
+                choices[place] = (int(tokens[place]), own[number], top)
+    return choices
 
 
 def kind_of(params: SamplingParams) -> Kind:
@@ -75,8 +133,24 @@ def kind_of(params: SamplingParams) -> Kind:
     return ranked if params.top_k or params.top_p < 1 else weighted
 
 
-def numbers_of(rows: Sequence[SamplingRow], device: torch.device) -> Numbers:
-    """The parameters of rows, by one copy."""
+def _kinds(rows: Sequence[BatchRow]) -> dict[Kind, list[int]]:
+    """The rows of each kind, but for those that take the most likely token."""
+    found: dict[Kind, list[int]] = {}
+    for place, row in enumerate(rows):
+        found.setdefault(kind_of(row.params), []).append(place)
+    found.pop(greedy, None)
+    return found
+
+
+def _note_draws(numbers: HostNumbers, rows: Sequence[BatchRow]) -> None:
+    """Add what `_chosen` needs of the host."""
+    for kind, places in _kinds(rows).items():
+        numbers.add(kind.__name__, places)
+        numbers.add(f"{kind.__name__}.numbers", _lines([rows[place] for place in places]), np.float64)
+
+
+def _lines(rows: Sequence[BatchRow]) -> list[tuple[float, ...]]:
+    """The parameters of rows, a line each of `Numbers`."""
     lines = [
         (
             1 / max(row.params.temperature, MIN_TEMPERATURE),
@@ -84,52 +158,11 @@ def numbers_of(rows: Sequence[SamplingRow], device: torch.device) -> Numbers:
             row.params.top_p,
             row.params.min_p,
             row.params.typical_p,
-            uniform(row.seed, row.position),
+            uniform(row.seed, len(row.tokens)),
         )
         for row in rows
     ]
-    return Numbers(*torch.tensor(lines, dtype=torch.float64).to(device, non_blocking=True).unbind(1))
-
-
-def process_together(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """Logits [rows, vocab_size], float32, after penalties, logit_bias and constraints, in this order."""
-    scores = logits.detach().float()
-    if all(row.unchanged for row in rows):
-        return scores
-    scores = scores.clone() if scores is logits or logits.dtype == torch.float32 else scores
-    seen = {place: row.seen for place, row in enumerate(rows) if row.seen is not None}
-    if seen:
-        at, known = indices(seen, scores), torch.stack(list(seen.values()))
-        penalty = values([rows[place].params.repetition_penalty for place in seen], scores)
-        part = scores[at]
-        scores[at] = torch.where(known, torch.where(part > 0, part / penalty, part * penalty), part)
-    counts = {place: row.counts for place, row in enumerate(rows) if row.counts is not None}
-    if counts:
-        at, known = indices(counts, scores), torch.stack(list(counts.values()))
-        frequency = values([rows[place].params.frequency_penalty for place in counts], scores)
-        presence = values([rows[place].params.presence_penalty for place in counts], scores)
-        scores[at] -= frequency * known + presence * (known > 0)
-    biases = [(n, id_, value) for n, row in enumerate(rows) for id_, value in (row.params.logit_bias or {}).items()]
-    if biases:
-        lines, ids, added = zip(*biases, strict=True)
-        places = torch.tensor([lines, ids], device=scores.device)
-        amounts = torch.tensor(added, dtype=scores.dtype, device=scores.device)
-        scores.index_put_((places[0], places[1]), amounts, accumulate=True)
-    allowed = {place: row.allowed for place, row in enumerate(rows) if row.allowed is not None}
-    if allowed:
-        at = indices(allowed, scores)
-        scores[at] = scores[at].masked_fill(~torch.stack(list(allowed.values())), -torch.inf)
-    return scores
-
-
-def indices(places: dict[int, Tensor], like: Tensor) -> Tensor:
-    """These rows, on the device of a tensor."""
-    return torch.tensor(list(places), device=like.device)
-
-
-def values(numbers: Sequence[float], like: Tensor) -> Tensor:
-    """Numbers [rows, 1] of the type of a tensor."""
-    return torch.tensor(numbers, dtype=like.dtype, device=like.device)[:, None]
+    return list(zip(*lines, strict=True))
 
 
 def greedy(scores: Tensor, numbers: Numbers, candidates: int) -> Tensor:

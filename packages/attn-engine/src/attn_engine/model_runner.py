@@ -16,6 +16,7 @@ from torch import Tensor
 
 from attn_engine import sequence as sequences
 from attn_engine.decode_graphs import DecodeGraphs
+from attn_engine.host_numbers import on_device
 from attn_engine.nan_tracer import NanTracer
 from attn_engine.scheduler import ScheduledChunk
 from attn_engine.tensor_parallel import LeadingStore
@@ -135,13 +136,12 @@ class ModelRunner:
         """Logits [rows, vocab_size] of these rows of hidden [tokens, hidden_size]."""
         return self.model.logits(self._rows(hidden, rows))
 
-    def greedy_tokens(self, hidden: Tensor, rows: Sequence[int]) -> list[int] | None:
+    def greedy_tokens(self, hidden: Tensor, rows: Sequence[int]) -> Tensor | None:
         """The most likely token after each of these rows of hidden [tokens, hidden_size], -1 if there is none.
 
         None if the model can tell only by its logits.
         """
-        found = None if self._greedy_head is None else self._greedy_head.greedy_tokens(self._rows(hidden, rows))
-        return None if found is None else cast("list[int]", found.tolist())
+        return None if self._greedy_head is None else self._greedy_head.greedy_tokens(self._rows(hidden, rows))
 
     def _rows(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
         # An equal number is not enough: completions of one prompt share its last row.
@@ -167,7 +167,7 @@ class ModelRunner:
         return batch, [entry.number for entry in entries]
 
     def _tensor(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.device)
+        return on_device(values, self.device)
 
 
 class LazyLogits:
@@ -179,19 +179,26 @@ class LazyLogits:
     def __init__(self, runner: ModelRunner, hidden: Tensor, ends: Sequence[tuple[sequences.Sequence, int]]) -> None:
         self.sampling = runner.sampling
         greedy = [place for place, (sequence, _) in enumerate(ends) if not sequence.needs_logits]
-        tokens = runner.greedy_tokens(hidden, [ends[place][1] for place in greedy]) if greedy else None
-        self.tokens = dict(zip(greedy, tokens, strict=True)) if tokens is not None else {}
-        """The most likely token, -1 if there is none, of ends without logits."""
-        self.with_logits = [place for place in range(len(ends)) if place not in self.tokens]
-        """Ends with logits."""
-        self._rows = {place: row for row, place in enumerate(self.with_logits)}
-        rows = [ends[place][1] for place in self.with_logits]
+        self.unread = runner.greedy_tokens(hidden, [ends[place][1] for place in greedy]) if greedy else None
+        """The most likely tokens of ends without logits, until `read` has them."""
+        self._greedy = greedy if self.unread is not None else []
+        self.tokens: dict[int, int] = {}
+        """Those that were read, -1 where there is none."""
+        without = set(self._greedy)
+        with_logits = [place for place in range(len(ends)) if place not in without]
+        self.logit_rows = {place: row for row, place in enumerate(with_logits)}
+        """Ends with logits, and their rows among these."""
+        rows = [ends[place][1] for place in with_logits]
         self._logits = runner.logits(hidden, rows) if rows else None
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Note what `unread` is, once the host has it."""
+        self.tokens, self.unread = dict(zip(self._greedy, tokens, strict=True)), None
 
     def logits(self, places: Sequence[int]) -> Tensor:
         """Logits [places, vocab_size] of ends that have them, at least one."""
-        rows, known = [self._rows[place] for place in places], cast("Tensor", self._logits)
-        return known if rows == list(range(len(known))) else known[rows]
+        rows, known = [self.logit_rows[place] for place in places], cast("Tensor", self._logits)
+        return known if rows == list(range(len(known))) else known[on_device(rows, known.device)]
 
 
 def _chip(device: torch.device) -> str:

@@ -16,7 +16,7 @@ from attn_engine.batch_sampler import choose_together
 from attn_engine.beam_search import BeamHypothesis
 from attn_engine.model_runner import LazyLogits, ModelRunner
 from attn_engine.moved_prompts import PromptState
-from attn_engine.sampler import SamplingRow, choose_tokens, greedy_tokens, log_probabilities
+from attn_engine.sampler import Choice, SamplingRow, choose_tokens, greedy_tokens, log_probabilities
 from attn_engine.scheduler import ScheduledChunk
 from attn_engine.sequence import NOT_FINITE, NoTokenError, SequenceOutput
 from attn_engine.speculative import Verification, roll_back, verify
@@ -29,8 +29,6 @@ Fork = Callable[[sequences.Sequence], list[sequences.Sequence]]
 """Lets the followers of a sequence go on from its KV cache; returns them."""
 Export = Callable[[sequences.Sequence, str], PromptState]
 """The state of a sequence, computed on what the text names; raises where it cannot leave."""
-Choice = tuple[int, float | None, Sequence[tuple[int, float]]]
-"""A token, -1 if there is none; its log probability and the most likely (id, logprob), if asked for."""
 
 
 def process_step(
@@ -67,7 +65,7 @@ def process_step(
     ends += [(follower, row) for sequence, row in ends if sequence.followers for follower in fork(sequence)]
     if ends:
         lazy = LazyLogits(runner, hidden, ends)
-        beams = {place for place in lazy.with_logits if ends[place][0].params.num_beams > 1}
+        beams = {place for place in lazy.logit_rows if ends[place][0].params.num_beams > 1}
         for place in beams:
             ends[place][0].logits = lazy.logits([place])[0]
         growing = [(sequence, place) for place, (sequence, _) in enumerate(ends) if place not in beams]
@@ -132,25 +130,35 @@ def _generate(
     growing: Sequence[tuple[sequences.Sequence, int]], lazy: LazyLogits, end_ids: Collection[int]
 ) -> list[SequenceOutput]:
     """The next token of each sequence, which is given with its place among the ends of `lazy`."""
-    found: dict[int, Choice] = {place: (token, None, ()) for place, token in lazy.tokens.items()}
-    rest = [(sequence, place) for sequence, place in growing if place not in found]
+    rest = [(sequence, place) for sequence, place in growing if place in lazy.logit_rows]
+    found: dict[int, Choice] = {}
     if rest:
-        logits = lazy.logits([place for _, place in rest])
-        chosen = _choose([sequence for sequence, _ in rest], logits, end_ids, lazy.sampling)
+        chosen = _choose([sequence for sequence, _ in rest], lazy, [place for _, place in rest], end_ids)
         found.update(zip((place for _, place in rest), chosen, strict=True))
+    if lazy.unread is not None:
+        lazy.read(lazy.unread.tolist())
+    found.update({place: (token, None, ()) for place, token in lazy.tokens.items()})
     return [_extend(sequence, found[place], end_ids) for sequence, place in growing]
 
 
 def _choose(
-    growing: Sequence[sequences.Sequence], logits: Tensor, end_ids: Collection[int], kernel: SamplingKernel | None
+    growing: Sequence[sequences.Sequence], lazy: LazyLogits, places: Sequence[int], end_ids: Collection[int]
 ) -> list[Choice]:
+    """Choices at ends with logits; on a GPU tokens of the others come along, as the host waits for every copy back."""
+    logits = lazy.logits(places)
+    if logits.device.type == "cuda":
+        asked = [sequence.batch_row(logits.shape[-1], end_ids) for sequence in growing]
+        choices, others = choose_together(logits, asked, lazy.unread)
+        if lazy.unread is not None:
+            lazy.read(others)
+        return choices
+    logits = logits.cpu()
     if all(sequence.greedy for sequence in growing):
         tokens = greedy_tokens(logits)
     else:
         rows = [_sampling_row(sequence, logits, end_ids) for sequence in growing]
-        on_cpu = logits.device.type == "cpu"
-        tokens = choose_tokens(logits, rows, kernel) if on_cpu else choose_together(logits, rows)
-    return _with_logprobs(growing, logits, tokens, kernel)
+        tokens = choose_tokens(logits, rows, lazy.sampling)
+    return _with_logprobs(growing, logits, tokens, lazy.sampling)
 
 
 def _sampling_row(sequence: sequences.Sequence, logits: Tensor, end_ids: Collection[int]) -> SamplingRow:

@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Floats = NDArray[Any]
+Choice = tuple[int, float | None, Sequence[tuple[int, float]]]
+"""A token, -1 if there is none; its log probability and the most likely (id, logprob), if asked for."""
 BLOCK = 256
 """Logits reduced at once when a maximum or a sum is looked for."""
 CANDIDATES = (256, 4096)
@@ -109,7 +111,13 @@ def _choose(logits: Tensor, row: SamplingRow) -> int:
 
 
 def greedy_tokens(logits: Tensor) -> list[int]:
-    """The most likely token of each row of logits [rows, vocab_size]; the first of equal ones, -1 if not finite.
+    """The most likely token of each row of logits [rows, vocab_size]; the first of equal ones, -1 if not finite."""
+    found: list[int] = likeliest(logits).tolist()
+    return found
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """As `greedy_tokens`, on the device of the logits [rows], int64.
 
     The maximum of each block, then the position in the best block: on a CPU, torch finds a maximum ten times faster
     than its position, and with all threads.
@@ -120,8 +128,7 @@ def greedy_tokens(logits: Tensor) -> list[int]:
     blocks = padded.view(len(logits), -1, BLOCK)
     best = blocks.amax(-1).argmax(-1)
     values, places = blocks[torch.arange(len(logits), device=logits.device), best].max(-1)
-    found: list[int] = (best * BLOCK + places).where(values.isfinite(), -1).tolist()
-    return found
+    return (best * BLOCK + places).where(values.isfinite(), -1)
 
 
 def log_probabilities(

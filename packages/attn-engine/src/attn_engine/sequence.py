@@ -13,6 +13,7 @@ from attn_core.errors import InternalError, InvalidValue, UserError
 from attn_schema import FinishReason, SamplingParams, ScoringParams, Token, TopLogprob
 from torch import Tensor
 
+from attn_engine.batch_scores import BatchRow, TokenTally
 from attn_engine.detokenizer import Detokenizer, StopStrings, TokenText
 from attn_engine.draft_tokens import DraftLength, PromptLookup
 from attn_engine.moved_prompts import PromptState
@@ -94,6 +95,7 @@ class Sequence:
     matcher: GrammarMatcher | None = None
     _seen: Tensor | None = None
     _counts: Tensor | None = None
+    _tallies: tuple[TokenTally, TokenTally] | None = None
 
     def __post_init__(self) -> None:
         self.rank_with(self)
@@ -197,16 +199,38 @@ class Sequence:
     def allowed(self, vocab_size: int, device: torch.device, end_ids: Collection[int]) -> Tensor | None:
         """Which tokens may come next [vocab_size], bool; None if all may."""
         allowed = None if self.matcher is None else self.matcher.allowed(vocab_size, device)
-        suppressed = set(self.request.suppress_tokens)
-        if not self.generated:
-            suppressed |= self.request.begin_suppress_tokens
-        if self.generated < self.params.min_new_tokens:
-            suppressed.update(end_ids)
+        suppressed = self.suppressed(end_ids)
         if not suppressed:
             return allowed
         allowed = torch.ones(vocab_size, dtype=torch.bool, device=device) if allowed is None else allowed
         allowed[torch.tensor(sorted(suppressed), device=device)] = False
         return allowed
+
+    def suppressed(self, end_ids: Collection[int]) -> Collection[int]:
+        """Tokens that may not come next, whatever a grammar says."""
+        suppressed = set(self.request.suppress_tokens)
+        if not self.generated:
+            suppressed |= self.request.begin_suppress_tokens
+        if self.generated < self.params.min_new_tokens:
+            suppressed.update(end_ids)
+        return suppressed
+
+    def batch_row(self, vocab_size: int, end_ids: Collection[int]) -> BatchRow:
+        """How its next token is chosen together with those of others, on a GPU."""
+        if self.greedy:
+            return BatchRow(self.params, self.seed, self.tokens, greedy=True)
+        if self._tallies is None:
+            self._tallies = TokenTally(), TokenTally(noted=len(self.request.token_ids))
+        seen, counts = self._tallies
+        return BatchRow(
+            self.params,
+            self.seed,
+            self.tokens,
+            seen=seen if self.params.repetition_penalty != 1 else None,
+            counts=counts if self.penalizes_counts else None,
+            suppressed=self.suppressed(end_ids),
+            grammar=None if self.matcher is None else self.matcher.allowed_bytes(vocab_size),
+        )
 
     def took_states_of(self, other: Sequence) -> None:
         """Note that its KV cache was forked from that of another sequence of the same tokens."""
@@ -218,6 +242,7 @@ class Sequence:
         self.computed = 0
         self.encoder_written = False
         self.logits = None
+        self._tallies = None  # of a batch's memory, which one that waits would keep
 
     def become(self, other: Sequence) -> None:
         """Take the tokens of another sequence; none of them is computed."""

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from attn_core.errors import InvalidValue, MissingPackage, UserError
 from attn_core.models import Tokenizer
 from attn_schema import StructuredOutput
+from numpy.typing import NDArray
 from torch import Tensor
 
 CACHED_GRAMMARS = 256
@@ -140,10 +142,14 @@ class GrammarMatcher:
 
     def allowed(self, vocab_size: int, device: torch.device) -> Tensor:
         """Which tokens may come next [vocab_size], bool; an end-of-sequence token where the completion may end."""
-        allowed = torch.zeros(vocab_size, dtype=torch.bool)
-        biases = torch.frombuffer(bytearray(self._allowed()), dtype=torch.uint8)[:vocab_size]
-        allowed[: len(biases)] = biases != 0
-        return allowed.to(device)
+        return torch.from_numpy(self.allowed_bytes(vocab_size)).to(device) != 0
+
+    def allowed_bytes(self, vocab_size: int) -> NDArray[np.uint8]:
+        """As `allowed`, on the host [vocab_size], uint8: 0 for tokens that may not come."""
+        allowed = np.zeros(vocab_size, dtype=np.uint8)
+        biases = np.frombuffer(self._allowed(), dtype=np.uint8)[:vocab_size]
+        allowed[: len(biases)] = biases
+        return allowed
 
     def _allowed(self) -> bytes:
         if self._biases is None:

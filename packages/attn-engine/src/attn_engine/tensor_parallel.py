@@ -21,6 +21,8 @@ from attn_core.models import LanguageModel
 from attn_core.stores import BranchingStore, PrefixStore, StateStore, StoreSize, TreeStore, Usage
 from torch import Tensor
 
+from attn_engine.host_numbers import on_device
+
 LOST = "a process with other heads of the model has ended"
 
 
@@ -238,4 +240,4 @@ class Follower:
                     raise InternalError(f"{method}{tuple(given)} gave {found} here and {result} on the first rank")
 
     def _tensor(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.device)
+        return on_device(values, self.device)

@@ -2,7 +2,8 @@
 
 `torch` without CUDA computes with them as with any others: what a `PretendCuda` sees is the sequence of operations that
 a real GPU would get. It counts kernels that would be launched, points at which the host waits for the device, and
-copies to it. Kernels of Triton are counted and not computed; their outputs are zeros.
+copies to it. A copy to the device waits as well, unless it is asked for as `non_blocking` and comes from pinned memory
+that was made while counting. Kernels of Triton are counted and not computed; their outputs are zeros.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ _WAITING = {
     "equal",
 }
 """Operations whose result has a size that only the device knows, or is a number for the host."""
+_INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}
+"""Operations that bring indices to the device, where these are on the host."""
 
 
 class PretendCudaTensor(torch.Tensor):
@@ -178,6 +181,8 @@ class PretendCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Triton programs in order: name, grid, and the addresses of the tensors they were given."""
         self.syncs: Counter[str] = Counter()
         self.copies = 0
+        self._pinned: dict[int, torch.UntypedStorage] = {}
+        """Pinned memory of the host, by address; kept, so that no other gets its address."""
 
     def reset(self) -> None:
         """Count from nothing again."""
@@ -213,8 +218,10 @@ class PretendCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         before = any(isinstance(tensor, PretendCudaTensor) for tensor in tensors_in((args, kwargs)))
         result = computed(func, args, kwargs)
+        if kwargs.get("pin_memory"):
+            self._pinned[result.untyped_storage().data_ptr()] = result.untyped_storage()
         if before or any(isinstance(tensor, PretendCudaTensor) for tensor in tensors_in(result)):
-            self._count(func, args, result)
+            self._count(func, args, kwargs, result)
         return result
 
     def launched(self, name: str, grid: int, pointers: tuple[int, ...]) -> None:
@@ -222,26 +229,48 @@ class PretendCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.programs[name] += 1
         self.grids.append((name, grid, pointers))
 
-    def _count(self, func: Any, args: Any, result: Any) -> None:
+    def _count(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         name, after = func.overloadpacket.__name__, any(isinstance(t, PretendCudaTensor) for t in tensors_in(result))
         if name in _WAITING or self._selects_by_mask(name, args):
             self.syncs[name] += 1
+        for index in args[1] if name in _INDEXED else ():
+            if index is not None and not isinstance(index, PretendCudaTensor):
+                self._brought(index, non_blocking=False)
         if name in _COPIES:
-            source = args[1] if name == "copy_" else args[0]
-            if not isinstance(source, PretendCudaTensor):
-                self.copies += 1
-            elif not after:
-                self.syncs[name] += 1
-            elif name == "copy_" or result is not source:
-                self.launches[name] += 1
+            self._count_copy(func, args, kwargs, result, after=after)
         elif name not in _ALLOCATIONS and not func.is_view:
             self.launches[name] += 1
 
+    def _count_copy(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any, *, after: bool) -> None:
+        name = func.overloadpacket.__name__
+        source = args[1] if name == "copy_" else args[0]
+        if isinstance(source, PretendCudaTensor):
+            if not after:
+                self.syncs[name] += 1
+            elif name == "copy_" or result is not source:
+                self.launches[name] += 1
+        elif name == "copy_" and not source.dim():
+            self.launches["fill_"] += 1  # x[i] = 1: torch makes the number on the device
+        else:
+            self._brought(source, non_blocking=_argument(func, "non_blocking", args, kwargs))
+
+    def _brought(self, source: Tensor, *, non_blocking: bool) -> None:
+        """Count a copy of a tensor of the host to the device."""
+        self.copies += 1
+        if not non_blocking:
+            self.syncs["blocking copy to the device"] += 1
+        elif source.untyped_storage().data_ptr() not in self._pinned:
+            self.syncs["copy of memory that is not pinned"] += 1
+
     @staticmethod
     def _selects_by_mask(name: str, args: Any) -> bool:
-        return name in {"index", "index_put_", "index_put"} and any(
-            index is not None and index.dtype == torch.bool for index in args[1]
-        )
+        return name in _INDEXED and any(index is not None and index.dtype == torch.bool for index in args[1])
+
+
+def _argument(func: Any, wanted: str, args: Any, kwargs: dict[str, Any]) -> bool:
+    """An argument of an operation that is False where it is not given."""
+    names = [argument.name for argument in func._schema.arguments]  # noqa: SLF001
+    return bool(kwargs.get(wanted, dict(zip(names, args, strict=False)).get(wanted, False)))
 
 
 def to_pretended(model: torch.nn.Module) -> None:

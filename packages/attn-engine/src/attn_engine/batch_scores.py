@@ -1,0 +1,147 @@
+"""Penalties, biases and constraints of a whole batch, on the device that has its logits.
+
+The same rules as `attn_engine.sampler.process_logits`, which takes one row. What the device must be told is added to
+the numbers of the step; what it keeps from step to step are the tokens that penalties look at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from attn_schema import SamplingParams
+from numpy.typing import NDArray
+from torch import Tensor
+
+from attn_engine.host_numbers import HostNumbers
+
+
+@dataclass(eq=False)
+class TokenTally:
+    """What a device keeps of the tokens of a sequence: `kept` [vocab_size], of those before number `noted`."""
+
+    noted: int = 0
+    kept: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class BatchRow:
+    """One row to choose a token for: its parameters and seed, and the tokens of its sequence, behind which it comes.
+
+    `greedy` says that the most likely token is taken, whatever came before. Where penalties need them, `seen` keeps
+    which tokens have occurred, bool, and `counts` how often each was generated, float32. Tokens that are `suppressed`
+    may not come, nor those that are 0 in `grammar` [vocab_size], uint8.
+    """
+
+    params: SamplingParams
+    seed: int
+    tokens: Sequence[int]
+    greedy: bool = False
+    seen: TokenTally | None = None
+    counts: TokenTally | None = None
+    suppressed: Collection[int] = ()
+    grammar: NDArray[Any] | None = None
+
+
+def note_changes(numbers: HostNumbers, rows: Sequence[BatchRow], vocab_size: int) -> None:
+    """Add what `process_together` needs of the host."""
+    seen = {place: row.seen for place, row in enumerate(rows) if row.seen is not None}
+    if seen:
+        numbers.add("seen.rows", list(seen))
+        numbers.add("seen.fresh", _fresh(rows, seen, vocab_size))
+        numbers.add("seen.penalty", [rows[place].params.repetition_penalty for place in seen], np.float64)
+    counts = {place: row.counts for place, row in enumerate(rows) if row.counts is not None}
+    if counts:
+        params = [rows[place].params for place in counts]
+        numbers.add("counts.rows", list(counts))
+        numbers.add("counts.fresh", _fresh(rows, counts, vocab_size))
+        numbers.add("counts.frequency", [one.frequency_penalty for one in params], np.float64)
+        numbers.add("counts.presence", [one.presence_penalty for one in params], np.float64)
+    biased = {place: row.params.logit_bias for place, row in enumerate(rows) if row.params.logit_bias}
+    if biased:
+        numbers.add("bias.places", [place * vocab_size + token for place, bias in biased.items() for token in bias])
+        numbers.add("bias.amounts", [amount for bias in biased.values() for amount in bias.values()], np.float64)
+    suppressed = [n * vocab_size + token for n, row in enumerate(rows) for token in row.suppressed]
+    if suppressed:
+        numbers.add("suppressed", suppressed)
+    grammars = {place: row.grammar for place, row in enumerate(rows) if row.grammar is not None}
+    if grammars:
+        numbers.add("grammar.rows", list(grammars))
+        numbers.add("grammar.allowed", np.stack(list(grammars.values())), np.uint8)
+
+
+def _fresh(rows: Sequence[BatchRow], tallies: Mapping[int, TokenTally], vocab_size: int) -> list[int]:
+    """Where the tokens that are not in the tallies yet lie in these, laid end to end."""
+    return [
+        number * vocab_size + token
+        for number, (place, tally) in enumerate(tallies.items())
+        for token in rows[place].tokens[tally.noted :]
+    ]
+
+
+def process_together(logits: Tensor, rows: Sequence[BatchRow], sent: Mapping[str, Tensor]) -> Tensor:
+    """Logits [rows, vocab_size], float32, after penalties, logit_bias and constraints, in this order.
+
+    `sent` is what `note_changes` added. The tallies of the rows know all their tokens afterwards.
+    """
+    scores = logits.detach().float()
+    if "seen.rows" in sent:
+        scores = _repeated(scores, rows, sent)
+    if "counts.rows" in sent:
+        scores = _counted(scores, rows, sent)
+    own = scores.dtype != logits.dtype or {"seen.rows", "counts.rows"} & sent.keys()
+    if {"bias.places", "suppressed", "grammar.rows"} & sent.keys() and not own:
+        scores = scores.clone(memory_format=torch.contiguous_format)
+    scores = scores.contiguous()
+    if "bias.places" in sent:
+        scores.view(-1).index_add_(0, sent["bias.places"], sent["bias.amounts"].to(scores.dtype))
+    if "suppressed" in sent:
+        scores.view(-1).index_fill_(0, sent["suppressed"], -torch.inf)
+    if "grammar.rows" in sent:
+        at = sent["grammar.rows"]
+        scores = _replaced(scores, at, _part(scores, at).masked_fill(sent["grammar.allowed"] == 0, -torch.inf))
+    return scores
+
+
+def _repeated(scores: Tensor, rows: Sequence[BatchRow], sent: Mapping[str, Tensor]) -> Tensor:
+    """Scores after the repetition penalty."""
+    at, vocab_size = sent["seen.rows"], scores.shape[-1]
+    tallies = [row.seen for row in rows if row.seen is not None]
+    known = _stacked(tallies, torch.zeros(vocab_size, dtype=torch.bool, device=scores.device))
+    known.view(-1).index_fill_(0, sent["seen.fresh"], True)  # noqa: FBT003
+    _keep(tallies, known, [len(row.tokens) for row in rows if row.seen is not None])
+    penalty, part = sent["seen.penalty"].to(scores.dtype)[:, None], _part(scores, at)
+    return _replaced(scores, at, torch.where(known, torch.where(part > 0, part / penalty, part * penalty), part))
+
+
+def _counted(scores: Tensor, rows: Sequence[BatchRow], sent: Mapping[str, Tensor]) -> Tensor:
+    """Scores after frequency and presence penalties."""
+    at, vocab_size, fresh = sent["counts.rows"], scores.shape[-1], sent["counts.fresh"]
+    tallies = [row.counts for row in rows if row.counts is not None]
+    known = _stacked(tallies, torch.zeros(vocab_size, device=scores.device))
+    known.view(-1).index_add_(0, fresh, torch.ones_like(fresh, dtype=known.dtype))
+    _keep(tallies, known, [len(row.tokens) for row in rows if row.counts is not None])
+    frequency, presence = (sent[f"counts.{name}"].to(scores.dtype)[:, None] for name in ("frequency", "presence"))
+    return _replaced(scores, at, _part(scores, at) - (frequency * known + presence * (known > 0)))
+
+
+def _stacked(tallies: Sequence[TokenTally], nothing: Tensor) -> Tensor:
+    """What is kept of each [tallies, vocab_size]; `nothing` for those that are new."""
+    return torch.stack([nothing if tally.kept is None else tally.kept for tally in tallies])
+
+
+def _keep(tallies: Sequence[TokenTally], known: Tensor, lengths: Sequence[int]) -> None:
+    for tally, kept, length in zip(tallies, known.unbind(0), lengths, strict=True):
+        tally.kept, tally.noted = kept, length
+
+
+def _part(scores: Tensor, at: Tensor) -> Tensor:
+    """These rows, which rise."""
+    return scores if len(at) == len(scores) else scores[at]
+
+
+def _replaced(scores: Tensor, at: Tensor, part: Tensor) -> Tensor:
+    return part if len(at) == len(scores) else scores.index_copy(0, at, part)
