@@ -14,26 +14,21 @@ from attn_core import Capability, installed
 from attn_engine import EngineConfig, Request, SamplingParams, ScoringParams, build_engine
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
-from attn_testing.pretend_cuda import PretendCuda, PretendCudaTensor, tensors_in, to_pretended
+from attn_testing.pretend_cuda import PretendCuda, left_behind, to_pretended
 
 VOCABULARY = 32
 PROMPT = tuple((7 * place) % VOCABULARY for place in range(40))
 MECHANISMS = [
     name for name in installed().mechanisms.names() if installed().mechanisms.get(name).can(Capability.CAUSAL)
 ]
-TAKES_INDICES = {"copy_", "index", "index_put", "index_put_", "_index_put_impl_"}
-"""Operations in which a real GPU takes a tensor of the CPU beside its own."""
 
 
 class StrictCuda(PretendCuda):
     """Raises as a real device does where a tensor of the CPU that is no single number meets one of the GPU."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, given = func.overloadpacket.__name__, list(tensors_in((args, kwargs or {})))
-        there = [isinstance(tensor, PretendCudaTensor) for tensor in given]
-        beside = [tensor for tensor, on_gpu in zip(given, there, strict=True) if not on_gpu and tensor.dim()]
-        if any(there) and beside and name not in TAKES_INDICES:
-            shapes = [tuple(tensor.shape) for tensor in beside]
+        shapes = [tuple(tensor.shape) for tensor in left_behind(func, args, kwargs)]
+        if shapes:
             raise RuntimeError(f"{func}: expected all tensors to be on the same device; on the CPU: {shapes}")
         return super().__torch_dispatch__(func, types, args, kwargs)
 

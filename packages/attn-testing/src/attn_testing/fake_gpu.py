@@ -21,7 +21,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-H200 = devices.Gpu("NVIDIA H200", (9, 0))
+from attn_testing.pretend_cuda import H200
+
 CUDA, META = 1, 14
 """torch's numbers of types of devices."""
 

@@ -8,16 +8,25 @@ that was made while counting. Kernels of Triton are counted and not computed; th
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
+from importlib.util import find_spec
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from attn_core.kernels import devices
+from attn_core.kernels.measured import table_here
+from attn_core.kernels.rowwise import row_table
 from torch import Tensor
+from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+H200 = devices.Gpu("NVIDIA H200", (9, 0))
 DEVICE = torch.device("cuda", 0)
 _ALLOCATIONS = {
     "empty",
@@ -39,6 +48,15 @@ _ALLOCATIONS = {
     "_has_compatible_shallow_copy_type",
 }
 """Operations that launch no kernel, or are counted apart."""
+_ON_CPU = (
+    torch._C.DispatchKey.CPU,  # noqa: SLF001
+    torch._C.DispatchKey.CompositeImplicitAutograd,  # noqa: SLF001
+    torch._C.DispatchKey.CompositeExplicitAutograd,  # noqa: SLF001
+    torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional,  # noqa: SLF001
+)
+"""Where kernels lie that compute on a CPU."""
+_TAKES_INDICES = {"copy_", "index", "index_put", "index_put_", "_index_put_impl_"}
+"""Operations in which a real GPU takes a tensor of the CPU beside its own."""
 _COPIES = {"_to_copy", "to", "copy_"}
 _WAITING = {
     "_local_scalar_dense",
@@ -102,6 +120,8 @@ class PretendCudaTensor(torch.Tensor):
     def to(self, *args: Any, **kwargs: Any) -> Tensor:
         """As `Tensor.to`; to the CPU, the numbers once the device is done."""
         target = kwargs.get("device", args[0] if args else None)
+        if isinstance(target, Tensor):
+            return self.to(target.device, target.dtype, *args[1:], **kwargs)
         if isinstance(target, str | torch.device):
             if torch.device(target).type == "cpu":
                 return self.cpu().to(*args, **kwargs)
@@ -137,24 +157,44 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     there = any(isinstance(tensor, PretendCudaTensor) for tensor in flat)
     asked = kwargs.get("device")
     name = func.overloadpacket.__name__
-    if asked is not None:
+    if asked is not None and not (there and name == "_to_copy"):
+        # Copies from the device to the CPU are asked for in `PretendCudaTensor.to`; all others are made by torch, which
+        # takes the tensor for one of the CPU.
         there = torch.device(asked).type == "cuda" or (there and name.startswith("new_"))
+    if asked is not None:
         kwargs = {**kwargs, "device": torch.device("cpu")}
     if kwargs.get("pin_memory"):
         kwargs = {**kwargs, "pin_memory": False}
-    result = func(*tree_map(unwrapped, args), **tree_map(unwrapped, kwargs))
+    result = run_of(func)(*tree_map(unwrapped, args), **tree_map(unwrapped, kwargs))
     if name in {"empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided"}:
         result.zero_()
     if name == "to" and result is unwrapped(args[0]) and isinstance(args[0], PretendCudaTensor) == there:
         return args[0]
     if func._schema.is_mutable and flat and name.endswith("_"):  # noqa: SLF001
-        return args[0]
+        return args[0] if func._schema.returns else None  # noqa: SLF001
     if there:
         # A view made in inference mode of a tensor that was not is none of an inference tensor.
         kept = bool(flat) and not flat[0].is_inference() and func.is_view
         with torch.inference_mode(mode=False) if kept else nullcontext():
             return tree_map(lambda value: PretendCudaTensor(value) if isinstance(value, Tensor) else value, result)
     return result
+
+
+def run_of(func: Any) -> Any:
+    """What computes an operation on the CPU; zeros of the right shapes where only a GPU has a kernel of it."""
+    if not isinstance(func, torch._ops.OpOverload) or any(map(func.has_kernel_for_dispatch_key, _ON_CPU)):  # noqa: SLF001
+        return func
+    return partial(zeros_of, func)
+
+
+def zeros_of(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Zeros of the shapes and types that an operation has on tensors without memory."""
+
+    def changed(kind: str, value: Any) -> Any:
+        return tree_map(lambda part: part.to(kind) if isinstance(part, Tensor) else part, value)
+
+    shapes = func(*changed("meta", args), **changed("meta", kwargs))
+    return tree_map(lambda part: torch.zeros_like(part, device="cpu") if isinstance(part, Tensor) else part, shapes)
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -167,6 +207,15 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, list | tuple):
         for part in value:
             yield from tensors_in(part)
+
+
+def left_behind(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """The tensors of the CPU, more than single numbers, that an operation meets beside those of the GPU, where a real
+    one refuses them."""
+    given = list(tensors_in((args, kwargs or {})))
+    if func.overloadpacket.__name__ in _TAKES_INDICES or not any(isinstance(one, PretendCudaTensor) for one in given):
+        return []
+    return [tensor for tensor in given if tensor.dim() and not isinstance(tensor, PretendCudaTensor)]
 
 
 class PretendCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -200,16 +249,23 @@ class PretendCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __enter__(self) -> PretendCuda:
         self._lifted = torch._C._only_lift_cpu_tensors()  # noqa: SLF001
         torch._C._set_only_lift_cpu_tensors(True)  # noqa: FBT003, SLF001
-        self._starts, self._makes = torch.cuda._lazy_init, torch.tensor  # noqa: SLF001
-        torch.cuda._lazy_init = lambda: None  # noqa: SLF001
-        torch.tensor = _moved(self._makes)
+        self._patched = ExitStack()
+        for owner, name, other in (
+            (torch.cuda, "_lazy_init", lambda: None),
+            (torch, "tensor", _moved(torch.tensor)),
+            (torch, "autocast", _autocast),
+            (torch.Tensor, "pin_memory", lambda part: part),
+            (torch._C, "_group_tensors_by_device_and_dtype", _grouped),  # noqa: SLF001
+            (_foreach_utils, "_foreach_supported_types", [torch.Tensor, PretendCudaTensor]),
+        ):
+            self._patched.enter_context(patch.object(owner, name, other))
         super().__enter__()  # type: ignore[no-untyped-call]
         _COUNTING.append(self)
         return self
 
     def __exit__(self, *exception: object) -> None:
         torch._C._set_only_lift_cpu_tensors(self._lifted)  # noqa: SLF001
-        torch.cuda._lazy_init, torch.tensor = self._starts, self._makes  # noqa: SLF001
+        self._patched.close()
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         _COUNTING.remove(self)
 
@@ -273,16 +329,81 @@ def _argument(func: Any, wanted: str, args: Any, kwargs: dict[str, Any]) -> bool
     return bool(kwargs.get(wanted, dict(zip(names, args, strict=False)).get(wanted, False)))
 
 
+@contextmanager
+def pretended_gpu(gpu: devices.Gpu = H200) -> Iterator[PretendCuda]:
+    """Counts what a GPU is asked; kernels are chosen as on this one, and those of Triton counted and not computed."""
+    counter = PretendCuda()
+
+    def run(launch: Any, _: torch.device) -> None:
+        if launch.programs:
+            pointers = tuple(tensor.data_ptr() for tensor in tensors_in(tuple(launch.call)))
+            counter.launched(launch.program.__name__, launch.programs, pointers)
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(devices, "has_gpu", lambda: True))
+        stack.enter_context(patch.object(devices, "nvidia_gpu", lambda: gpu))
+        for name, answer in (("get_device_capability", gpu.capability), ("get_device_name", gpu.name)):
+            stack.enter_context(patch.object(torch.cuda, name, lambda *_, answer=answer: answer))
+        if find_spec("triton") and find_spec("attn_kernels_triton"):
+            launches = importlib.import_module("attn_kernels_triton.launch")
+            stack.enter_context(patch.object(launches.Launch, "run", run))
+            for module in ("launch", "paged.bucket", "products", "attention.backward"):
+                owner = importlib.import_module(f"attn_kernels_triton.{module}")
+                stack.enter_context(patch.object(owner, "processors", lambda _: launches.USUAL))
+        # What was found on a machine without a GPU, or with another.
+        for cached in (row_table, table_here):
+            cached.cache_clear()
+            stack.callback(cached.cache_clear)
+        yield stack.enter_context(counter)
+
+
 def to_pretended(model: torch.nn.Module) -> None:
-    """Put the weights of a model on the pretended GPU; it can be run then, in inference mode, but not trained."""
+    """Put the weights of a model on the pretended GPU, where it can be run and trained."""
     for module in model.modules():
         for name, weight in list(module._parameters.items()):  # noqa: SLF001
             if weight is not None:
                 there = PretendCudaTensor(weight.detach())
-                module._parameters[name] = torch.nn.Parameter(there, requires_grad=False)  # noqa: SLF001
+                module._parameters[name] = torch.nn.Parameter(there, weight.requires_grad)  # noqa: SLF001
         for name, buffer in list(module._buffers.items()):  # noqa: SLF001
             if buffer is not None:
                 module._buffers[name] = PretendCudaTensor(buffer)  # noqa: SLF001
+
+
+def _grouped(lists: list[list[Tensor | None]], with_indices: bool = False) -> Any:  # noqa: FBT001, FBT002 -- as torch's
+    """Tensors of an optimizer by device and type, where torch takes those of the pretended GPU for those of a CPU."""
+    found = _GROUPS(lists, with_indices)
+    there = any(isinstance(tensor, PretendCudaTensor) for tensor in lists[0])
+    return {(DEVICE if there else device, dtype): group for (device, dtype), group in found.items()}
+
+
+_GROUPS = torch._C._group_tensors_by_device_and_dtype  # noqa: SLF001
+
+
+def _autocast(device_type: str, *args: Any, **kwargs: Any) -> AbstractContextManager[Any]:
+    """`torch.autocast`, that of a GPU for the pretended one, too: torch takes its tensors for those of a CPU."""
+    if device_type != DEVICE.type:
+        return torch.amp.autocast(device_type, *args, **kwargs)
+    return _GpuAutocast(*args, **kwargs)
+
+
+class _GpuAutocast(torch.amp.autocast_mode.autocast):
+    """Autocast on a CPU that says it is on a GPU. Products are of the same type as there."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__("cpu", *args, **kwargs)
+
+    def __enter__(self) -> Any:
+        kind = DEVICE.type
+        self._before = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        torch.set_autocast_enabled(kind, self._enabled)
+        torch.set_autocast_dtype(kind, self.fast_dtype)
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *exception: Any) -> Any:
+        enabled, dtype = self._before
+        torch.set_autocast_enabled(DEVICE.type, enabled)
+        torch.set_autocast_dtype(DEVICE.type, dtype)
+        return super().__exit__(*exception)
 
 
 def _moved(make: Callable[..., Tensor]) -> Callable[..., Tensor]:

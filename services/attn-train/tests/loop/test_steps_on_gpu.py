@@ -1,0 +1,188 @@
+"""Whole updates on a GPU that is pretended: what the host waits for, which kernels run, in which types, and where."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from attn_schema.training import ModelConfig, TrainingConfig
+from attn_testing.pretend_cuda import (
+    PretendCuda,
+    PretendCudaTensor,
+    left_behind,
+    pretended_gpu,
+    tensors_in,
+    to_pretended,
+)
+from attn_train.model import configured
+from attn_train.tasks.language_modeling import TextDataset
+from attn_train.trainer import NullReporter, Trainer
+from torch.utils._python_dispatch import TorchDispatchMode
+
+pytest.importorskip("attn_kernels_triton")
+
+GPT2 = ModelConfig(hidden_size=128, num_layers=2, num_heads=2, max_seq_len=128, mechanism="mha", positions="learned")
+LLAMA = GPT2.replace(mechanism="gqa", num_kv_heads=1, positions="rotary", norm="rms", feed_forward="swiglu")
+MODELS = {
+    "gpt2": GPT2,
+    "llama": LLAMA,
+    "window": LLAMA.replace(mechanism="sliding_window", num_kv_heads=None),
+    "gla": GPT2.replace(mechanism="gla", positions="none"),
+    "deltanet": LLAMA.replace(mechanism="deltanet", num_kv_heads=None, positions="none"),
+}
+LAYERS = GPT2.num_layers
+FUSED = "_scaled_dot_product_cudnn_attention"
+PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
+
+
+class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The operations that run inside, with the types of their tensors; `apart` are those that mix devices."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: list[tuple[str, tuple[torch.dtype, ...]]] = []
+        self.apart: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, given = func.overloadpacket.__name__, list(tensors_in((args, kwargs or {})))
+        self.operations.append((name, tuple(tensor.dtype for tensor in given)))
+        if left_behind(func, args, kwargs):
+            self.apart.append(name)
+        return func(*args, **(kwargs or {}))
+
+    def types(self, *names: str) -> set[torch.dtype]:
+        """The types that meet in these operations."""
+        return {dtype for name, dtypes in self.operations if name in names for dtype in dtypes}
+
+
+@pytest.fixture
+def gpu() -> Iterator[PretendCuda]:
+    with pretended_gpu() as counter:
+        yield counter
+
+
+@pytest.fixture
+def trainer(
+    gpu: PretendCuda, text: TextDataset, config: TrainingConfig, changed: Callable[..., TrainingConfig]
+) -> Callable[..., Trainer]:
+    """Makes a trainer on the pretended GPU, with metrics in every third step, that has made its first two."""
+
+    def make(name: str, **changes: Any) -> Trainer:
+        options = {"precision": "bfloat16", "evaluation__logging_steps": 3} | changes
+        asked = changed(config, model=MODELS[name], **options)
+        family, made = configured(asked.model, text.model_fields)
+        torch.manual_seed(0)
+        model = family.build(made).train()
+        to_pretended(model)
+        training = Trainer(model, text, asked)
+        for _ in range(2):
+            training._one_step(NullReporter())
+        gpu.reset()
+        return training
+
+    return make
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_host_waits_for_metrics_alone_and_sends_nothing_but_batches(name, precision, trainer, gpu):
+    training = trainer(name, precision=precision)
+    parts = 2
+    waits = []
+    for _ in range(4):
+        training._one_step(NullReporter())
+        assert gpu.copies == parts
+        waits.append(dict(gpu.syncs))
+        gpu.reset()
+    assert waits == [{"_local_scalar_dense": 2}, {}, {}, {"_local_scalar_dense": 2}]
+
+
+def test_accumulated_batches_and_averages_do_not_wait_either(trainer, gpu):
+    training = trainer(
+        "llama", optimizer__gradient_accumulation_steps=3, optimizer__ema_decay=0.9, evaluation__logging_steps=30
+    )
+    training._one_step(NullReporter())
+    assert (gpu.copies, gpu.syncs) == (6, Counter())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_forwards_and_backwards_multiply_in_bfloat16_what_is_kept_in_float32_on_the_gpu(name, trainer, gpu):
+    training = trainer(name)
+    gradients = []
+    weights = list(training.model.parameters())
+    for weight in weights:
+        weight.register_post_accumulate_grad_hook(lambda weight: gradients.append(weight.grad))
+    with Seen() as seen:
+        training._one_step(NullReporter())
+    assert seen.apart == []
+    assert seen.types(*PRODUCTS) == {torch.bfloat16}
+    moments = [part for state in training._optimizer.state.values() for part in state.values()]
+    assert len(gradients) == len(weights)
+    assert len(moments) == 3 * len(weights)
+    for tensor in (*weights, *gradients, *moments):
+        assert isinstance(tensor, PretendCudaTensor)
+        assert tensor.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_each_layer_attends_by_one_fused_kernel_and_its_gradient_in_bfloat16(name, trainer, gpu):
+    training = trainer(name)
+    with Seen() as seen:
+        training._one_step(NullReporter())
+    assert gpu.launches[FUSED] == gpu.launches[f"{FUSED}_backward"] == LAYERS
+    rows = [dtypes[:3] for operation, dtypes in seen.operations if operation == FUSED]
+    assert rows == [(torch.bfloat16,) * 3] * LAYERS
+    assert not {operation for operation, _ in seen.operations if "softmax" in operation}
+
+
+def test_windows_are_attended_by_programs_of_triton_forwards_and_backwards(trainer, gpu):
+    trainer("window")._one_step(NullReporter())
+    started = Counter(name.partition("_")[0] for name in gpu.programs.elements())
+    assert (started["attend"], started["gradient"]) == (LAYERS, 2 * LAYERS), gpu.programs
+
+
+@pytest.mark.parametrize("name", ["gla", "deltanet"])
+def test_recurrences_go_by_chunks_forwards_and_backwards(name, trainer, gpu):
+    trainer(name)._one_step(NullReporter())
+    for program in ("recall", "unrecall", "unremember", "gradient_to_channels"):
+        assert gpu.programs[program] == LAYERS, gpu.programs
+    assert gpu.programs["remember"] == 2 * LAYERS
+
+
+def test_norms_rotations_gates_and_losses_are_fused_with_their_gradients(trainer, gpu):
+    trainer("llama")._one_step(NullReporter())
+    expected = {
+        "norm_rows": 2 * LAYERS + 1,
+        "unnorm_rows": 2 * LAYERS + 1,
+        "rotate_rows": 4 * LAYERS,
+        "gate_rows": LAYERS,
+        "ungate_rows": LAYERS,
+        "judge_rows": 1,
+    }
+    assert {name: gpu.programs[name] for name in expected} == expected
+
+
+def test_the_optimizer_takes_a_few_kernels_whatever_the_number_of_weights(trainer, gpu):
+    trainer("llama")._one_step(NullReporter())
+    groups = 2
+    assert gpu.launches["_fused_adamw_"] == groups
+    assert (gpu.launches["_foreach_norm"], gpu.launches["_foreach_mul_"]) == (1, 1)
+
+
+def test_a_step_that_reads_a_number_or_leaves_a_tensor_behind_is_found(trainer, gpu):
+    training = trainer("gpt2")
+    loss = training._task.loss
+
+    def careless(model, batch):
+        found = loss(model, batch)
+        assert float(found.detach()) >= 0
+        return found + (found + torch.zeros(1)).sum()
+
+    training._task.loss = careless
+    with Seen() as seen:
+        training._one_step(NullReporter())
+    assert gpu.syncs["_local_scalar_dense"] == 3
+    assert "add" in seen.apart
