@@ -3,6 +3,8 @@
 import dataclasses
 import itertools
 import logging
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -14,12 +16,13 @@ from attn_core.kernels.dispatch import explain
 from attn_core.masks import BigBird, Prefix, Segments
 from attn_core.modifiers import Alibi, SoftCap
 from attn_testing.fake_gpu import Operations, fake_gpu
-from attn_variants.compute import torch_flex
+from attn_variants.compute import torch_flex, warm_up
 from attn_variants.compute.plain import attend as plain
 from attn_variants.functional import attend
 from attn_variants.kernels.torch_cuda import TorchCudnn, TorchEfficient, TorchFlash, TorchFlex
 from attn_variants.plan import KernelPlan
 from torch.nn.attention.flex_attention import flex_attention
+from torch.utils.checkpoint import checkpoint
 
 FUSED = [TorchFlash(), TorchCudnn(), TorchEfficient()]
 CALLED = {
@@ -268,6 +271,95 @@ def test_a_kernel_that_the_chip_lacks_is_replaced_by_the_next_and_the_log_says_i
     assert len(said) == 1
     assert "torch_cudnn" in said[0]
     assert "more" not in said[0]
+
+
+class FlashWithoutGradients(torch.autograd.Function):
+    """Attention whose backward pass the chip lacks."""
+
+    calls: ClassVar[list[str]] = []
+
+    @staticmethod
+    def forward(ctx, query, key, value):
+        FlashWithoutGradients.calls.append("forward")
+        ctx.save_for_backward(query, key, value)
+        return value * 1
+
+    @staticmethod
+    def backward(ctx, change):
+        FlashWithoutGradients.calls.append("backward")
+        raise RuntimeError("No available kernel. Aborting execution.")
+
+
+@pytest.fixture
+def without_gradients(monkeypatch):
+    """`TorchFlash` on a CPU, first of all, without a backward pass; gives what was called of it."""
+    monkeypatch.setattr(TorchFlash, "available", lambda self: None)
+    monkeypatch.setattr(TorchFlash, "refusals", lambda self, problem: [])
+    monkeypatch.setattr(TorchFlash, "cost", lambda self, problem: 0.0)
+    monkeypatch.setattr(
+        TorchFlash,
+        "compute",
+        lambda self, spec, given: FlashWithoutGradients.apply(given.query, given.key, given.value),
+    )
+    monkeypatch.setattr(FlashWithoutGradients, "calls", [])
+    monkeypatch.setattr(dispatch, "_said", set())
+    monkeypatch.setattr(warm_up, "_warm", set())
+    return lambda: FlashWithoutGradients.calls
+
+
+def learned(plan, operands):
+    """The gradients to queries, keys and values, in float64."""
+    leaves = {name: getattr(operands, name).clone().requires_grad_() for name in ("query", "key", "value")}
+    out = plan.run(dataclasses.replace(operands, **leaves))
+    return [part.double() for part in torch.autograd.grad(out.square().sum(), list(leaves.values()))]
+
+
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["whole", "checkpointed"])
+def test_a_backward_pass_that_the_chip_lacks_is_found_in_the_forward_pass(without_gradients, caplog, checkpointed):
+    spec = AttentionSpec(heads=heads_of(4, 2, 8), mask=Causal())
+    operands = operands_of(spec.heads, 6, 6)
+    exact = dataclasses.replace(
+        operands, **{name: getattr(operands, name).double() for name in ("query", "key", "value")}
+    )
+    expected = learned(KernelPlan(spec, "plain"), exact)
+    plan = KernelPlan(spec)
+    if checkpointed:
+        run, plan = plan.run, SimpleNamespace()
+        plan.run = lambda given: checkpoint(run, given, use_reentrant=False)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            torch.testing.assert_close(learned(plan, operands), expected, rtol=1e-4, atol=1e-5)
+    assert without_gradients() == ["forward", "backward"]
+    assert [record.getMessage().split()[1] for record in caplog.records] == ["torch_flash"]
+
+
+def test_one_asked_for_by_name_is_not_replaced_and_raises_before_anything_depends_on_it(without_gradients):
+    spec = AttentionSpec(heads=heads_of(4, 2, 8))
+    operands = operands_of(spec.heads, 6, 6)
+    plan = KernelPlan(spec, "torch_flash")
+    assert plan.run(operands).shape == operands.value.shape
+    with torch.no_grad():
+        plan.run(dataclasses.replace(operands, query=operands.query.clone().requires_grad_()))
+    assert without_gradients() == ["forward"] * 2
+    with pytest.raises(RuntimeError, match="No available kernel"):
+        plan.run(dataclasses.replace(operands, query=operands.query.clone().requires_grad_()))
+
+
+def test_a_backward_pass_runs_before_the_first_call_of_a_kind_alone(monkeypatch):
+    computed = []
+    monkeypatch.setattr(warm_up, "_warm", set())
+    rows = torch.ones(1, 2, 1, 4, requires_grad=True)
+    operands = AttentionInputs(query=rows, key=rows, value=rows)
+
+    def compute(given):
+        computed.append(given)
+        return given.query * given.value
+
+    for kind in ("one", "one", "another"):
+        warm_up.warm_up_backward((kind,), compute, operands)
+    assert len(computed) == 2
+    assert rows.grad is None
+    assert all(given.query is not rows for given in computed)
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no available kernel"), ValueError("no available kernel")])

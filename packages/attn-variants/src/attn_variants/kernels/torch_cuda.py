@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Hashable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from attn_core import AttentionInputs
@@ -59,6 +61,21 @@ class OfTorch(AttendKernel):
         missing = type(error) in {RuntimeError, NotImplementedError} and any(words in said.lower() for words in CANNOT)
         return f"{type(error).__name__}: {said.splitlines()[0]}" if missing else None
 
+    def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
+        """The output [batch, query, heads, value_size]; the first call of a kind runs its backward pass, too."""
+        from attn_variants.compute.warm_up import warm_up_backward
+
+        warm_up_backward((self.name, *backward_kind(spec, operands)), partial(self.compute, spec), operands)
+        return self.compute(spec, operands)
+
+    def run_in_graph(self, spec: AttentionSpec, name: str, operands: AttentionInputs) -> Tensor:  # noqa: ARG002 -- as of others
+        """The same while torch.compile traces, where nothing is run before."""
+        return self.compute(spec, operands)
+
+    @abstractmethod
+    def compute(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
+        """The output alone."""
+
 
 class TorchFlash(OfTorch):
     """FlashAttention 2 (Dao 2023, arXiv 2307.08691) as torch has it: full and causal attention in 16 bits."""
@@ -79,7 +96,7 @@ class TorchFlash(OfTorch):
         """What is left of the pairs; it reaches 330 of the 630 TFLOP/s that cuDNN has on an H100 (pytorch 142132)."""
         return 0.02 + (0.25 if on_hopper() else 0.17) * problem.density
 
-    def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
+    def compute(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
         """The output [batch, query, heads, value_size]; see `compute.torch_cuda.flash`."""
         from attn_variants.compute.torch_cuda import flash
 
@@ -106,7 +123,7 @@ class TorchCudnn(OfTorch):
         """What is left of the pairs; elsewhere than on Hopper and its successors no faster than FlashAttention 2."""
         return 0.02 + (0.13 if on_hopper() else 0.19) * problem.density
 
-    def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
+    def compute(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
         """The output [batch, query, heads, value_size]; see `compute.torch_cuda.cudnn`."""
         from attn_variants.compute.torch_cuda import cudnn
 
@@ -134,7 +151,7 @@ class TorchEfficient(OfTorch):
             return 0.8
         return 0.5 if masked else 0.05 + 0.3 * problem.density
 
-    def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
+    def compute(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
         """The output [batch, query, heads, value_size]; see `compute.torch_cuda.efficient`."""
         from attn_variants.compute.torch_cuda import efficient
 
@@ -192,12 +209,22 @@ class TorchFlex(OfTorch):
             return f"{type(error).__name__}: {(str(error).strip() or 'it says no more').splitlines()[0]}"
         return super().unsupported(error)
 
-    def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
+    def compute(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
         """The output [batch, query, heads, value_size]; see `compute.torch_flex.attend`."""
         from attn_variants.compute.torch_flex import attend
 
         out: Tensor = attend(spec, operands)
         return out
+
+
+def backward_kind(spec: AttentionSpec, operands: AttentionInputs) -> tuple[Hashable, ...]:
+    """All by which the kernels of backward passes are chosen, but for lengths."""
+    query, key = operands.query, operands.key
+    modifiers = (modifier.kind for modifier in spec.modifiers)
+    explicit = operands.key_padding_mask is not None, operands.key_positions is not None
+    lengths = query.shape[1] == key.shape[1], query.shape[1] == 1
+    sizes = query.dtype, query.shape[2:], key.shape[2], operands.value.shape[-1]
+    return spec.mask.kind, spec.distribution.kind, *modifiers, *explicit, *lengths, *sizes
 
 
 def on_hopper() -> bool:
