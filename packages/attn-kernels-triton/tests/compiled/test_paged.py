@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 from artefacts import OTHERS, SHARED_MEMORY, artefact, compiled
-from attn_core import Window
+from attn_core import Causal, Window
 from attn_core.distributions import SoftmaxWithSink
 from attn_core.modifiers import Alibi, SoftCap, T5Bias
-from attn_kernels_triton.kernels.paged import attend_paged
-from attn_kernels_triton.paged import attend
+from attn_kernels_triton.kernels.paged import attend_paged, merge_paged
+from attn_kernels_triton.paged import attend, cascade
 from attn_kernels_triton.paged.tiles import PagedChoice
 from paged_launches import bucket_launches, paged_launches
 
@@ -95,6 +95,43 @@ def test_on_hopper_steps_that_are_cut_on_the_device_do_not_spill(name):
     assert (lay_out.spills, merge.spills, max(attend.spills, allowed)) == (0, 0, allowed)
     assert max(found.shared for found in (lay_out, attend, merge)) <= SHARED_MEMORY
     assert attend.count("HGMMA") + attend.count("HMMA") > 0
+
+
+@pytest.fixture
+def sharing(monkeypatch):
+    """Three requests decode that begin with the same 640 rows, which they meet together however little that saves."""
+    monkeypatch.setattr(cascade, "WORTH", 1)
+    monkeypatch.setattr("paged_launches.CONTEXTS", (700, 650, 700))
+    return {"lengths": (1, 1, 1)}
+
+
+SHARING = {
+    "few rows": {"size": 128},
+    "many rows": {"size": 128, "heads": (32, 2)},
+    **{f"many rows of {size}, {form}": {"size": size, "heads": (32, 2), "form": form} for size, form in CODED},
+    "many rows of 256": {"size": 256, "heads": (32, 2)},
+    "many rows and everything": {"size": 128, "heads": (32, 2), **EVERYTHING, "mask": Causal()},
+    "float32": {"size": 64, "dtype": torch.float32},
+}
+
+
+@pytest.mark.parametrize("name", SHARING)
+def test_on_hopper_programs_over_shared_beginnings_do_not_spill(name, sharing):
+    shape = {**SHARING[name], **sharing}
+    own, together, merge = paged_launches(**shape)
+    assert (together.program, merge.program) == (attend_paged, merge_paged)
+    assert together.call.slots_of is not None
+    assert together.call.sums is own.call.sums
+    require_ships(shape)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", OTHERS)
+def test_programs_over_shared_beginnings_compile_for_other_gpus(target, sharing):
+    found = [
+        compiled(launch, OTHERS[target]).metadata.target for launch in paged_launches(64, heads=(32, 2), **sharing)
+    ]
+    assert found == [OTHERS[target]] * 3
 
 
 @pytest.mark.slow

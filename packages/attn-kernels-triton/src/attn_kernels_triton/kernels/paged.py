@@ -59,7 +59,8 @@ class Paged(NamedTuple):
     `items` [item, 7] are, see `paged.items`: request, first token, first row, rows, first key, last key (exclusive),
     and where partial results go, -1 to the output. `sums` [slot, rows, value_width] and `lse` [slot, rows], float32,
     to the base 2, hold partial results. Of trees, whose tokens lie from position `bases[request]` on, `seen` [token,
-    words], int32, has a bit for each token of its tree that a token sees; else both are None.
+    words], int32, has a bit for each token of its tree that a token sees; else both are None. Where `slots_of` [token],
+    int32, is given, rows are tokens of several requests, whose partial results go to slots of `slot_rows` rows each.
     """
 
     query: Rows
@@ -82,6 +83,8 @@ class Paged(NamedTuple):
     rule: Rule
     tile: PagedTile
     page: Any = None
+    slots_of: Any = None
+    slot_rows: Any = None
 
 
 class Merge(NamedTuple):
@@ -197,12 +200,24 @@ def attend_paged(call):
     if slot < 0:
         finish(call, (token, head, real), summed, total, top)
     else:
-        place = tl.cast(slot + owner, tl.int64) * call.tile.rows + tl.arange(0, call.tile.rows)
-        across = tl.arange(0, call.tile.value_width)
-        out = summed / tl.where(total == 0.0, 1.0, total)[:, None]
-        # Rows behind the last one are no results: a group of 4 heads fills a quarter of a tile.
-        tl.store(call.sums + place[:, None] * call.tile.value_width + across[None, :], out, mask=real[:, None])
-        tl.store(call.lse + place, top + tl.log2(total), mask=real)
+        keep(call, (token, head, real), slot + owner, owner, running)
+
+
+@triton.jit
+def keep(call, rows, slot, owner, running):
+    """Write partial results to a slot, or where rows are of several requests, to so many behind the first of each."""
+    token, head, real = rows
+    summed, total, top = running
+    if call.slots_of is None:
+        place = tl.cast(slot, tl.int64) * call.tile.rows + tl.arange(0, call.tile.rows)
+    else:
+        own = tl.load(call.slots_of + token) + slot
+        place = tl.cast(own, tl.int64) * call.slot_rows + head - owner * call.group
+    across = tl.arange(0, call.tile.value_width)
+    out = summed / tl.where(total == 0.0, 1.0, total)[:, None]
+    # Rows behind the last one are no results: a group of 4 heads fills a quarter of a tile.
+    tl.store(call.sums + place[:, None] * call.tile.value_width + across[None, :], out, mask=real[:, None])
+    tl.store(call.lse + place, top + tl.log2(total), mask=real)
 
 
 @triton.jit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -20,7 +21,8 @@ from attn_kernels_triton.kernels.arguments import Rows, Rule
 from attn_kernels_triton.kernels.paged import NO_MEMORY, Memory, Merge, Paged, PagedTile, attend_paged, merge_paged
 from attn_kernels_triton.launch import Launch, power_of_two, processors
 from attn_kernels_triton.machine import interpreted
-from attn_kernels_triton.paged.schedule import FEW, Heads, Portion, prepared
+from attn_kernels_triton.paged.cascade import FEW
+from attn_kernels_triton.paged.schedule import Heads, Portion, Shared, prepared
 from attn_kernels_triton.paged.tiles import BIASED, INT4, INT8, NARROWEST, TREE, PagedChoice, choice_of, many
 from attn_kernels_triton.tuning.candidates import paged_name
 from attn_kernels_triton.tuning.store import known
@@ -191,7 +193,7 @@ def portion_launches(asked: Asked, portions: Iterable[Portion]) -> list[Launch]:
     found = []
     for portion in portions:
         attend = attend_launch(asked, portion)
-        found.append(attend)
+        found += [attend, *(shared_launch(asked, attend, portion, shared) for shared in portion.shared)]
         if len(portion.merges):
             found.append(merge_launch(attend, portion))
     return found
@@ -259,6 +261,14 @@ def attend_launch(asked: Asked, portion: Portion) -> Launch:
     )
     programs = len(portion.items) * spec.heads.key_value
     return Launch(program=attend_paged, programs=programs, call=argument, warps=choice.warps, stages=choice.stages)
+
+
+def shared_launch(asked: Asked, attend: Launch, portion: Portion, shared: Shared) -> Launch:
+    """The program that meets rows once for several requests, and leaves its results beside those of another."""
+    own: Paged = attend.call
+    found = attend_launch(asked, Portion(shared.tile, shared.items, portion.merges, 0, portion.tables))
+    call = found.call._replace(sums=own.sums, lse=own.lse, slots_of=shared.slots_of, slot_rows=own.tile.rows)
+    return replace(found, call=call)
 
 
 def merge_launch(attend: Launch, portion: Portion) -> Launch:

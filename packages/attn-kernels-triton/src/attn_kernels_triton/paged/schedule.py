@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -16,9 +16,8 @@ from attn_core.kernels.attend import PagedAttentionInputs
 from torch import Tensor
 
 from attn_kernels_triton.launch import integers
+from attn_kernels_triton.paged.cascade import FEW, Beginning, shared_beginnings
 
-FEW = 16
-"""Rows of a tile, heads of a group times tokens, where a request has no more."""
 SHORTEST, LONGEST = 64, 256
 """Keys of a stretch, where a request does not remember very much."""
 STRETCHES = 64
@@ -53,7 +52,8 @@ class MergeItem(NamedTuple):
 class Asked(NamedTuple):
     """A request that computes `tokens` tokens, the first of which is token `begin` of the step, after `context` others.
 
-    Of a `tree`, any token may see any other.
+    Of a `tree`, any token may see any other. Keys before `since` are met together with other requests, which leaves the
+    results of `shared` stretches.
     """
 
     request: int
@@ -61,6 +61,8 @@ class Asked(NamedTuple):
     tokens: int
     context: int
     tree: bool = False
+    since: int = 0
+    shared: int = 0
 
 
 class Work(NamedTuple):
@@ -96,12 +98,12 @@ def works(asked: Iterable[Asked], heads: Heads, left: int | None) -> list[Work]:
     """The work of requests, queries of which see `left` places before themselves, None for all.
 
     How a request is cut depends on that request alone, so that it computes the same in any company, unless a number of
-    stretches is wanted of all: then all are about as long, whoever remembers what is read.
+    stretches is wanted of all: then all are about as long, whoever remembers what is read; or keys are met with others.
     """
     found = {tile: Work(tile, [], [], 0) for tile in (FEW, heads.many)}
     every = list(asked)
     even = even_length(every, heads, left)
-    for request, begin, tokens, context, tree in every:
+    for request, begin, tokens, context, tree, since, shared in every:
         rows = tokens * heads.group
         tile = FEW if rows <= FEW else heads.many
         work = found[tile]
@@ -110,7 +112,7 @@ def works(asked: Iterable[Asked], heads: Heads, left: int | None) -> list[Work]:
             oldest, stop = context, context + tokens
             if not tree:
                 oldest, stop = context + first // heads.group, context + (first + count - 1) // heads.group + 1
-            oldest = 0 if left is None else max(0, oldest - left)
+            oldest = since if left is None else max(0, oldest - left)
             # Chunks that fill several tiles keep the chip busy, and would leave much to merge.
             whole = tokens > 1 and rows > heads.many
             if whole:
@@ -119,13 +121,14 @@ def works(asked: Iterable[Asked], heads: Heads, left: int | None) -> list[Work]:
                 cuts = list(even_stretches(oldest, stop, even))
             else:
                 cuts = list(stretches(oldest, stop, heads, tile // FEW))
-            slot = work.slots if len(cuts) > 1 else -1
-            for place, (start, end) in enumerate(cuts):
+            parts = shared + len(cuts)
+            slot = work.slots if parts > 1 else -1
+            for place, (start, end) in enumerate(cuts, shared):
                 goes = slot if slot < 0 else slot + place * heads.owners
                 work.items.append(Item(request, begin, first, count, start, end, goes))
             if slot >= 0:
-                work.merges.append(MergeItem(begin, first, count, slot, len(cuts)))
-                work = found[tile] = work._replace(slots=slot + len(cuts) * heads.owners)
+                work.merges.append(MergeItem(begin, first, count, slot, parts))
+                work = found[tile] = work._replace(slots=slot + parts * heads.owners)
     return [work for work in found.values() if work.items]
 
 
@@ -297,13 +300,27 @@ class Tables(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Portion:
-    """`items` [item, 7] and `merges` [merge, 5], int32, of tiles of so many rows; see `programs.paged_arguments`."""
+    """`items` [item, 7] and `merges` [merge, 5], int32, of tiles of so many rows; see `programs.paged_arguments`.
+
+    `shared` are items of the same queries whose partial results go to the slots of this portion.
+    """
 
     tile: int
     items: Tensor
     merges: Tensor
     slots: int
     tables: Tables
+    shared: tuple[Shared, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """`items` [item, 7], int32, of tiles of so many rows, each of several requests; `slots_of` [token], int32, are the
+    slots of a token's first stretch, from which those of items are counted."""
+
+    tile: int
+    items: Tensor
+    slots_of: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -330,13 +347,49 @@ def prepared(operands: PagedAttentionInputs, heads: Heads, left: int | None, row
         grove = grove_of(operands)
         firsts = integers(operands.rows.firsts, numbers)
         alone = set(operands.requests).difference(() if grove is None else grove.requests)
-        portions = portions_of(works(asked_of(operands.batch, alone), heads, left), Tables(numbers, firsts))
+        beginnings = [] if left is not None else shared_beginnings(operands, alone, heads)
+        own = works(apart_from(beginnings, asked_of(operands.batch, alone), heads), heads, left)
+        portions = with_shared(portions_of(own, Tables(numbers, firsts)), own, beginnings, heads)
         if grove is not None:
             tables = Tables(grove.numbers, grove.firsts, grove.bases, grove.seen)
             portions += portions_of(works(grove.asked, heads, left), tables)
         # The row numbers are held, so that no others can take their place in memory.
         known[key] = Prepared(tuple(portions), numbers)
     return known[key]
+
+
+def apart_from(beginnings: Iterable[Beginning], asked: Iterable[Asked], heads: Heads) -> Iterator[Asked]:
+    """What is asked, without the keys that requests meet together."""
+    met: dict[int, tuple[int, int]] = {}
+    for beginning in beginnings:
+        cuts = len(list(stretches(0, beginning.keys, heads, 1)))
+        met |= dict.fromkeys(beginning.members, (beginning.keys, cuts))
+    for one in asked:
+        since, shared = met.get(one.request, (0, 0))
+        yield one._replace(since=since, shared=shared)
+
+
+def with_shared(
+    portions: list[Portion], own: Sequence[Work], beginnings: Sequence[Beginning], heads: Heads
+) -> list[Portion]:
+    """The portions, with what requests meet together in that of few rows, in which each has its own tile."""
+    if not beginnings:
+        return portions
+    items: dict[int, list[Item]] = {}
+    for beginning in beginnings:
+        rows = beginning.requests * heads.group
+        tile = FEW if rows <= FEW else heads.many
+        for first in range(0, rows, tile):
+            for place, cut in enumerate(stretches(0, beginning.keys, heads, 1)):
+                count = min(tile, rows - first)
+                item = Item(beginning.request, beginning.begin, first, count, *cut, place * heads.owners)
+                items.setdefault(tile, []).append(item)
+    few = next(number for number, work in enumerate(own) if work.tile == FEW)
+    slots = {merge.begin: merge.slot for merge in own[few].merges}
+    numbers = portions[few].tables.numbers
+    slots_of = integers([slots.get(token, 0) for token in range(max(slots) + 1)], numbers)
+    shared = tuple(Shared(tile, integers(some, numbers), slots_of) for tile, some in items.items())
+    return [replace(one, shared=shared) if number == few else one for number, one in enumerate(portions)]
 
 
 def portions_of(found: list[Work], tables: Tables) -> list[Portion]:

@@ -9,7 +9,7 @@ import torch
 
 from attn_kernels_triton.attention.tiles import NEWER
 from attn_kernels_triton.launch import power_of_two
-from attn_kernels_triton.paged.schedule import FEW
+from attn_kernels_triton.paged.cascade import FEW
 
 
 class PagedChoice(NamedTuple):
