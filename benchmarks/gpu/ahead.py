@@ -118,7 +118,7 @@ def shorter(one: decoding.Step) -> decoding.Step:
     """A step of as many requests that remember a sixteenth."""
     if isinstance(one, decoding.TreeStep):
         return decoding.TreeStep.of(one.name, tuple(base // 16 for base in one.bases), form=one.form)
-    return replace(one, contexts=tuple((past + 1) // 16 - 1 for past in one.contexts))
+    return replace(one, contexts=tuple((past + 1) // 16 - 1 for past in one.contexts), shared=one.shared // 16)
 
 
 def step(device: str, *, small: bool) -> Iterator[dict[str, Any]]:  # noqa: ARG001 -- as of a part

@@ -25,7 +25,8 @@ CAUSAL, SOFTMAX = Causal(), Softmax()
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A step of requests that compute so many tokens each after so many; latents where keys and values differ."""
+    """A step of requests that compute so many tokens each after so many, the first `shared` of which are the same;
+    latents where keys and values differ."""
 
     name: str
     lengths: tuple[int, ...]
@@ -37,6 +38,7 @@ class Step:
     mask: Mask = CAUSAL
     modifiers: tuple[Modifier, ...] = ()
     distribution: Distribution = SOFTMAX
+    shared: int = 0
 
     @property
     def latent(self) -> bool:
@@ -53,15 +55,17 @@ class Step:
     def operands(self, device: str) -> PagedAttentionInputs:
         """Random rows, each request's scattered over memory."""
         generator = torch.Generator(device).manual_seed(0)
-        held = [past + new for past, new in zip(self.contexts, self.lengths, strict=True)]
-        pool, longest = sum(held), max(held)
+        own = [past + new - self.shared for past, new in zip(self.contexts, self.lengths, strict=True)]
+        pool, longest = self.shared + sum(own), self.shared + max(own)
 
         fields, query = self.drawn(generator, pool)
-        numbers = torch.zeros(len(held), longest, dtype=torch.int64, device=device)
-        for request, part in enumerate(torch.randperm(pool, generator=generator, device=device).split(held)):
-            numbers[request, : len(part)] = part
+        numbers = torch.zeros(len(own), longest, dtype=torch.int64, device=device)
+        places = torch.randperm(pool, generator=generator, device=device)
+        numbers[:, : self.shared] = places[: self.shared]
+        for request, part in enumerate(places[self.shared :].split(own)):
+            numbers[request, self.shared : self.shared + len(part)] = part
         batch = RaggedBatch.of(self.lengths, self.contexts, partial(torch.tensor, device=device))
-        return self.operands_of(batch, RowsInPlace(fields, numbers, numbers, (0,) * len(held), self.form), query)
+        return self.operands_of(batch, RowsInPlace(fields, numbers, numbers, (0,) * len(own), self.form), query)
 
     def operands_of(self, batch: RaggedBatch, rows: RowsInPlace, query: Tensor) -> PagedAttentionInputs:
         """The operands of all requests, what is learned among them."""
@@ -149,6 +153,7 @@ RIGHT = [
     Step(name="int8", **MANY, form="int8"),
     Step(name="int4", **MANY, form="int4"),
     Step(name="float32", lengths=(1, 9), contexts=(500, 60), heads=(4, 2), sizes=(64, 64), dtype=torch.float32),
+    Step(name="20 tokens after a shared beginning", lengths=(1,) * 20, contexts=(4200,) * 20, shared=4096),
     TreeStep.of("trees of 16 tokens", (900, 5, 0)),
     TreeStep.of("trees of 16 tokens, int4", (900, 5, 0), form="int4"),
     Step(name="latents of 16 heads", lengths=(1, 1), contexts=(2000, 77), heads=(16, 1), sizes=(576, 512)),
@@ -172,6 +177,7 @@ TIMED = [
     Step(name="int8, 64 of 4096", lengths=(1,) * 64, contexts=(4095,) * 64, form="int8"),
     Step(name="int4, 128 of 4096", lengths=(1,) * 128, contexts=(4095,) * 128, form="int4"),
     Step(name="1 of 4096", lengths=(1,), contexts=(4095,)),
+    Step(name="64 of 16384, 16128 shared", lengths=(1,) * 64, contexts=(16383,) * 64, shared=16128),
 ]
 
 
