@@ -89,6 +89,17 @@ def test_addresses_in_place_are_those_of_a_step_made_anew(cache, seed):
     assert steps > 100
 
 
+def test_tokens_of_the_last_step_are_taken_from_its_rows_and_negative_ones_are_the_first_token():
+    store = store_of("paged")
+    static = store.static_decode(MOST, LONGEST)
+    for name in (1, 2, 3):
+        assert store.admit(name)
+        assert store.reserve(name, 2)
+    static.load([4, 5, 6], [0, 0, 0], [1, 2, 3], 4)
+    static.load([2, 0, 3], [1, 1, 1], [1, 2, 3], 4, torch.tensor([40, 41, 42, -1]))
+    assert static.tokens(4).tolist() == [42, 40, 0, 0]
+
+
 def test_a_position_that_is_not_reserved_is_refused():
     store = store_of("paged")
     static = store.static_decode(MOST, LONGEST)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 from attn_core import Field, Paged, RaggedBatch, Slot, Source
+from attn_core.batch import StaticRows
 from torch import Tensor, nn
 
 VOCABULARY, WIDTH, CONTEXT = 64, 16, 96
@@ -39,6 +40,27 @@ class Softmax(nn.Module):
                 allowed = allowed & rows.key_padding_mask[r]
             out.append(attend(query[span.start : span.stop], rows.fields["key"][r], rows.fields["value"][r], allowed))
         return torch.cat(out)
+
+
+class InPlace(Softmax):
+    """Softmax whose decode steps read blocks where they lie, always as many: a kernel of a GPU in a few lines."""
+
+    def step(self, x, batch, state):
+        rows = getattr(state["kv"], "in_place", lambda: None)()
+        if not isinstance(rows, StaticRows):
+            return super().step(x, batch, state)
+        query, key, value = self.project(x).chunk(3, -1)
+        state["kv"].append({"key": key, "value": value})
+        size = rows.block_size
+        places = (rows.kv_indices.long()[..., None] * size + torch.arange(size)).flatten(1)
+        behind = rows.contexts[:, None] - torch.arange(places.shape[1])
+        allowed = behind >= 0
+        if self.window is not None:
+            allowed = allowed & (behind < self.window)
+        keys, values = (rows.fields[name][places] for name in ("key", "value"))
+        # Padding attends to something, as no numbers are what a softmax over nothing gives.
+        allowed = allowed | (rows.contexts < 0)[:, None]
+        return torch.cat([attend(query[r, None], keys[r], values[r], allowed[r]) for r in range(len(query))])
 
 
 class Linear(nn.Module):

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 from attn_engine import SamplingParams, batch_sampler
-from attn_engine.batch_sampler import choose_together
+from attn_engine.batch_sampler import choose_on_device, choose_together, may_fall_short
 from attn_engine.batch_scores import BatchRow, TokenTally
 from attn_engine.sampler import SamplingRow, choose_tokens, log_probabilities
 
@@ -41,7 +41,7 @@ def single(row: BatchRow, size: int) -> SamplingRow:
     return SamplingRow(
         row.params,
         row.seed,
-        len(row.tokens),
+        row.position,
         seen=None if row.seen is None else seen,
         counts=None if row.counts is None else counts,
         allowed=allowed,
@@ -61,6 +61,7 @@ def rows_of(params: list[SamplingParams], size: int, seed: int) -> list[BatchRow
             BatchRow(
                 one,
                 seed + number,
+                len(tokens),
                 tokens,
                 seen=TokenTally() if penalised else None,
                 counts=TokenTally(noted=min(3, len(tokens))) if penalised else None,
@@ -102,6 +103,7 @@ def test_tallies_that_are_kept_from_step_to_step_give_what_new_ones_give():
     rows[-1] = dataclasses.replace(rows[-1], counts=TokenTally(noted=2))
     prompts = [row.counts.noted if row.counts else 0 for row in rows]
     for number in range(12):
+        rows = [dataclasses.replace(row, position=len(row.tokens)) for row in rows]
         logits = 2 * torch.randn(len(rows), size, generator=generator)
         anew = [
             dataclasses.replace(
@@ -126,7 +128,7 @@ def test_log_probabilities_come_with_the_tokens(monkeypatch, beside):
     params = [SamplingParams(temperature=1.0, top_p=0.95, top_logprobs=asked.get(place)) for place in range(6)]
     logits = torch.randn(6, 15, generator=torch.Generator().manual_seed(3)) / 4
     logits[5, 7] = torch.nan
-    rows = [BatchRow(one, place, [1] * place) for place, one in enumerate(params)]
+    rows = [BatchRow(one, place, place, [1] * place) for place, one in enumerate(params)]
     choices, others = choose_together(logits, rows, beside)
     assert others == ([] if beside is None else [5, -1])
     tokens = one_by_one(logits, rows)
@@ -142,7 +144,7 @@ def test_log_probabilities_come_with_the_tokens(monkeypatch, beside):
 @pytest.mark.parametrize("params", PARAMS, ids=range(len(PARAMS)))
 def test_a_batch_of_one_kind_of_rows_gets_the_same_tokens_too(params):
     logits = 2 * torch.randn(9, 400, generator=torch.Generator().manual_seed(5)).bfloat16().float()
-    rows = [BatchRow(params, seed, [2] * (3 * seed)) for seed in range(9)]
+    rows = [BatchRow(params, seed, 3 * seed, [2] * (3 * seed)) for seed in range(9)]
     assert chosen(logits, rows) == one_by_one(logits, rows)
 
 
@@ -150,10 +152,23 @@ def test_rows_for_which_the_candidates_do_not_suffice_are_chosen_among_all_token
     monkeypatch.setattr(batch_sampler, "CANDIDATES", 4)
     logits = torch.randn(8, 200, generator=torch.Generator().manual_seed(2)) / 4
     params = [SamplingParams(temperature=1.0, top_p=0.95), SamplingParams(temperature=0.7, top_k=60)] * 4
-    rows = [BatchRow(one, seed, [1] * seed) for seed, one in enumerate(params)]
+    rows = [BatchRow(one, seed, seed, [1] * seed) for seed, one in enumerate(params)]
     found = chosen(logits, rows)
     assert found == one_by_one(logits, rows)
     assert len(set(found)) > 4
+
+
+@pytest.mark.parametrize("params", PARAMS, ids=range(len(PARAMS)))
+def test_rows_that_cannot_fall_short_are_chosen_with_one_look(params, monkeypatch):
+    monkeypatch.setattr(batch_sampler, "CANDIDATES", 40)
+    logits = torch.randn(8, 200, generator=torch.Generator().manual_seed(2)) / 4
+    logits[3] = torch.nan
+    rows = [BatchRow(params, seed, seed, [1] * seed, greedy=params.greedy) for seed in range(8)]
+    found = choose_on_device(logits, rows).tolist()
+    assert may_fall_short(params) == (params.typical_p == 1 and (params.top_p < 1 or params.top_k > 40))
+    if may_fall_short(params):
+        found = [token if token >= -1 else other for token, other in zip(found, chosen(logits, rows), strict=True)]
+    assert found == one_by_one(logits, rows)
 
 
 def test_rows_without_a_finite_number_get_no_token():
@@ -162,6 +177,6 @@ def test_rows_without_a_finite_number_get_no_token():
     logits[2, 3] = torch.nan
     logits[3, 3] = torch.inf
     for params in PARAMS[:10]:
-        found = chosen(logits, [BatchRow(params, 1, [1]) for _ in range(4)])
+        found = chosen(logits, [BatchRow(params, 1, 1, [1]) for _ in range(4)])
         assert found[0] >= 0
         assert found[1:] == [-1, -1, -1]

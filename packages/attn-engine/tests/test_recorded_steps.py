@@ -7,32 +7,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_core.batch import StaticRows
 from attn_engine.decode_graphs import DecodeGraphs, Rerun
 from serving import assert_empty, make_engine, run, some_requests
-from small_models import Linear, SmallModel, Softmax, attend
-
-
-class InPlace(Softmax):
-    """Softmax whose decode steps read blocks where they lie, always as many: a kernel of a GPU in a few lines."""
-
-    def step(self, x, batch, state):
-        rows = getattr(state["kv"], "in_place", lambda: None)()
-        if not isinstance(rows, StaticRows):
-            return super().step(x, batch, state)
-        query, key, value = self.project(x).chunk(3, -1)
-        state["kv"].append({"key": key, "value": value})
-        size = rows.block_size
-        places = (rows.kv_indices.long()[..., None] * size + torch.arange(size)).flatten(1)
-        behind = rows.contexts[:, None] - torch.arange(places.shape[1])
-        allowed = behind >= 0
-        if self.window is not None:
-            allowed = allowed & (behind < self.window)
-        keys, values = (rows.fields[name][places] for name in ("key", "value"))
-        # Padding attends to something, as no numbers are what a softmax over nothing gives.
-        allowed = allowed | (rows.contexts < 0)[:, None]
-        return torch.cat([attend(query[r, None], keys[r], values[r], allowed[r]) for r in range(len(query))])
-
+from small_models import InPlace, Linear, SmallModel, Softmax
 
 KINDS = {
     "slot": lambda: (Linear(), Linear()),

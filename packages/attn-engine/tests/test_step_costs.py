@@ -14,7 +14,7 @@ from attn_models.decoder.config import AttentionChoice, DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.quantization.quantize import join_projections, quantize_model
 from attn_schema import StructuredOutput
-from attn_testing.pretend_cuda import PretendCuda, to_pretended
+from attn_testing.pretend_cuda import PretendCuda, PretendEvent, to_pretended
 from pretended import gpu
 from small_models import Bytes
 
@@ -51,9 +51,10 @@ Asked = SamplingParams | Sequence[SamplingParams]
 """Of all sequences, or of each."""
 
 
-def decoding(model: Decoder, gpu: PretendCuda, params: Asked, steps: int = 2, **more):
-    """An engine whose sequences have taken so many steps, and whose counts begin anew."""
-    config = EngineConfig(max_num_seqs=BATCH, enforce_eager=True)
+def decoding(model: Decoder, gpu: PretendCuda, params: Asked, steps: int = 2, ahead: bool = False, **more):
+    """An engine whose sequences have taken so many steps, and whose counts begin anew; its steps may be launched
+    `ahead`."""
+    config = EngineConfig(max_num_seqs=BATCH, enforce_eager=True, async_scheduling=ahead)
     engine = build_engine(model, CHARACTERS, config, kv_cache_tokens=1024)
     engine._runner.graphs = DecodeGraphs(model, engine._store, Rerun(), BATCH)
     engine.warm_up()
@@ -161,6 +162,22 @@ def test_rows_whose_head_finds_the_likeliest_token_are_fetched_with_the_others(g
     model.greedy_tokens = lambda hidden: kept(hidden).argmax(-1)
     engine = decoding(model, gpu, [GREEDY, SAMPLED, GREEDY, GREEDY.replace(top_logprobs=2)])
     assert waits(gpu, engine) == {"tolist": 1}
+
+
+@pytest.mark.parametrize(("params", "copies"), [(GREEDY, 1), (SAMPLED, 2)], ids=["greedy", "sampled"])
+def test_the_host_waits_for_a_step_when_the_next_is_launched(gpu, monkeypatch, params, copies):
+    """What the device was asked when the host begins to wait, and what it is asked afterwards."""
+    engine = decoding(model_of(2), gpu, params, ahead=True)
+    waited = []
+    monkeypatch.setattr(PretendEvent, "synchronize", lambda _: waited.append((gpu.total, gpu.copies)))
+    for _ in range(3):
+        waited.clear()
+        gpu.reset()
+        step(engine)
+        assert gpu.syncs.total() == 0
+        assert waited == [(gpu.total, copies)]
+        assert gpu.programs["lay_out"] == 1
+    assert engine._async.launched_ahead >= 3
 
 
 def test_a_layer_takes_ten_kernels(gpu):

@@ -58,6 +58,14 @@ SENDS: dict[str, tuple[Callable[[Tensor], object], int, int]] = {
     "a number written": (lambda rows: rows.__setitem__(1, 7.0), 0, 0),
     "a number beside": (lambda rows: rows * 2 + torch.tensor(3.0), 0, 0),
     "a number read": (lambda rows: rows[0, 0].item(), 1, 0),
+    "a copy back": (lambda rows: torch.zeros(5).copy_(rows[0]), 1, 0),
+    "a copy back that need not block, to memory that is not pinned": (
+        lambda rows: torch.zeros(5).copy_(rows[0], non_blocking=True),
+        1,
+        0,
+    ),
+    "a copy back to pinned memory": (lambda rows: pinned([0] * 5).copy_(rows[0], non_blocking=True), 0, 0),
+    "an event": (lambda _: torch.cuda.Event().synchronize(), 1, 0),
     "all numbers read": (lambda rows: rows.tolist(), 1, 0),
 }
 

@@ -54,7 +54,14 @@ class BlocksAndSlots:
         places = torch.arange(size.requests, device=cache.device)
         self._request_of, self._offset_of = places, torch.zeros_like(places)
 
-    def load(self, tokens: Sequence[int], positions: Sequence[int], names: Sequence[int], requests: int) -> None:
+    def load(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        names: Sequence[int],
+        requests: int,
+        last: Tensor | None = None,
+    ) -> None:
         """See `StaticDecode.load`."""
         given, missing = len(names), [0] * (requests - len(names))
         indices = [self._index(name) for name in names]
@@ -75,6 +82,9 @@ class BlocksAndSlots:
             blocks = lists[np.arange(requests), at // size].astype(np.int64)
             lines[SLOTS + number, :requests] = blocks * size + at % size
         self._buffer.send(whole=changed)
+        if last is not None and given:
+            here = self.tokens(given)
+            here.copy_(last.index_select(0, here).clamp_(min=0))
 
     def tokens(self, requests: int) -> Tensor:
         """See `StaticDecode.tokens`."""

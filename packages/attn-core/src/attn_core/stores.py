@@ -186,9 +186,19 @@ class StaticDecode(Protocol):
     write where nobody reads.
     """
 
-    def load(self, tokens: Sequence[int], positions: Sequence[int], names: Sequence[int], requests: int) -> None:
+    def load(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        names: Sequence[int],
+        requests: int,
+        last: Tensor | None = None,
+    ) -> None:
         """Fill the inputs of the next step with one copy to the device: the requests of these names, each with the
         token at a position that is the first not computed, and padding up to `requests`.
+
+        With `last` [rows], int64, on the device, `tokens` are rows of it: the tokens of a step that may still run. The
+        first token stands for one that is negative there.
 
         Raises `WrongState` where a position is not reserved.
         """

@@ -51,8 +51,7 @@ def choose_together(
     logits = logits.detach()
     numbers, drawn = HostNumbers(), not all(row.greedy for row in rows)
     if drawn:
-        note_changes(numbers, rows, logits.shape[-1])
-        _note_draws(numbers, rows)
+        _note(numbers, rows, logits.shape[-1])
     asked = {place: row.params.top_logprobs for place, row in enumerate(rows) if row.params.top_logprobs is not None}
     if asked:
         numbers.add("asked", list(asked))
@@ -72,6 +71,23 @@ def choose_together(
         if place in asked:
             found[0][list(asked).index(place)] = own
     return _choices(tokens, asked, found), others
+
+
+def choose_on_device(logits: Tensor, rows: Sequence[BatchRow]) -> Tensor:
+    """Tokens [rows], int64, for logits [rows, vocab_size], for which the host does not wait; -1 where scores are not
+    finite. For rows of which none `may_fall_short`."""
+    logits = logits.detach()
+    if all(row.greedy for row in rows):
+        return likeliest(logits)
+    numbers = HostNumbers()
+    _note(numbers, rows, logits.shape[-1])
+    sent = numbers.send(logits.device)
+    return _chosen(process_together(logits, rows, sent), rows, sent)
+
+
+def may_fall_short(params: SamplingParams) -> bool:
+    """Whether the most likely tokens may not suffice, so that the host must look and ask again."""
+    return kind_of(params) is ranked and not 0 < params.top_k <= CANDIDATES
 
 
 def _chosen(scores: Tensor, rows: Sequence[BatchRow], sent: Mapping[str, Tensor]) -> Tensor:
@@ -142,8 +158,9 @@ def _kinds(rows: Sequence[BatchRow]) -> dict[Kind, list[int]]:
     return found
 
 
-def _note_draws(numbers: HostNumbers, rows: Sequence[BatchRow]) -> None:
-    """Add what `_chosen` needs of the host."""
+def _note(numbers: HostNumbers, rows: Sequence[BatchRow], vocab_size: int) -> None:
+    """Add what `process_together` and `_chosen` need of the host."""
+    note_changes(numbers, rows, vocab_size)
     for kind, places in _kinds(rows).items():
         numbers.add(kind.__name__, places)
         numbers.add(f"{kind.__name__}.numbers", _lines([rows[place] for place in places]), np.float64)
@@ -158,7 +175,7 @@ def _lines(rows: Sequence[BatchRow]) -> list[tuple[float, ...]]:
             row.params.top_p,
             row.params.min_p,
             row.params.typical_p,
-            uniform(row.seed, len(row.tokens)),
+            uniform(row.seed, row.position),
         )
         for row in rows
     ]

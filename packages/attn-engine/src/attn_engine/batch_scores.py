@@ -29,7 +29,7 @@ class TokenTally:
 
 @dataclass(frozen=True, eq=False)
 class BatchRow:
-    """One row to choose a token for: its parameters and seed, and the tokens of its sequence, behind which it comes.
+    """One row to choose a token for: its parameters, seed and position, and the known tokens of its sequence.
 
     `greedy` says that the most likely token is taken, whatever came before. Where penalties need them, `seen` keeps
     which tokens have occurred, bool, and `counts` how often each was generated, float32. Tokens that are `suppressed`
@@ -38,6 +38,7 @@ class BatchRow:
 
     params: SamplingParams
     seed: int
+    position: int
     tokens: Sequence[int]
     greedy: bool = False
     seen: TokenTally | None = None

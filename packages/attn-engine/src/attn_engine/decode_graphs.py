@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
     from attn_engine.scheduler import ScheduledChunk
+    from attn_engine.sequence import Sequence as Sequence_
 
 log = logging.getLogger(__name__)
 
@@ -133,22 +134,27 @@ class DecodeGraphs:
 
         Raises what a step raises that was recorded before.
         """
-        if self.reason is not None or not chunks or len(chunks) > self._sizes[-1]:
-            return None
         if any(chunk.length != 1 or chunk.draft.tokens for chunk in chunks):
             return None
-        size = self._sizes[bisect_left(self._sizes, len(chunks))]
+        sequences = [chunk.sequence for chunk in chunks]
+        return self._repeat(sequences, [sequence.tokens[sequence.computed] for sequence in sequences])
+
+    def run_after(self, sequences: Sequence[Sequence_], rows: Sequence[int], last: Tensor) -> Tensor | None:
+        """As `run`, of a step whose tokens only the device knows: these rows of `last` [tokens], int64."""
+        return self._repeat(sequences, rows, last)
+
+    def _repeat(
+        self, sequences: Sequence[Sequence_], tokens: Sequence[int], last: Tensor | None = None
+    ) -> Tensor | None:
+        if self.reason is not None or not sequences or len(sequences) > self._sizes[-1]:
+            return None
+        size = self._sizes[bisect_left(self._sizes, len(sequences))]
         if size not in self._steps and not self._record(size):
             return None
-        self._load(size, chunks)
+        positions = [sequence.computed for sequence in sequences]
+        self._static().load(tokens, positions, [sequence.number for sequence in sequences], size, last)
         self.replayed += 1
-        return self._steps[size]()[: len(chunks)]
-
-    def _load(self, size: int, chunks: Sequence[ScheduledChunk]) -> None:
-        positions = [chunk.sequence.computed for chunk in chunks]
-        tokens = [chunk.sequence.tokens[at] for chunk, at in zip(chunks, positions, strict=True)]
-        names = [chunk.sequence.number for chunk in chunks]
-        self._static().load(tokens, positions, names, size)
+        return self._steps[size]()[: len(sequences)]
 
     def record_all(self) -> None:
         """Record steps of all numbers of requests now, so that none waits for that later; the largest first, as all

@@ -11,10 +11,11 @@ import torch
 from attn_core.errors import DeadlineExceeded, InvalidValue, Unavailable, UserError
 from attn_core.models import LanguageModel, MixesAdapters, TakesEmbeddings, Tokenizer
 from attn_core.stores import BranchingStore, StateStore, TreeStore
-from attn_schema import EngineConfig, EngineStats, OutputDelta, SamplingParams, Usage
+from attn_schema import EngineConfig, EngineStats, OutputDelta, SamplingParams
 from torch import Tensor
 
 from attn_engine.admission import AdmissionControl
+from attn_engine.async_steps import AsyncSteps
 from attn_engine.beam_search import BeamSearch
 from attn_engine.decode_graphs import DecodeGraphs, recorder_for
 from attn_engine.detokenizer import Detokenizer, token_text
@@ -27,6 +28,7 @@ from attn_engine.output_processor import beam_output, process_step
 from attn_engine.request import ModelLimits, Request, RequestOutput
 from attn_engine.scheduler import ScheduledChunk, Scheduler
 from attn_engine.sequence import NOT_FINITE, NoTokenError, Sequence, SequenceOutput
+from attn_engine.sequence_group import SequenceGroup
 from attn_engine.speculative import PromptLookupProposer
 from attn_engine.structured_output import GrammarCompiler
 
@@ -34,52 +36,6 @@ log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 60.0
 """Within a tenant the request with the earliest deadline goes first; none is passed by others for longer than this."""
-
-
-class SequenceGroup:
-    """The completions of one request that have not ended, and the usage of those that have.
-
-    With `beams`, the members only stand for the completions that the search will find.
-    """
-
-    def __init__(self, members: list[Sequence], beams: BeamSearch | None = None) -> None:
-        self.members = members
-        self.beams = beams
-        self.deadline = members[0].request.deadline
-        request = members[0].request
-        self._prompt_tokens = len(request.token_ids)
-        self._cached_tokens = 0
-        self._queue_time: float | None = None
-        left = set(request.open_indices)
-        self.completion_tokens = sum(len(request.received(index)) for index in range(request.n) if index not in left)
-        self.begun = False
-        """Whether anything of it has been returned."""
-
-    @property
-    def usage(self) -> Usage | None:
-        """Tokens of the request, once all its completions have ended."""
-        if self.members:
-            return None
-        return Usage(
-            prompt_tokens=self._prompt_tokens,
-            # A sequence that was preempted may have found its own tokens again; no more than the prompt counts.
-            cached_tokens=min(self._cached_tokens, self._prompt_tokens),
-            completion_tokens=self.completion_tokens,
-            queue_time=self._queue_time,
-        )
-
-    @property
-    def sequences(self) -> list[Sequence]:
-        """All sequences that may hold KV cache."""
-        return self.beams.sequences if self.beams else self.members
-
-    def remove(self, sequence: Sequence) -> None:
-        """Note that a completion has ended; the first tells what the prompt found cached."""
-        self.members.remove(sequence)
-        self.completion_tokens += sequence.generated
-        if sequence.index == 0:
-            self._cached_tokens = sequence.cached_tokens
-            self._queue_time = sequence.queue_time
 
 
 class Engine:
@@ -122,6 +78,8 @@ class Engine:
         self.admission = AdmissionControl(config)
         self._scheduler = Scheduler(store, config, proposer)
         self._isolator = FaultIsolator(self._runner, self._scheduler)
+        ahead = AsyncSteps(self._runner, self._scheduler, self._isolator, self._end_ids)
+        self._async = ahead if config.async_scheduling else None
         self._diagnosis = FaultDiagnosis(self._runner, self._scheduler.prefixes, config.batch_sizes[1])
         self._limits = ModelLimits(
             vocab_size=model.vocab_size,
@@ -136,8 +94,7 @@ class Engine:
         self._draining = False
         self._computed_tokens = 0
         self._generated_tokens = 0
-        self._draft_tokens = 0
-        self._accepted_tokens = 0
+        self._draft_tokens = self._accepted_tokens = 0
         if self.note:
             log.warning(self.note)
 
@@ -160,6 +117,8 @@ class Engine:
         said = [f"draft tokens form chains, not trees: {chains}"] if chains else []
         if graphs is not None and graphs.reason is not None:
             said.append(f"decode steps run operation by operation, without graphs: {graphs.reason}")
+        if self._async is not None and self._async.reason is not None:
+            said.append(f"async_scheduling: every step waits for the one before: {self._async.reason}")
         return "; ".join(said)
 
     @property
@@ -266,9 +225,8 @@ class Engine:
         self._drop_late()
         began = self._clock()
         with torch.inference_mode():
-            chunks = self._encoded(self._scheduler.schedule())
+            chunks = self._finished()
             if chunks:
-                self._compute(chunks)
                 self.admission.computed(_tokens_of(chunks), self._clock() - began)
         outputs, self._outputs = self._outputs, []
         return outputs
@@ -338,6 +296,23 @@ class Engine:
             return None
         return BeamSearch(params, [self._sequence(request, 0) for _ in range(params.num_beams)], self._end_ids)
 
+    def _finished(self) -> list[ScheduledChunk]:
+        """Finish a step, which may have been launched while the one before it ran, and launch the next where that can
+        be; its chunks."""
+        flying = self._async.take() if self._async else None
+        if flying is None:
+            chunks = self._encoded(self._scheduler.schedule())
+            flying = self._async.launch(chunks) if self._async else None
+            if flying is None:
+                if chunks:
+                    self._compute(chunks)
+                return chunks
+        if self._async is not None:
+            self._async.launch_after(flying)
+            self._computed_tokens += len(flying.sequences)
+            self._take(self._async.finish(flying))
+        return flying.chunks
+
     def _encoded(self, chunks: list[ScheduledChunk]) -> list[ScheduledChunk]:
         """Run the encoder for admitted sequences; one whose encoder input fails ends alone."""
         if not self._runner.has_encoder:
@@ -378,7 +353,12 @@ class Engine:
             else:
                 self._scheduler.prefixes.remember(chunk.sequence, chunk.sequence.computed + chunk.length)
         self._computed_tokens += len(hidden)
-        for output in self._chosen(ordered, hidden):
+        self._take(self._chosen(ordered, hidden))
+        self._remember_verified(drafted)
+
+    def _take(self, outputs: list[SequenceOutput]) -> None:
+        """Return the outputs of a step, and end what has ended with it."""
+        for output in outputs:
             sequence = output.sequence
             if sequence.id not in self._groups:
                 continue
@@ -392,7 +372,6 @@ class Engine:
                     self._end(sequence.id, error)
             elif output.tokens or output.text or output.ended:
                 self._emit(output)
-        self._remember_verified(drafted)
 
     def _chosen(self, ordered: list[ScheduledChunk], hidden: Tensor) -> list[SequenceOutput]:
         """The outputs of a step; where memory is too small for its logits, all its requests end and others go on."""

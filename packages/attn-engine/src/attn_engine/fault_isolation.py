@@ -76,6 +76,10 @@ class FaultIsolator:
                 self._run_alone(chunk, computed, failed)
         return computed, failed
 
+    def isolates(self, sequence: sequences.Sequence) -> bool:
+        """Whether a sequence is computed alone."""
+        return sequence.number in self._alone_until
+
     def forget(self, sequence: sequences.Sequence) -> None:
         """Note that a sequence has ended."""
         self._alone_until.pop(sequence.number, None)

@@ -138,7 +138,7 @@ def _generate(
     if lazy.unread is not None:
         lazy.read(lazy.unread.tolist())
     found.update({place: (token, None, ()) for place, token in lazy.tokens.items()})
-    return [_extend(sequence, found[place], end_ids) for sequence, place in growing]
+    return [extended(sequence, found[place], end_ids) for sequence, place in growing]
 
 
 def _choose(
@@ -186,7 +186,7 @@ def _with_logprobs(
     return choices
 
 
-def _extend(sequence: sequences.Sequence, choice: Choice, end_ids: Collection[int]) -> SequenceOutput:
+def extended(sequence: sequences.Sequence, choice: Choice, end_ids: Collection[int]) -> SequenceOutput:
     """Append the token; decide whether the sequence ends."""
     id, logprob, top = choice  # noqa: A001
     ended = id in end_ids and not sequence.params.ignore_eos

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
@@ -23,6 +23,7 @@ from attn_engine.sequence import Sequence
 from attn_engine.speculative import DraftRequest, Proposer
 
 _rank = attrgetter("rank")
+Sequences: TypeAlias = Collection[Sequence]
 _Place: TypeAlias = tuple[int, float, int, int, Sequence]
 """Priority, deadline, order and number of a sequence that waits, and the sequence; numbers are never equal."""
 
@@ -91,7 +92,7 @@ class Scheduler:
         self._store = store
         self._proposer = proposer
         self._branches = store if isinstance(store, BranchingStore) else None
-        self._max_batched = config.batch_sizes[1]
+        self._max_num_seqs, self._max_batched = config.batch_sizes
         self._num_speculative_tokens = config.num_speculative_tokens or 0
         trees = isinstance(store, TreeStore) and store.tree_unsupported_reason() is None
         self._tree_width = config.speculative_tree_width if trees else 1
@@ -171,6 +172,26 @@ class Scheduler:
                 chunks[place] = self._with_draft(chunks[place], draft, self._branches)
         return chunks
 
+    def drafts(self, sequence: Sequence) -> bool:
+        """Whether a sequence may get draft tokens."""
+        wanted = sequence.num_speculative_tokens
+        return self._branches is not None and bool(self._num_speculative_tokens if wanted is None else wanted)
+
+    def continue_ahead(self, sequences: Sequences) -> bool:
+        """Reserve room for one token more of each of these, which all run and have none pending; False where somebody
+        would have to be preempted for it, or may be admitted instead."""
+        if self.waiting and len(self.running) < self._max_num_seqs:
+            return False
+        if not all(self._store.reserve(one.number, one.computed + 1) for one in sequences):
+            return False
+        self._charge(sequences)
+        return True
+
+    def _charge(self, sequences: Sequences) -> None:
+        """Count a token of each for its tenant."""
+        for tenant, tokens in Counter(sequence.request.tenant for sequence in sequences).items():
+            self.fairness.charge(tenant, tokens)
+
     def _max_draft_tokens(self, sequence: Sequence, left: int) -> int:
         count = min(left, sequence.max_draft_tokens(self._num_speculative_tokens))
         return self.prefixes.chunk(sequence, 1 + count) - 1 if count > 0 else 0
@@ -187,8 +208,7 @@ class Scheduler:
         preemptions = self.preemptions
         running = sorted(self.running.values(), key=_rank)
         chunks = self._continue([s for s in running if s.pending == 1], self._max_batched)
-        for tenant, tokens in Counter(chunk.sequence.request.tenant for chunk in chunks).items():
-            self.fairness.charge(tenant, tokens)
+        self._charge([chunk.sequence for chunk in chunks])
         left = self._max_batched - len(chunks)
         chunks += self._continue([s for s in running if s.pending > 1], left)
         left = self._max_batched - sum(chunk.length for chunk in chunks)

@@ -215,16 +215,19 @@ class Sequence:
             suppressed.update(end_ids)
         return suppressed
 
-    def batch_row(self, vocab_size: int, end_ids: Collection[int]) -> BatchRow:
-        """How its next token is chosen together with those of others, on a GPU."""
+    def batch_row(self, vocab_size: int, end_ids: Collection[int], *, ahead: int = 0) -> BatchRow:
+        """How its next token is chosen together with those of others, on a GPU; `ahead` tokens before it are not known
+        yet."""
+        position = len(self.tokens) + ahead
         if self.greedy:
-            return BatchRow(self.params, self.seed, self.tokens, greedy=True)
+            return BatchRow(self.params, self.seed, position, self.tokens, greedy=True)
         if self._tallies is None:
             self._tallies = TokenTally(), TokenTally(noted=len(self.request.token_ids))
         seen, counts = self._tallies
         return BatchRow(
             self.params,
             self.seed,
+            position,
             self.tokens,
             seen=seen if self.params.repetition_penalty != 1 else None,
             counts=counts if self.penalizes_counts else None,

@@ -119,6 +119,14 @@ class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
             extra={"wire": False, "flag": False},
         ),
     ] = False  # fmt: skip
+    async_scheduling: Annotated[
+        bool,
+        Meta(
+            description="Launch a decode step before the tokens of the one before it are known, so that a GPU does not "
+            "wait for the host; the tokens are the same. Steps with prompts, penalties, grammars, log probabilities, "
+            "drafts, beams, or top_p without top_k wait.",
+        ),
+    ] = False  # fmt: skip
     num_threads: Annotated[
         int, Meta(ge=1, description="Threads for tensor operations; all cores if not given.", extra={"wire": False})
     ] | None = None  # fmt: skip

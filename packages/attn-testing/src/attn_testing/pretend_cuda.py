@@ -138,6 +138,17 @@ class PretendCudaTensor(torch.Tensor):
         return computed(func, args, kwargs or {})
 
 
+class PretendEvent:
+    """A point in the work of the pretended GPU, for which the host can wait."""
+
+    def record(self, stream: object = None) -> None:
+        """Behind all that was asked so far."""
+
+    def synchronize(self) -> None:
+        """Wait until it is reached."""
+        _note("event")
+
+
 _COUNTING: list[PretendCuda] = []
 
 
@@ -252,6 +263,8 @@ class PretendCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._patched = ExitStack()
         for owner, name, other in (
             (torch.cuda, "_lazy_init", lambda: None),
+            (torch.cuda, "Event", PretendEvent),
+            (torch.cuda, "current_stream", lambda *_: None),
             (torch, "tensor", _moved(torch.tensor)),
             (torch, "autocast", _autocast),
             (torch.Tensor, "pin_memory", lambda part: part),
@@ -300,23 +313,28 @@ class PretendCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _count_copy(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any, *, after: bool) -> None:
         name = func.overloadpacket.__name__
         source = args[1] if name == "copy_" else args[0]
+        non_blocking = _argument(func, "non_blocking", args, kwargs)
         if isinstance(source, PretendCudaTensor):
             if not after:
-                self.syncs[name] += 1
+                # Into pinned memory, at which the host looks after an event.
+                self.syncs[name] += not (non_blocking and self._is_pinned(result))
             elif name == "copy_" or result is not source:
                 self.launches[name] += 1
         elif name == "copy_" and not source.dim():
             self.launches["fill_"] += 1  # x[i] = 1: torch makes the number on the device
         else:
-            self._brought(source, non_blocking=_argument(func, "non_blocking", args, kwargs))
+            self._brought(source, non_blocking=non_blocking)
 
     def _brought(self, source: Tensor, *, non_blocking: bool) -> None:
         """Count a copy of a tensor of the host to the device."""
         self.copies += 1
         if not non_blocking:
             self.syncs["blocking copy to the device"] += 1
-        elif source.untyped_storage().data_ptr() not in self._pinned:
+        elif not self._is_pinned(source):
             self.syncs["copy of memory that is not pinned"] += 1
+
+    def _is_pinned(self, here: Tensor) -> bool:
+        return here.untyped_storage().data_ptr() in self._pinned
 
     @staticmethod
     def _selects_by_mask(name: str, args: Any) -> bool:

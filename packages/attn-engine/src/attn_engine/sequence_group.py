@@ -1,0 +1,54 @@
+"""The completions of one request, together."""
+
+from __future__ import annotations
+
+from attn_schema import Usage
+
+from attn_engine.beam_search import BeamSearch
+from attn_engine.sequence import Sequence
+
+
+class SequenceGroup:
+    """The completions of one request that have not ended, and the usage of those that have.
+
+    With `beams`, the members only stand for the completions that the search will find.
+    """
+
+    def __init__(self, members: list[Sequence], beams: BeamSearch | None = None) -> None:
+        self.members = members
+        self.beams = beams
+        self.deadline = members[0].request.deadline
+        request = members[0].request
+        self._prompt_tokens = len(request.token_ids)
+        self._cached_tokens = 0
+        self._queue_time: float | None = None
+        left = set(request.open_indices)
+        self.completion_tokens = sum(len(request.received(index)) for index in range(request.n) if index not in left)
+        self.begun = False
+        """Whether anything of it has been returned."""
+
+    @property
+    def usage(self) -> Usage | None:
+        """Tokens of the request, once all its completions have ended."""
+        if self.members:
+            return None
+        return Usage(
+            prompt_tokens=self._prompt_tokens,
+            # A sequence that was preempted may have found its own tokens again; no more than the prompt counts.
+            cached_tokens=min(self._cached_tokens, self._prompt_tokens),
+            completion_tokens=self.completion_tokens,
+            queue_time=self._queue_time,
+        )
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """All sequences that may hold KV cache."""
+        return self.beams.sequences if self.beams else self.members
+
+    def remove(self, sequence: Sequence) -> None:
+        """Note that a completion has ended; the first tells what the prompt found cached."""
+        self.members.remove(sequence)
+        self.completion_tokens += sequence.generated
+        if sequence.index == 0:
+            self._cached_tokens = sequence.cached_tokens
+            self._queue_time = sequence.queue_time
