@@ -42,6 +42,7 @@ SENDS: dict[str, tuple[Callable[[Tensor], object], int, int]] = {
     ),
     "a copy that blocks, of pinned memory": (lambda rows: pinned([1, 2]).to(rows.device), 1, 1),
     "a copy of pinned memory": (lambda rows: pinned([1, 2]).to(rows.device, non_blocking=True), 0, 1),
+    "a pinned copy": (lambda rows: torch.ones(3).pin_memory().to(rows.device, non_blocking=True), 0, 1),
     "a part of pinned memory": (lambda rows: pinned([1, 2])[1:].to(rows.device, non_blocking=True), 0, 1),
     "into memory of the device": (lambda rows: rows[0].copy_(torch.ones(5)), 1, 1),
     "into memory of the device, pinned": (

@@ -267,7 +267,7 @@ class PretendCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
             (torch.cuda, "current_stream", lambda *_: None),
             (torch, "tensor", _moved(torch.tensor)),
             (torch, "autocast", _autocast),
-            (torch.Tensor, "pin_memory", lambda part: part),
+            (torch.Tensor, "pin_memory", lambda part: self._noted_as_pinned(part.clone())),
             (torch._C, "_group_tensors_by_device_and_dtype", _grouped),  # noqa: SLF001
             (_foreach_utils, "_foreach_supported_types", [torch.Tensor, PretendCudaTensor]),
         ):
@@ -288,7 +288,7 @@ class PretendCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         before = any(isinstance(tensor, PretendCudaTensor) for tensor in tensors_in((args, kwargs)))
         result = computed(func, args, kwargs)
         if kwargs.get("pin_memory"):
-            self._pinned[result.untyped_storage().data_ptr()] = result.untyped_storage()
+            self._noted_as_pinned(result)
         if before or any(isinstance(tensor, PretendCudaTensor) for tensor in tensors_in(result)):
             self._count(func, args, kwargs, result)
         return result
@@ -332,6 +332,11 @@ class PretendCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.syncs["blocking copy to the device"] += 1
         elif not self._is_pinned(source):
             self.syncs["copy of memory that is not pinned"] += 1
+
+    def _noted_as_pinned(self, here: Tensor) -> Tensor:
+        storage = here.untyped_storage()
+        self._pinned[storage.data_ptr()] = storage
+        return here
 
     def _is_pinned(self, here: Tensor) -> bool:
         return here.untyped_storage().data_ptr() in self._pinned
