@@ -32,7 +32,9 @@ Pack = Callable[[Sequence["nn.Linear"]], "nn.Module"]
 """Turns linear layers of the same inputs into one module without training: [..., inputs] to their outputs side by
 side.
 
-A layer that wants its weights packed for serving has a method `pack(pack)`, which replaces those that it only calls.
+A layer that joins layers of one input, or keeps some as they are, has a method `pack(pack)`, which replaces those that
+it only calls. In an attention without it, and in what it leaves, linear layers are packed one by one; `read_weights`, a
+tuple of attributes of the module that they are in, names those whose matrices are read apart from their products.
 """
 
 

@@ -11,7 +11,7 @@ from attn_core import installed
 from attn_core.errors import Incompatible, WrongState
 from attn_core.kernels.block import BlockKernel, BlockParts, block_problem
 from attn_core.kernels.dispatch import explain
-from attn_core.kernels.linear import BLOCK_FORMATS, LinearProblem, choose_linear, explain_linear
+from attn_core.kernels.linear import BLOCK_FORMATS, LinearProblem, Pack, choose_linear, explain_linear
 from attn_core.states import dtype_name
 from torch import Tensor, nn
 
@@ -23,19 +23,28 @@ from attn_models.quantization.modules import SideBySide, StoredEmbedding, linear
 PARTS = ("attention", "cross", "feed_forward", "cell")
 """What a model or a block of its calls the parts that may have a method `pack`."""
 
+ATTENTIONS = ("attention", "cross")
+"""Those of the parts whose further linear layers are packed, too, one by one."""
+
+NARROWEST = 32
+"""Linear layers of attentions with fewer inputs or outputs stay as they are: gates, decays and ranks of low-rank pairs,
+which hold few weights and decide over whole heads."""
+
 
 def quantize_model(
     model: Any, quantization: str, dtype: torch.dtype = torch.float32, kernel: str | None = None
 ) -> None:
     """Keep the weights of the model's linear layers in the format `quantization` from now on, and compute in `dtype`.
 
-    Feed-forwards, the unembedding (a tied one too) and those attentions and cells that have a method `pack` are packed,
-    each by the cheapest installed `LinearKernel` that can, or by the one called `kernel`; steps of whole blocks of a
-    `Decoder` are computed by a `BlockKernel` where one can. With `int4` the unembedding is kept as int8: it is where
-    fewer bits hurt most. The embedding of a model with a `head` keeps the type it has; norms and what is not packed
-    become `dtype`. Weights that are stored in blocks of whole numbers (`BlockTensor`) stay in these where a kernel
-    multiplies them so and they take no more bits than the format; formats of floats then round no inputs. Afterwards
-    the model can be run, but neither trained nor saved.
+    Feed-forwards, the unembedding (a tied one too), attentions and those cells that have a method `pack` are packed,
+    each layer by the cheapest installed `LinearKernel` that can, or by the one called `kernel`; steps of whole blocks
+    of a `Decoder` are computed by a `BlockKernel` where one can. What an attention's own `pack` leaves, or one without
+    it has, is packed layer by layer, but for narrow layers (`NARROWEST`) and those whose matrices the attention reads
+    apart from their products, which it names in `read_weights`. With `int4` the unembedding is kept as int8: it is
+    where fewer bits hurt most. The embedding of a model with a `head` keeps the type it has; norms and what is not
+    packed become `dtype`. Weights that are stored in blocks of whole numbers (`BlockTensor`) stay in these where a
+    kernel multiplies them so and they take no more bits than the format; formats of floats then round no inputs.
+    Afterwards the model can be run, but neither trained nor saved.
 
     Raises `InvalidValue` for an unknown format, `KernelRefused` where nobody can pack a layer, `WrongState` for a
     model that is packed already, `Incompatible` for one of which nothing can be packed.
@@ -45,12 +54,14 @@ def quantize_model(
     def pack(layers: Sequence[nn.Linear], form: str = quantization) -> nn.Module:
         return _packed(layers, form, kernel if form == quantization else None)
 
-    parts = _parts(model)
+    parts = _packing_parts(model)
     if not can_quantize(model):
         raise Incompatible(f"no layer of a {type(model).__name__} can be packed; load it with quantization=none")
     with torch.no_grad():
         for part in parts:
             part.pack(pack)
+        for attention in _parts(model, ATTENTIONS):
+            _pack_rest(attention, pack)
         last = "int8" if quantization == "int4" else quantization
         if hasattr(model, "head"):
             model.head = pack([getattr(model, "unembedding", None) or linear_of(model.embedding.weight, None)], last)
@@ -144,7 +155,7 @@ def join_projections(model: Any) -> None:
         return linear_of(torch.cat([layer.weight.detach() for layer in layers]), _bias_of(layers))
 
     with torch.no_grad():
-        for part in _parts(model):
+        for part in _packing_parts(model):
             if part is not model:
                 part.pack(pack)
     model.quantization = str(dtype).removeprefix("torch.")
@@ -159,14 +170,29 @@ def require_not_quantized(model: Any, said: str) -> None:
 
 def can_quantize(model: Any) -> bool:
     """Whether anything of a model can be packed."""
-    return hasattr(model, "unembedding") or bool(_parts(model))
+    return hasattr(model, "unembedding") or bool(_packing_parts(model))
 
 
-def _parts(model: nn.Module) -> list[Any]:
-    """What of a model can be packed: the model itself, its parts and those of its blocks."""
+def _packing_parts(model: nn.Module) -> list[Any]:
+    """The model itself, its parts and those of its blocks, where they have a method `pack`."""
+    return [part for part in (model, *_parts(model, PARTS)) if hasattr(part, "pack")]
+
+
+def _parts(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
+    """What a model and its blocks call by these names."""
     blocks = [block for child in model.children() if isinstance(child, nn.ModuleList) for block in child]
-    known = [model, *(getattr(holder, name, None) for holder in (model, *blocks) for name in PARTS)]
-    return [part for part in known if hasattr(part, "pack")]
+    found = (getattr(holder, name, None) for holder in (model, *blocks) for name in names)
+    return [part for part in found if isinstance(part, nn.Module)]
+
+
+def _pack_rest(attention: nn.Module, pack: Pack) -> None:
+    """Pack the linear layers left in an attention, each by itself; `quantize_model` says which of them stay."""
+    for owner in list(attention.modules()):
+        read = getattr(owner, "read_weights", ())
+        for name, layer in list(owner.named_children()):
+            wide = isinstance(layer, nn.Linear) and min(layer.in_features, layer.out_features) >= NARROWEST
+            if wide and name not in read:
+                setattr(owner, name, pack([cast("nn.Linear", layer)]))
 
 
 def _join(model: Decoder) -> None:

@@ -144,15 +144,6 @@ def test_the_fewer_bits_the_further_off(tiny):
     assert errors == sorted(errors)
 
 
-def test_attentions_that_cannot_be_packed_stay_as_they_are(tiny):
-    fields = {"mechanism": "linear", "positions": "none", "hidden_size": 64, "num_heads": 4, "vocab_size": 48}
-    model, plain = built(tiny, fields), built(tiny, fields)
-    quantize_model(model, "float32")
-    tokens = torch.randint(48, (1, 12))
-    assert off(model, plain, tokens) < 1e-5
-    assert model.blocks[0].attention.query.weight.shape == (64, 64)
-
-
 def test_embeddings_keep_their_type_and_memory(tiny, tmp_path):
     save_model(tmp_path / "model", built(tiny, LLAMA).to(torch.bfloat16))
     model = load_model(tmp_path / "model", "float32", quantization="int8").model

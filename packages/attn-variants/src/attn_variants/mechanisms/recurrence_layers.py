@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from attn_core import Heads, LayerState, RaggedBatch, Rotary, installed
+from attn_core.kernels.linear import Pack
 from attn_core.kernels.recurrence import RecurrenceDispatcher, Steps
 from attn_core.masking import wide
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, pad, silu, softplus
 
 from attn_variants.compute.rotary import cos_sin_to, rotate, rotated_size
-from attn_variants.layer_utils import by_heads, fresh_linear, multiplied_in, refuse_source, rms_normed, unit
+from attn_variants.layer_utils import (
+    JointProjection,
+    by_heads,
+    fresh_linear,
+    multiplied_in,
+    refuse_source,
+    rms_normed,
+    unit,
+)
 from attn_variants.mechanisms.recurrence_scan import effective_weights
 
 
@@ -81,15 +90,23 @@ class RecurrenceLayer(nn.Module):
         self.chunk = chunk
         self.plan = RecurrenceDispatcher(installed().kernels)
         into, out = heads.query * heads.key_size, heads.query * heads.value_size
-        self.query = fresh_linear(hidden_size, into, bias=bias)
-        self.key = fresh_linear(hidden_size, into, bias=bias)
-        self.value = fresh_linear(hidden_size, out, bias=bias)
-        self.output = fresh_linear(out, hidden_size, bias=bias)
+        self.query: nn.Module = fresh_linear(hidden_size, into, bias=bias)
+        self.key: nn.Module = fresh_linear(hidden_size, into, bias=bias)
+        self.value: nn.Module = fresh_linear(hidden_size, out, bias=bias)
+        self.output: nn.Module = fresh_linear(out, hidden_size, bias=bias)
+        self.joint: JointProjection | None = None
         self.convolution = ShortConvolution(2 * into + out, taps) if taps else None
 
     @abstractmethod
     def steps(self, inputs: Inputs) -> Steps:
         """The steps of some tokens."""
+
+    def pack(self, pack: Pack) -> None:
+        """Pack queries, keys and values for serving as one projection, and the output."""
+        layers = [cast("nn.Linear", layer) for layer in (self.query, self.key, self.value)]
+        self.joint = JointProjection(pack(layers), [layer.out_features for layer in layers])
+        self.query, self.key, self.value = self.joint.parts()
+        self.output = pack([cast("nn.Linear", self.output)])
 
     def finish(self, out: Tensor, rows: Tensor) -> Tensor:
         """The layer's output [batch, tokens, hidden_size] of what was read, [batch, tokens, heads, value_size]."""
@@ -169,7 +186,7 @@ class RecurrenceLayer(nn.Module):
     def _steps(
         self, rows: Tensor, places: Places, key_padding_mask: Tensor | None, tail: Tensor | None
     ) -> tuple[Steps, Tensor | None]:
-        query, key, value = self.query(rows), self.key(rows), self.value(rows)
+        query, key, value = self._projected(rows)
         if self.convolution is not None:
             mixed = wide(torch.cat([query, key, value], dim=-1))
             mixed = mixed if key_padding_mask is None else torch.where(key_padding_mask[..., None], mixed, 0)
@@ -177,6 +194,12 @@ class RecurrenceLayer(nn.Module):
             query, key, value = mixed.split([query.shape[-1], key.shape[-1], value.shape[-1]], dim=-1)
         query, key, value = (by_heads(part, self.heads.query) for part in (query, key, value))
         return self.steps(Inputs(rows, query, key, value, places)).kept(key_padding_mask), tail
+
+    def _projected(self, rows: Tensor) -> list[Tensor]:
+        """Queries, keys and values [batch, tokens, heads · size]."""
+        if self.joint is not None:
+            return self.joint(rows)  # type: ignore[no-any-return]
+        return [self.query(rows), self.key(rows), self.value(rows)]
 
 
 def _kept(memory: Tensor, tail: Tensor | None) -> dict[str, Tensor]:
