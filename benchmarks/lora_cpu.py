@@ -186,7 +186,7 @@ async def measured(given: argparse.Namespace, home: Path) -> list[dict[str, Any]
     ]
     async with serving(services) as gateway, AsyncClient(ClientSettings(address=gateway.address)) as client:
         rows = [await train(client, training_config(home / "orders.jsonl", given))]
-        await client.models.load(BASE, engine=EngineConfig(num_threads=given.threads))
+        await client.models.load(BASE)
         await client.models.load(JOB)
         rows += await evaluate(client, texts[TRAINING:])
         print([(model.name, model.base_model) for model in await client.models.list()])

@@ -16,7 +16,7 @@ from attn_client.async_client import AsyncJobs, AsyncMechanisms, AsyncModels
 from attn_client.client import Jobs, Mechanisms, Models
 from attn_core import errors
 from attn_gateway import GatewaySettings, TlsFiles
-from attn_schema import Embeddings, FinishReason, ModelState, SamplingParams, Tensor, Usage
+from attn_schema import Embeddings, EngineConfig, FinishReason, ModelState, SamplingParams, Tensor, Usage
 
 
 def test_a_completion_arrives_in_pieces(client: Client) -> None:
@@ -143,6 +143,15 @@ def test_models_are_loaded_and_unloaded(client: Client) -> None:
         client.models.load("new", "/models/other")
     client.models.unload("new")
     assert "new" not in [known.name for known in client.models.list()]
+
+
+def test_settings_of_an_engine_that_no_message_carries_are_refused(client: Client) -> None:
+    known = [model.name for model in client.models.list()]
+    with pytest.raises(errors.InvalidValue, match=r"num_threads: 3 is not allowed.*the server was started with"):
+        client.models.load("new", "/models/new", engine=EngineConfig(num_threads=3))
+    with pytest.raises(errors.InvalidValue, match="tenant_weights"):
+        client.models.replace("new", "/models/new", engine=EngineConfig(tenant_weights={"a": 2.0}))
+    assert [model.name for model in client.models.list()] == known
 
 
 def test_an_error_of_the_server_is_the_same_error_here(client: Client) -> None:

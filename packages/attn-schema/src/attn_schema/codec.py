@@ -76,6 +76,16 @@ def wire_fields(noun: type[msgspec.Struct]) -> tuple[FieldInfo, ...]:
     return tuple(info for info in fields_of(noun) if info.extra.get("wire", True))
 
 
+def require_wire(value: msgspec.Struct) -> None:
+    """Raises `InvalidValue` where a field that the noun's message lacks has another value than its default: a server
+    would never learn it.
+    """
+    for info in fields_of(type(value)):
+        given = getattr(value, info.name)
+        if not info.extra.get("wire", True) and given != info.default:
+            raise InvalidValue.of(info.name, given, "only what the server was started with, as no request carries it")
+
+
 def to_message(value: msgspec.Struct) -> Any:
     """The noun as its message; raises `InvalidValue` for a number that the message's field cannot hold."""
     message = message_class(type(value))()

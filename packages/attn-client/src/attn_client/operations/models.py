@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from attn.v1 import catalog_pb2
 from attn.v1 import model_pb2 as pb
 from attn_schema import DeploymentConfig, EngineConfig, Mechanism, ModelInfo
-from attn_schema.codec import from_message, to_message
+from attn_schema.codec import from_message, require_wire, to_message
 
 from attn_client.operations import Operation, Page, nothing
 
@@ -45,7 +45,13 @@ def load_model(
     *,
     replace: bool = False,
 ) -> Operation[pb.LoadModelResponse, ModelInfo]:
-    """Load a model, a version of one, or an adapter on a model."""
+    """Load a model, a version of one, or an adapter on a model.
+
+    Raises `InvalidValue` for settings of an engine that no message carries, such as `num_threads`.
+    """
+    for settings in (engine, deployment):
+        if settings is not None:
+            require_wire(settings)
     request = pb.LoadModelRequest(
         name=name,
         source=source,
