@@ -153,7 +153,7 @@ RIGHT = [
     Step(name="int8", **MANY, form="int8"),
     Step(name="int4", **MANY, form="int4"),
     Step(name="float32", lengths=(1, 9), contexts=(500, 60), heads=(4, 2), sizes=(64, 64), dtype=torch.float32),
-    Step(name="20 tokens after a shared beginning", lengths=(1,) * 20, contexts=(4200,) * 20, shared=4096),
+    Step(name="20 tokens after a shared prefix", lengths=(1,) * 20, contexts=(4200,) * 20, shared=4096),
     TreeStep.of("trees of 16 tokens", (900, 5, 0)),
     TreeStep.of("trees of 16 tokens, int4", (900, 5, 0), form="int4"),
     Step(name="latents of 16 heads", lengths=(1, 1), contexts=(2000, 77), heads=(16, 1), sizes=(576, 512)),

@@ -10,7 +10,7 @@ from attn_core.modifiers import SoftCap
 from attn_kernels_triton.attention import backward, tiles
 from attn_kernels_triton.attention import forward as dense
 from attn_kernels_triton.paged import tiles as choices
-from attn_kernels_triton.paged.cascade import FEW
+from attn_kernels_triton.paged.tiles import FEW
 from attn_kernels_triton.recurrence import tiles as scan_tiles
 from attn_kernels_triton.tuning.candidates import BACKWARD, PAGED, RECURRENCES
 from launches import launches

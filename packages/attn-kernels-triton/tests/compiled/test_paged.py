@@ -116,7 +116,7 @@ SHARING = {
 
 
 @pytest.mark.parametrize("name", SHARING)
-def test_on_hopper_programs_over_shared_beginnings_do_not_spill(name, sharing):
+def test_on_hopper_programs_over_shared_prefixes_do_not_spill(name, sharing):
     shape = {**SHARING[name], **sharing}
     own, together, merge = paged_launches(**shape)
     assert (together.program, merge.program) == (attend_paged, merge_paged)
@@ -127,7 +127,7 @@ def test_on_hopper_programs_over_shared_beginnings_do_not_spill(name, sharing):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", OTHERS)
-def test_programs_over_shared_beginnings_compile_for_other_gpus(target, sharing):
+def test_programs_over_shared_prefixes_compile_for_other_gpus(target, sharing):
     found = [
         compiled(launch, OTHERS[target]).metadata.target for launch in paged_launches(64, heads=(32, 2), **sharing)
     ]

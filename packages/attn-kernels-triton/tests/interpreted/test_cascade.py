@@ -14,7 +14,7 @@ from attn_engine import EngineConfig, Request, SamplingParams
 from attn_engine.build import build_engine
 from attn_kernels_triton.paged import cascade, schedule
 from attn_kernels_triton.paged.attend import attend_rows
-from attn_kernels_triton.paged.cascade import runs, same_until, shared_beginnings
+from attn_kernels_triton.paged.cascade import runs, same_until, shared_prefixes
 from bounds import require_close
 from engines import model_of
 from test_paged import POOL, Step, by_definition
@@ -60,7 +60,7 @@ STEPS = {
     "two requests": (Step(), [(130, (1, 9))], ()),
     "a tile of few rows and one of many": (Step(), [(70, (3, 1, 2)), (66, (1,) * 12)], ()),
     "more rows than a tile has, bfloat16": (Step(dtype=BRAIN, heads=(8, 1)), [(128, (2,) * 11)], ()),
-    "requests without a beginning between and behind": (Step(), [(0, (20,)), (64, (30, 1)), (0, (9,))], ()),
+    "requests without a prefix between and behind": (Step(), [(0, (20,)), (64, (30, 1)), (0, (9,))], ()),
     "one inside of another": (Step(), [(64, (1, 70, 70, 5))], ()),
     "chunks behind": (Step(), [(130, (1, 40))], (30, 3)),
     "heads of their own": (Step(heads=(2, 2)), [(80, (5, 6, 7))], ()),
@@ -76,7 +76,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_beginnings_that_are_met_together_give_what_is_defined(name, programs):
+def test_prefixes_that_are_read_together_give_what_is_defined(name, programs):
     step, groups, last = STEPS[name]
     operands = operands_of(step, groups, last)
     exact = by_definition(step.spec, operands, torch.float64)
@@ -127,7 +127,7 @@ def test_what_would_not_pay_is_met_by_each_alone_and_the_device_is_not_asked(mon
         (Step(), [(60, (1, 9))]),
         (Step(), [(0, (90, 90))]),
     ],
-    ids=["windows", "latents", "groups of more heads than a tile", "short beginnings", "nothing in common"],
+    ids=["windows", "latents", "groups of more heads than a tile", "short prefixes", "nothing in common"],
 )
 def test_others_are_computed_as_ever(step, groups):
     operands = operands_of(step, groups)
@@ -169,21 +169,21 @@ def test_a_run_goes_on_for_as_long_as_it_saves_more(common, expected):
 def test_requests_that_are_not_asked_for_are_no_part_of_a_run():
     operands = operands_of(Step(), [(130, (1, 9, 4))])
     heads = schedule.Heads(group=2, owners=2, many=16)
-    assert [found.members for found in shared_beginnings(operands, {0, 1, 2}, heads)] == [range(3)]
-    assert [found.members for found in shared_beginnings(operands, {1, 2}, heads)] == [range(1, 3)]
-    assert shared_beginnings(operands, {0, 2}, heads) == []
+    assert [found.members for found in shared_prefixes(operands, {0, 1, 2}, heads)] == [range(3)]
+    assert [found.members for found in shared_prefixes(operands, {1, 2}, heads)] == [range(1, 3)]
+    assert shared_prefixes(operands, {0, 2}, heads) == []
 
 
 def test_an_engine_whose_requests_share_pages_meets_these_once(monkeypatch, few_processors):
     monkeypatch.setattr(cascade, "MULTIPLE", 16)
     met = []
-    found_in = cascade.shared_beginnings
+    found_in = cascade.shared_prefixes
 
     def recorded(*given):
         met.extend(found := found_in(*given))
         return found
 
-    monkeypatch.setattr(schedule, "shared_beginnings", recorded)
+    monkeypatch.setattr(schedule, "shared_prefixes", recorded)
     model = model_of("gqa")
     together = tuple(range(3, 36))
     prompts = {"0": (*together, 1), "1": (*together, 2), "2": (*together, 38, 5)}

@@ -21,9 +21,19 @@ from attn_kernels_triton.kernels.arguments import Rows, Rule
 from attn_kernels_triton.kernels.paged import NO_MEMORY, Memory, Merge, Paged, PagedTile, attend_paged, merge_paged
 from attn_kernels_triton.launch import Launch, power_of_two, processors
 from attn_kernels_triton.machine import interpreted
-from attn_kernels_triton.paged.cascade import FEW
-from attn_kernels_triton.paged.schedule import Heads, Portion, Shared, prepared
-from attn_kernels_triton.paged.tiles import BIASED, INT4, INT8, NARROWEST, TREE, PagedChoice, choice_of, many
+from attn_kernels_triton.paged.schedule import Portion, Shared, prepared
+from attn_kernels_triton.paged.tiles import (
+    BIASED,
+    FEW,
+    INT4,
+    INT8,
+    NARROWEST,
+    TREE,
+    Heads,
+    PagedChoice,
+    choice_of,
+    many,
+)
 from attn_kernels_triton.tuning.candidates import paged_name
 from attn_kernels_triton.tuning.store import known
 
@@ -264,7 +274,7 @@ def attend_launch(asked: Asked, portion: Portion) -> Launch:
 
 
 def shared_launch(asked: Asked, attend: Launch, portion: Portion, shared: Shared) -> Launch:
-    """The program that meets rows once for several requests, and leaves its results beside those of another."""
+    """The program that reads a shared prefix once, and leaves its results beside those of another program."""
     own: Paged = attend.call
     found = attend_launch(asked, Portion(shared.tile, shared.items, portion.merges, 0, portion.tables))
     call = found.call._replace(sums=own.sums, lse=own.lse, slots_of=shared.slots_of, slot_rows=own.tile.rows)

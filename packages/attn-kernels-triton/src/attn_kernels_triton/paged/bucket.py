@@ -25,9 +25,8 @@ from attn_kernels_triton.checks import check_like
 from attn_kernels_triton.kernels.paged import LAID, Layout, lay_out
 from attn_kernels_triton.launch import Launch, power_of_two, processors
 from attn_kernels_triton.paged.attend import Kept, asked_for, band_before, portion_launches
-from attn_kernels_triton.paged.cascade import FEW
 from attn_kernels_triton.paged.schedule import Portion, Tables
-from attn_kernels_triton.paged.tiles import choice_of, many
+from attn_kernels_triton.paged.tiles import FEW, choice_of, many
 
 SHORTEST = 128
 """Keys of a stretch at least."""

@@ -1,24 +1,24 @@
-"""Requests that begin with the same rows of memory, and what it saves to meet these once (Juravsky et al. 2024, arXiv
-2402.05099; FlashInfer's cascade inference, arXiv 2501.01005)."""
+"""Cascade attention: which neighbouring requests share a prefix in the KV cache, and what it saves to read that
+once for all of them (Juravsky et al. 2024, arXiv 2402.05099; FlashInfer's cascade inference, arXiv 2501.01005)."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from attn_core.batch import RowsInPlace
 from attn_core.kernels.attend import PagedAttentionInputs
 
-FEW = 16
-"""Rows of a tile, heads of a group times tokens, where a request has no more."""
+from attn_kernels_triton.paged.tiles import FEW, Heads
+
 WORTH = 16 << 20
 """Bytes that must not be read for one launch more to pay: about what an H200 reads meanwhile. An estimate."""
 MULTIPLE = 64
-"""Keys of which what is met together is a multiple: tiles of stretches stay whole."""
+"""Keys of which a shared prefix is cut to a multiple: tiles of stretches stay whole."""
 
 
-class Beginning(NamedTuple):
+class SharedPrefix(NamedTuple):
     """`requests` neighbours from number `request` on, the first of which computes token `begin`, one each, whose first
     `keys` rows are the same."""
 
@@ -33,27 +33,8 @@ class Beginning(NamedTuple):
         return range(self.request, self.request + self.requests)
 
 
-class Tiling(Protocol):
-    """How rows fill tiles, see `schedule.Heads`."""
-
-    @property
-    def group(self) -> int:
-        """Heads that share keys."""
-        ...
-
-    @property
-    def many(self) -> int:
-        """Rows of a tile where there are more than a few."""
-        ...
-
-    @property
-    def wanted(self) -> int:
-        """Stretches that are wanted of all requests together, 0 where each is cut for itself."""
-        ...
-
-
-def shared_beginnings(operands: PagedAttentionInputs, alone: Collection[int], heads: Tiling) -> list[Beginning]:
-    """What neighbours among these requests are to meet together; nothing where it would not pay.
+def shared_prefixes(operands: PagedAttentionInputs, alone: Collection[int], heads: Heads) -> list[SharedPrefix]:
+    """The prefixes that are to be read once for neighbours among these requests; none where it would not pay.
 
     Of requests that compute one token each and remember all since their first; queries of one must fill a tile of few
     rows at most. The device is asked only where contexts are so long that it could pay.
@@ -72,7 +53,7 @@ def shared_beginnings(operands: PagedAttentionInputs, alone: Collection[int], he
     common = {first: min(least[first], found) for first, found in zip(pairs, same, strict=True)}
     begins = [span.start for span in batch.spans()]
     return [
-        Beginning(first, begins[first], count, keys)
+        SharedPrefix(first, begins[first], count, keys)
         for first, count, keys in runs(common, heads)
         if saved(count, keys, heads) * price >= WORTH
     ]
@@ -92,14 +73,14 @@ def same_until(rows: RowsInPlace, pairs: Sequence[int], longest: int) -> list[in
     return found
 
 
-def saved(count: int, keys: int, heads: Tiling) -> int:
-    """The keys that so many requests do not read again where they meet so many together."""
+def saved(count: int, keys: int, heads: Heads) -> int:
+    """The keys that so many requests do not read again where they share a prefix of so many."""
     rows = count * heads.group
     tiles = -(-rows // (FEW if rows <= FEW else heads.many))
     return (count - tiles) * keys
 
 
-def runs(common: dict[int, int], heads: Tiling) -> list[tuple[int, int, int]]:
+def runs(common: dict[int, int], heads: Heads) -> list[tuple[int, int, int]]:
     """First requests, numbers of requests and keys of runs of neighbours, of which the first has so many in `common`
     with the next: each is taken in, left out, or begins a run of its own, as it saves most."""
     found: list[tuple[int, int, int]] = []

@@ -16,7 +16,8 @@ from attn_core.kernels.attend import PagedAttentionInputs
 from torch import Tensor
 
 from attn_kernels_triton.launch import integers
-from attn_kernels_triton.paged.cascade import FEW, Beginning, shared_beginnings
+from attn_kernels_triton.paged.cascade import SharedPrefix, shared_prefixes
+from attn_kernels_triton.paged.tiles import FEW, Heads
 
 SHORTEST, LONGEST = 64, 256
 """Keys of a stretch, where a request does not remember very much."""
@@ -52,8 +53,8 @@ class MergeItem(NamedTuple):
 class Asked(NamedTuple):
     """A request that computes `tokens` tokens, the first of which is token `begin` of the step, after `context` others.
 
-    Of a `tree`, any token may see any other. Keys before `since` are met together with other requests, which leaves the
-    results of `shared` stretches.
+    Of a `tree`, any token may see any other. Keys before `since` are of a prefix that is read once for many requests,
+    which leaves the results of `shared` stretches.
     """
 
     request: int
@@ -74,18 +75,6 @@ class Work(NamedTuple):
     slots: int
 
 
-class Heads(NamedTuple):
-    """Heads that share keys, key/value heads, rows of a tile where a request has more than a few, and how many `times`
-    as long as usual stretches are; or how many stretches are `wanted` of all requests together, 0 where each is cut for
-    itself."""
-
-    group: int
-    owners: int
-    many: int
-    times: int = 1
-    wanted: int = 0
-
-
 def asked_of(batch: RaggedBatch, requests: Iterable[int]) -> Iterator[Asked]:
     """These requests of a batch, as far as they compute anything."""
     wanted = set(requests)
@@ -98,7 +87,7 @@ def works(asked: Iterable[Asked], heads: Heads, left: int | None) -> list[Work]:
     """The work of requests, queries of which see `left` places before themselves, None for all.
 
     How a request is cut depends on that request alone, so that it computes the same in any company, unless a number of
-    stretches is wanted of all: then all are about as long, whoever remembers what is read; or keys are met with others.
+    stretches is wanted of all: then all are about as long, whoever remembers what is read; or a prefix is shared.
     """
     found = {tile: Work(tile, [], [], 0) for tile in (FEW, heads.many)}
     every = list(asked)
@@ -347,9 +336,9 @@ def prepared(operands: PagedAttentionInputs, heads: Heads, left: int | None, row
         grove = grove_of(operands)
         firsts = integers(operands.rows.firsts, numbers)
         alone = set(operands.requests).difference(() if grove is None else grove.requests)
-        beginnings = [] if left is not None else shared_beginnings(operands, alone, heads)
-        own = works(apart_from(beginnings, asked_of(operands.batch, alone), heads), heads, left)
-        portions = with_shared(portions_of(own, Tables(numbers, firsts)), own, beginnings, heads)
+        prefixes = [] if left is not None else shared_prefixes(operands, alone, heads)
+        own = works(apart_from(prefixes, asked_of(operands.batch, alone), heads), heads, left)
+        portions = with_shared(portions_of(own, Tables(numbers, firsts)), own, prefixes, heads)
         if grove is not None:
             tables = Tables(grove.numbers, grove.firsts, grove.bases, grove.seen)
             portions += portions_of(works(grove.asked, heads, left), tables)
@@ -358,31 +347,31 @@ def prepared(operands: PagedAttentionInputs, heads: Heads, left: int | None, row
     return known[key]
 
 
-def apart_from(beginnings: Iterable[Beginning], asked: Iterable[Asked], heads: Heads) -> Iterator[Asked]:
-    """What is asked, without the keys that requests meet together."""
+def apart_from(prefixes: Iterable[SharedPrefix], asked: Iterable[Asked], heads: Heads) -> Iterator[Asked]:
+    """What is asked, without the keys of shared prefixes."""
     met: dict[int, tuple[int, int]] = {}
-    for beginning in beginnings:
-        cuts = len(list(stretches(0, beginning.keys, heads, 1)))
-        met |= dict.fromkeys(beginning.members, (beginning.keys, cuts))
+    for prefix in prefixes:
+        cuts = len(list(stretches(0, prefix.keys, heads, 1)))
+        met |= dict.fromkeys(prefix.members, (prefix.keys, cuts))
     for one in asked:
         since, shared = met.get(one.request, (0, 0))
         yield one._replace(since=since, shared=shared)
 
 
 def with_shared(
-    portions: list[Portion], own: Sequence[Work], beginnings: Sequence[Beginning], heads: Heads
+    portions: list[Portion], own: Sequence[Work], prefixes: Sequence[SharedPrefix], heads: Heads
 ) -> list[Portion]:
-    """The portions, with what requests meet together in that of few rows, in which each has its own tile."""
-    if not beginnings:
+    """The portions, with the shared prefixes in that of few rows, in which each request has its own tile."""
+    if not prefixes:
         return portions
     items: dict[int, list[Item]] = {}
-    for beginning in beginnings:
-        rows = beginning.requests * heads.group
+    for prefix in prefixes:
+        rows = prefix.requests * heads.group
         tile = FEW if rows <= FEW else heads.many
         for first in range(0, rows, tile):
-            for place, cut in enumerate(stretches(0, beginning.keys, heads, 1)):
+            for place, cut in enumerate(stretches(0, prefix.keys, heads, 1)):
                 count = min(tile, rows - first)
-                item = Item(beginning.request, beginning.begin, first, count, *cut, place * heads.owners)
+                item = Item(prefix.request, prefix.begin, first, count, *cut, place * heads.owners)
                 items.setdefault(tile, []).append(item)
     few = next(number for number, work in enumerate(own) if work.tile == FEW)
     slots = {merge.begin: merge.slot for merge in own[few].merges}

@@ -9,7 +9,21 @@ import torch
 
 from attn_kernels_triton.attention.tiles import NEWER
 from attn_kernels_triton.launch import power_of_two
-from attn_kernels_triton.paged.cascade import FEW
+
+FEW = 16
+"""Rows of a tile, heads of a group times tokens, where a request has no more."""
+
+
+class Heads(NamedTuple):
+    """Heads that share keys, key/value heads, rows of a tile where a request has more than a few, and how many `times`
+    as long as usual stretches are; or how many stretches are `wanted` of all requests together, 0 where each is cut for
+    itself."""
+
+    group: int
+    owners: int
+    many: int
+    times: int = 1
+    wanted: int = 0
 
 
 class PagedChoice(NamedTuple):

@@ -14,8 +14,7 @@ from attn_kernels_triton.attention.tiles import (
     Sizes,
 )
 from attn_kernels_triton.kernels.arguments import Rule
-from attn_kernels_triton.paged.cascade import FEW
-from attn_kernels_triton.paged.tiles import PAGED_CHOICES, PagedChoice
+from attn_kernels_triton.paged.tiles import FEW, PAGED_CHOICES, PagedChoice
 from attn_kernels_triton.recurrence.tiles import NARROWEST as NARROWEST_KEYS
 from attn_kernels_triton.recurrence.tiles import SCAN_CHOICES, ScanChoice
 
