@@ -22,8 +22,7 @@ from attn_engine import sequence as sequences
 from attn_engine.batch_sampler import choose_on_device, may_fall_short
 from attn_engine.fault_isolation import FaultIsolator
 from attn_engine.model_runner import ModelRunner
-from attn_engine.output_processor import extended
-from attn_engine.sampler import SamplingRow, choose_tokens, greedy_tokens
+from attn_engine.output_processor import chosen_tokens, extended
 from attn_engine.scheduler import ScheduledChunk, Scheduler
 from attn_engine.sequence import SequenceOutput
 
@@ -182,11 +181,4 @@ class AsyncSteps:
         if logits.device.type == "cuda":
             size = logits.shape[-1]
             return choose_on_device(logits, [one.batch_row(size, self._end_ids, ahead=ahead) for one in ordered])
-        if all(sequence.greedy for sequence in ordered):
-            return torch.tensor(greedy_tokens(logits))
-        asked = [self._row(sequence, logits, ahead) for sequence in ordered]
-        return torch.tensor(choose_tokens(logits, asked, self._runner.sampling))
-
-    def _row(self, sequence: sequences.Sequence, logits: Tensor, ahead: int) -> SamplingRow:
-        allowed = sequence.allowed(logits.shape[-1], logits.device, self._end_ids)
-        return SamplingRow(sequence.params, sequence.seed, len(sequence.tokens) + ahead, allowed=allowed)
+        return torch.tensor(chosen_tokens(ordered, logits, self._end_ids, self._runner.sampling, ahead=ahead))

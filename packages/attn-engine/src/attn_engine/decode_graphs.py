@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
+    from attn_engine import sequence as sequences
     from attn_engine.scheduler import ScheduledChunk
-    from attn_engine.sequence import Sequence as Sequence_
 
 log = logging.getLogger(__name__)
 
@@ -139,12 +139,12 @@ class DecodeGraphs:
         sequences = [chunk.sequence for chunk in chunks]
         return self._repeat(sequences, [sequence.tokens[sequence.computed] for sequence in sequences])
 
-    def run_after(self, sequences: Sequence[Sequence_], rows: Sequence[int], last: Tensor) -> Tensor | None:
+    def run_after(self, sequences: Sequence[sequences.Sequence], rows: Sequence[int], last: Tensor) -> Tensor | None:
         """As `run`, of a step whose tokens only the device knows: these rows of `last` [tokens], int64."""
         return self._repeat(sequences, rows, last)
 
     def _repeat(
-        self, sequences: Sequence[Sequence_], tokens: Sequence[int], last: Tensor | None = None
+        self, sequences: Sequence[sequences.Sequence], tokens: Sequence[int], last: Tensor | None = None
     ) -> Tensor | None:
         if self.reason is not None or not sequences or len(sequences) > self._sizes[-1]:
             return None

@@ -153,20 +153,31 @@ def _choose(
             lazy.read(others)
         return choices
     logits = logits.cpu()
+    return _with_logprobs(growing, logits, chosen_tokens(growing, logits, end_ids, lazy.sampling), lazy.sampling)
+
+
+def chosen_tokens(
+    growing: Sequence[sequences.Sequence],
+    logits: Tensor,
+    end_ids: Collection[int],
+    kernel: SamplingKernel | None,
+    *,
+    ahead: int = 0,
+) -> list[int]:
+    """The next token of each sequence for logits [sequences, vocab_size] on the CPU, -1 where these are not finite;
+    `ahead` tokens before it are not known yet."""
     if all(sequence.greedy for sequence in growing):
-        tokens = greedy_tokens(logits)
-    else:
-        rows = [_sampling_row(sequence, logits, end_ids) for sequence in growing]
-        tokens = choose_tokens(logits, rows, lazy.sampling)
-    return _with_logprobs(growing, logits, tokens, lazy.sampling)
+        return greedy_tokens(logits)
+    rows = [_sampling_row(sequence, logits, end_ids, ahead) for sequence in growing]
+    return choose_tokens(logits, rows, kernel)
 
 
-def _sampling_row(sequence: sequences.Sequence, logits: Tensor, end_ids: Collection[int]) -> SamplingRow:
+def _sampling_row(sequence: sequences.Sequence, logits: Tensor, end_ids: Collection[int], ahead: int) -> SamplingRow:
     vocab_size, device = logits.shape[-1], logits.device
     return SamplingRow(
         sequence.params,
         sequence.seed,
-        len(sequence.tokens),
+        len(sequence.tokens) + ahead,
         seen=sequence.seen(vocab_size, device),
         counts=sequence.counts(vocab_size, device),
         allowed=sequence.allowed(vocab_size, device, end_ids),

@@ -174,8 +174,7 @@ class Scheduler:
 
     def drafts(self, sequence: Sequence) -> bool:
         """Whether a sequence may get draft tokens."""
-        wanted = sequence.num_speculative_tokens
-        return self._branches is not None and bool(self._num_speculative_tokens if wanted is None else wanted)
+        return self._branches is not None and sequence.wanted_draft_tokens(self._num_speculative_tokens) > 0
 
     def continue_ahead(self, sequences: Sequences) -> bool:
         """Reserve room for one token more of each of these, which all run and have none pending; False where somebody

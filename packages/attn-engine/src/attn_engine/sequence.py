@@ -133,9 +133,13 @@ class Sequence:
         """Tokens generated so far."""
         return len(self.tokens) - len(self.request.token_ids)
 
+    def wanted_draft_tokens(self, default: int) -> int:
+        """Draft tokens that its request asks for; the engine's `default` where it says nothing."""
+        return default if self.num_speculative_tokens is None else self.num_speculative_tokens
+
     def max_draft_tokens(self, default: int) -> int:
         """Draft tokens that may be verified in a decode step; none beyond the last token that may be generated."""
-        wanted = default if self.num_speculative_tokens is None else self.num_speculative_tokens
+        wanted = self.wanted_draft_tokens(default)
         if not wanted or not self.generated or self.pending != 1:
             return 0
         return min(wanted, self.max_len - len(self.tokens) - 1)
