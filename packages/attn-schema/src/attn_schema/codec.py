@@ -80,9 +80,10 @@ def require_wire(value: msgspec.Struct) -> None:
     """Raises `InvalidValue` where a field that the noun's message lacks has another value than its default: a server
     would never learn it.
     """
+    sent = {info.name for info in wire_fields(type(value))}
     for info in fields_of(type(value)):
         given = getattr(value, info.name)
-        if not info.extra.get("wire", True) and given != info.default:
+        if info.name not in sent and given != info.default:
             raise InvalidValue.of(info.name, given, "only what the server was started with, as no request carries it")
 
 

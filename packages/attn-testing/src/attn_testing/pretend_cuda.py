@@ -55,7 +55,9 @@ _ON_CPU = (
     torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional,  # noqa: SLF001
 )
 """Where kernels lie that compute on a CPU."""
-_TAKES_INDICES = {"copy_", "index", "index_put", "index_put_", "_index_put_impl_"}
+_INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}
+"""Operations that bring indices to the device, where these are on the host."""
+_TAKES_INDICES = {"copy_"} | _INDEXED
 """Operations in which a real GPU takes a tensor of the CPU beside its own."""
 _COPIES = {"_to_copy", "to", "copy_"}
 _WAITING = {
@@ -71,8 +73,6 @@ _WAITING = {
     "equal",
 }
 """Operations whose result has a size that only the device knows, or is a number for the host."""
-_INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}
-"""Operations that bring indices to the device, where these are on the host."""
 
 
 class PretendCudaTensor(torch.Tensor):

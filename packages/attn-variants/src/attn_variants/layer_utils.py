@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from attn_core import AttentionInputs
 from attn_core.errors import InvalidValue
+from attn_core.kernels.linear import Pack
 from torch import Tensor, nn
 
 from attn_variants.compute.dropout import new_dropout
@@ -106,6 +107,11 @@ class JointProjection(nn.Module):
         super().__init__()
         self.whole = whole
         self.sizes = list(sizes)
+
+    @classmethod
+    def of(cls, pack: Pack, layers: Sequence[nn.Linear]) -> JointProjection:
+        """Layers of one input, packed as one."""
+        return cls(pack(layers), [layer.out_features for layer in layers])
 
     def forward(self, rows: Tensor) -> list[Tensor]:
         """The outputs [..., size] of each layer."""

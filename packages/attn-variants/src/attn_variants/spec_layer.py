@@ -116,10 +116,7 @@ class SpecLayer(nn.Module):
             self.query, self.value = pack([query]), varlen[-1]
             self.key = varlen[0] if self.key is not None else None
             return
-        key, value = memory
-        self.joint = JointProjection(
-            pack([query, key, value]), [query.out_features, key.out_features, value.out_features]
-        )
+        self.joint = JointProjection.of(pack, [query, *memory])
         self.query, self.key, self.value = self.joint.parts()
 
     def parts(self) -> AttentionParts | None:

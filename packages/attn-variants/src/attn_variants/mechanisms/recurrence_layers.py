@@ -104,7 +104,7 @@ class RecurrenceLayer(nn.Module):
     def pack(self, pack: Pack) -> None:
         """Pack queries, keys and values for serving as one projection, and the output."""
         layers = [cast("nn.Linear", layer) for layer in (self.query, self.key, self.value)]
-        self.joint = JointProjection(pack(layers), [layer.out_features for layer in layers])
+        self.joint = JointProjection.of(pack, layers)
         self.query, self.key, self.value = self.joint.parts()
         self.output = pack([cast("nn.Linear", self.output)])
 
