@@ -69,3 +69,20 @@ def test_parts_of_a_step_are_all_of_it_and_leave_the_model_as_it_was(
     found = first_token_cpu.steps(loaded, asked(), 16)
     assert sum(found["percent_by_part"].values()) == pytest.approx(100, abs=0.2)
     assert not {"step", "logits", "greedy_tokens"} & set(vars(loaded.model))
+
+
+def test_attention_with_dropout_is_timed_for_every_system_with_the_mask_of_the_seed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dropout_cpu = import_module("dropout_cpu")
+    if reason := import_module("attn_kernels_cpu.compiling").why_not():
+        pytest.skip(reason)
+    monkeypatch.setitem(dropout_cpu.SHAPES, "cpu", (2, 2, 9, 8))
+    computing = dropout_cpu.systems(2, 8)
+    rows = [torch.randn(2, 2, 9, 8) for _ in range(3)]
+    found = computing["ours"](*rows)
+    torch.testing.assert_close(computing["plain torch, the same mask"](*rows), found)
+    torch.testing.assert_close(computing["torch sdpa without dropout"](*rows), computing["ours without dropout"](*rows))
+    timed = list(dropout_cpu.rounds(argparse.Namespace(threads=[1], shapes=["cpu"], turns=1)))
+    assert {row["system"] for row in timed} == set(computing)
+    assert all(row["min"] <= row["ms"] <= row["max"] for row in timed)

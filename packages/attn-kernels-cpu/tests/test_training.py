@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from attn_core.dropout import Dropout
 from attn_core.errors import InvalidValue
 from attn_core.kernels.dispatch import explain
-from attn_core.kernels.product import ProductProblem
+from attn_core.kernels.product import ProductProblem, WholeAttentionProblem
 from attn_kernels_cpu import chip
 from attn_kernels_cpu.attention import attention
+from attn_kernels_cpu.library import trouble
 from attn_kernels_cpu.products import activated, linear, product, rounded_linear, rounded_product
-from attn_kernels_cpu.training import CpuProduct, CpuRoundedProduct
+from attn_kernels_cpu.training import CpuAttention, CpuProduct, CpuRoundedProduct
 from torch.nn import functional
 
 EPS = torch.finfo(torch.float32).eps
@@ -250,6 +252,98 @@ def test_attention_of_other_shapes_is_refused_by_name():
             attention(*operands, causal=True, scale=1.0)
     with pytest.raises(InvalidValue, match="key"):
         attention(rows, rows[:, :0], rows[:, :0], causal=False, scale=1.0)
+
+
+DROPOUT = Dropout(probability=0.3, seed=0xFEDC_BA98_7654_3210, offset=5, first=3)
+
+
+def dropped_attention(causal, scale, dropout):
+    """Of the equation, with the mask that the contract defines for each pair."""
+
+    def compute(query, key, value):
+        group = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+        scores = scale * query @ key.transpose(2, 3)
+        queries, keys = scores.shape[2:]
+        unseen = torch.ones(queries, keys, dtype=torch.bool).triu(1 + keys - queries)
+        weights = scores.masked_fill(unseen & causal, -torch.inf).softmax(-1)
+        row = torch.arange(weights.shape[0] * weights.shape[1]).view(*weights.shape[:2], 1, 1)
+        row = row + dropout.first * weights.shape[1]
+        kept = dropout.kept(row, torch.arange(queries)[:, None], torch.arange(keys))
+        return (weights * kept * dropout.scale) @ value
+
+    return compute
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("sizes", HEADS, ids=str)
+def test_attention_drops_the_weights_that_the_seed_says_and_so_do_its_gradients(sizes, causal):
+    operands, change = heads_of(sizes)
+    found = with_gradients(lambda *rows: attention(*rows, causal=causal, scale=0.3, dropout=DROPOUT), operands, change)
+    defined = dropped_attention(causal, 0.3, DROPOUT)
+    wanted = with_gradients(defined, [part.double() for part in operands], change.double())
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("probability", [0.0, 0.5, 1 - 2**-34])
+def test_attention_keeps_exactly_the_pairs_of_the_mask(probability):
+    """With equal scores and values of one key each, outputs are the weights themselves."""
+    keys, dropout = 131, Dropout(probability=probability, seed=9)
+    nothing = torch.zeros(2, 1, keys, 4)
+    found = attention(nothing, nothing, torch.eye(keys).expand(2, 1, -1, -1), causal=False, scale=1.0, dropout=dropout)
+    places = torch.arange(keys)
+    kept = dropout.kept(torch.arange(2).view(2, 1, 1, 1), places[:, None], places)
+    assert torch.equal(found != 0, kept)
+    torch.testing.assert_close(found, kept * (dropout.scale / keys))
+
+
+@pytest.mark.usefixtures("_kernels")
+def test_no_dropout_and_dropout_of_nothing_have_the_same_bits():
+    operands, change = heads_of((2, 4, 1, 100, 133, 20, 24))
+    none, nothing = (
+        with_gradients(lambda *rows, d=dropout: attention(*rows, causal=True, scale=0.3, dropout=d), operands, change)
+        for dropout in (None, Dropout(probability=0.0, seed=9))
+    )
+    assert all(torch.equal(one, other) for one, other in zip(none, nothing, strict=True))
+
+
+@pytest.mark.usefixtures("_kernels")
+def test_attention_with_dropout_has_the_same_bits_on_any_number_of_threads():
+    operands, change = heads_of((2, 4, 2, 70, 70, 16, 16))
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(
+                with_gradients(
+                    lambda *rows: attention(*rows, causal=True, scale=0.3, dropout=DROPOUT), operands, change
+                )
+            )
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, other) for more in found[1:] for one, other in zip(found[0], more, strict=True))
+
+
+def test_attention_with_dropout_has_the_same_bits_from_every_instruction_set(with_both):
+    operands, change = heads_of((2, 4, 2, 70, 83, 16, 24))
+    for one, other in with_both(
+        lambda: with_gradients(
+            lambda *rows: attention(*rows, causal=True, scale=0.3, dropout=DROPOUT), operands, change
+        )
+    ):
+        assert torch.equal(one, other)
+
+
+def test_dropout_is_taken_on_chips_of_every_vendor(monkeypatch):
+    if reason := CpuAttention().available() or trouble():
+        pytest.skip(reason)
+    monkeypatch.setattr(chip, "vendor", lambda: "GenuineIntel")
+    for dropout in (False, True):
+        (verdict,) = explain([CpuAttention()], WholeAttentionProblem(dropout=dropout, gradients=True))
+        assert verdict.accepted == dropout
 
 
 @pytest.mark.parametrize("vendor", [chip.AMD, "GenuineIntel", ""])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
+from attn_core.dropout import WORD, Dropout
 from attn_core.errors import InvalidValue
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -43,7 +44,27 @@ class AttentionStruct(ctypes.Structure):
         ("causal", ctypes.c_int32),
         ("scale", ctypes.c_float),
         ("threads", ctypes.c_int32),
+        ("dropout", ADDRESS),
     )
+
+
+class DropoutStruct(ctypes.Structure):
+    """`Dropout` of native/dropout.hpp."""
+
+    _fields_ = (
+        ("seed_low", ctypes.c_uint32),
+        ("seed_high", ctypes.c_uint32),
+        ("offset", ctypes.c_uint32),
+        ("first", ctypes.c_uint32),
+        ("threshold", ctypes.c_uint32),
+        ("scale", ctypes.c_float),
+    )
+
+    @classmethod
+    def of(cls, dropout: Dropout) -> DropoutStruct:
+        """Its seed in halves."""
+        seed = int(dropout.seed)
+        return cls(seed & WORD, seed >> 32 & WORD, dropout.offset, dropout.first, dropout.threshold, dropout.scale)
 
 
 class ChangesStruct(ctypes.Structure):
@@ -63,17 +84,25 @@ def like(rows: Tensor, size: int) -> Tensor:
     return torch.empty(batch, tokens, heads, size).transpose(1, 2)
 
 
+class Weighing(NamedTuple):
+    """How weights follow from scores."""
+
+    causal: bool
+    scale: float
+    dropout: DropoutStruct | None
+
+
 class Attention(torch.autograd.Function):
     """Queries, keys and values, [batch, heads, tokens, size] each; of the weights only their sums are kept."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> Tensor:  # noqa: FBT001 -- apply takes no names
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
         """Scores of some neighbouring queries at a time."""
         out, logs = like(query, value.shape[-1]), torch.empty(query.shape[:3])
-        struct = described((query, key, value, out), logs, scale, causal=causal)
+        struct = described((query, key, value, out), logs, how)
         library().attn_attention(ctypes.byref(struct))
         ctx.save_for_backward(query, key, value, out, logs)
-        ctx.causal, ctx.scale = causal, scale
+        ctx.how = how
         return out
 
     @staticmethod
@@ -81,31 +110,33 @@ class Attention(torch.autograd.Function):
     def backward(ctx: Any, change: Tensor) -> tuple[Tensor | None, ...]:
         """The scores again."""
         query, key, value, out, logs = ctx.saved_tensors
-        struct = described((query, key, value, out), logs, ctx.scale, causal=ctx.causal)
+        struct = described((query, key, value, out), logs, ctx.how)
         found = [like(part, part.shape[-1]) for part in (query, key, value)]
         # Keys and values are met by many queries, whose gradients are added up.
         for part in found[1:]:
             part.zero_()
         changes = ChangesStruct(*(HeadsStruct.of(rows) for rows in (side_by_side(change), *found)))
         library().attn_attention_changes(ctypes.byref(struct), ctypes.byref(changes))
-        return (*found, None, None)
+        return (*found, None)
 
 
-def described(
-    rows: tuple[Tensor, Tensor, Tensor, Tensor], logs: Tensor, scale: float, *, causal: bool
-) -> AttentionStruct:
+def described(rows: tuple[Tensor, Tensor, Tensor, Tensor], logs: Tensor, how: Weighing) -> AttentionStruct:
     """Queries, keys, values and outputs as the kernels see them."""
     query, key, value, _ = rows
     sizes = query.shape[0], query.shape[1], key.shape[1], query.shape[2], key.shape[2], key.shape[3], value.shape[3]
     places = (HeadsStruct.of(part) for part in rows)
-    return AttentionStruct(*places, logs.data_ptr(), *sizes, causal, scale, torch.get_num_threads())
+    dropped = None if how.dropout is None else ctypes.addressof(how.dropout)
+    return AttentionStruct(*places, logs.data_ptr(), *sizes, how.causal, how.scale, torch.get_num_threads(), dropped)
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, *, causal: bool, scale: float) -> Tensor:
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, *, causal: bool, scale: float, dropout: Dropout | None = None
+) -> Tensor:
     """softmax(scale q k^T) v for query [batch, heads, queries, key_size], key [batch, shared, keys, key_size] and value
     [batch, shared, keys, value_size], float32; `shared` heads divide the heads of queries.
 
     With `causal`, queries stand at the last keys and see none behind them. Bits do not depend on the number of threads.
+    `dropout` says which weights become zero, those that plain attention drops for the same seed.
     Raises `InvalidValue` for other types, devices and shapes.
     """
     for name, rows in (("query", query), ("key", key), ("value", value)):
@@ -125,4 +156,5 @@ def attention(query: Tensor, key: Tensor, value: Tensor, *, causal: bool, scale:
     if value.shape[:3] != key.shape[:3]:
         raise InvalidValue.of("value", tuple(value.shape), f"[{batch}, {shared}, {keys}, any]")
     operands = [side_by_side(part) for part in (query, key, value)]
-    return cast("Tensor", Attention.apply(*operands, causal, scale))  # type: ignore[no-untyped-call]
+    how = Weighing(causal, scale, None if dropout is None else DropoutStruct.of(dropout))
+    return cast("Tensor", Attention.apply(*operands, how))  # type: ignore[no-untyped-call]

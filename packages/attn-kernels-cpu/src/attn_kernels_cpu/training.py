@@ -21,6 +21,7 @@ from attn_kernels_cpu import chip
 from attn_kernels_cpu.compiling import why_not
 
 if TYPE_CHECKING:
+    from attn_core.dropout import Dropout
     from torch import Tensor
 
 
@@ -117,22 +118,33 @@ class CpuAttention(WholeAttentionKernel):
 
     name = "cpu_attention"
     summary = "float32 attention over whole sequences with its gradients, in C++"
-    accepts: ClassVar[Mapping[str, Condition]] = {"causal": Anything(), "gradients": Anything()}
+    accepts: ClassVar[Mapping[str, Condition]] = {
+        "causal": Anything(),
+        "dropout": Anything(),
+        "gradients": Anything(),
+    }
 
     def available(self) -> str | None:
         """Why the kernels cannot run here, or None."""
         return why_not()
 
-    def further_refusals(self, problem: WholeAttentionProblem) -> list[str]:  # noqa: ARG002 -- any problem
-        """As of `CpuProduct`."""
+    def further_refusals(self, problem: WholeAttentionProblem) -> list[str]:
+        """As of `CpuProduct`; with dropout, which torch computes word by word in tensors, on every chip."""
+        if problem.dropout:
+            from attn_kernels_cpu.library import trouble
+
+            reason = trouble()
+            return [] if reason is None else [reason]
         return CpuProduct().further_refusals(ProductProblem())
 
     def cost(self, problem: WholeAttentionProblem) -> float:  # noqa: ARG002 -- the same for every one
         """Measured on one core of a Zen 5, of 64 to 256 tokens: 0.3 to 0.4 of torch's time with AVX-512."""
         return 0.4
 
-    def attention(self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool, scale: float) -> Tensor:
+    def attention(
+        self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool, scale: float, dropout: Dropout | None = None
+    ) -> Tensor:
         """See `attention.attention`."""
         from attn_kernels_cpu.attention import attention
 
-        return attention(query, key, value, causal=causal, scale=scale)
+        return attention(query, key, value, causal=causal, scale=scale, dropout=dropout)

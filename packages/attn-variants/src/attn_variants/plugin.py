@@ -24,8 +24,9 @@ def attn_kernels() -> list[Kernel[Any]]:
     from attn_variants.kernels.recurrence import PlainChunked, PlainRecurrent
     from attn_variants.kernels.selected import SelectedBlocksTiled, SelectedBlocksWhole
     from attn_variants.kernels.torch_cuda import TorchCudnn, TorchEfficient, TorchFlash, TorchFlex
+    from attn_variants.kernels.whole import WholeDropped
 
-    attention = [Plain(), TorchSdpa(), BlockSparse(), Banded()]
+    attention = [Plain(), TorchSdpa(), BlockSparse(), Banded(), WholeDropped()]
     on_gpu = [TorchCudnn(), TorchFlash(), TorchEfficient(), TorchFlex()]
     return [*attention, *on_gpu, SelectedBlocksTiled(), SelectedBlocksWhole(), PlainChunked(), PlainRecurrent()]
 

@@ -18,6 +18,8 @@ from attn_core.plugins.catalog import installed
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from attn_core.dropout import Dropout
+
 SMALLEST_PRODUCT = 1 << 20
 """Multiplications of a product below which calling a kernel costs more than it saves."""
 
@@ -126,12 +128,13 @@ def _activation(form: str, dtype: Any, device: str, gradients: bool) -> Activati
 @dataclass(frozen=True, kw_only=True)
 class WholeAttentionProblem(Problem):
     """Softmax attention of all queries to all keys, or to those before them: of at least `SMALLEST_PRODUCT`
-    multiplications a product. `gradients` says that those are wanted.
+    multiplications a product. `dropout` says that weights are dropped at random, `gradients` that those are wanted.
     """
 
     operation: ClassVar[str] = "whole_attention"
 
     causal: bool = False
+    dropout: bool = False
     gradients: bool = False
 
 
@@ -141,15 +144,20 @@ class WholeAttentionKernel(Kernel[WholeAttentionProblem]):
     problem: ClassVar[type[Problem]] = WholeAttentionProblem
 
     @abstractmethod
-    def attention(self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool, scale: float) -> Tensor:
+    def attention(
+        self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool, scale: float, dropout: Dropout | None = None
+    ) -> Tensor:
         """softmax(scale q k^T) v, [batch, heads, queries, value_size], with gradients.
 
         `query` [batch, heads, queries, key_size]; `key` and `value` [batch, shared, keys, size], whose heads divide
-        those of queries. With `causal`, queries stand at the last keys and see none behind them.
+        those of queries. With `causal`, queries stand at the last keys and see none behind them. `dropout` says which
+        weights become zero.
         """
 
 
-def whole_attention_kernel(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> WholeAttentionKernel | None:
+def whole_attention_kernel(
+    query: Tensor, key: Tensor, value: Tensor, *, causal: bool, dropout: bool = False
+) -> WholeAttentionKernel | None:
     """The kernel for such attention, as `product_kernel`; None for what is no such attention, too."""
     table = whole_attention_table()
     if table is None or any(rows.dim() != 4 or rows.dtype != query.dtype for rows in (query, key, value)):
@@ -159,7 +167,7 @@ def whole_attention_kernel(query: Tensor, key: Tensor, value: Tensor, *, causal:
     if query.numel() * key.shape[2] < SMALLEST_PRODUCT:
         return None
     gradients = query.requires_grad or key.requires_grad or value.requires_grad
-    return table.find(causal, query.dtype, query.device.type, gradients, below=1)
+    return table.find(causal, dropout, query.dtype, query.device.type, gradients, below=1)
 
 
 @cache
@@ -169,6 +177,6 @@ def whole_attention_table() -> KernelTable[WholeAttentionKernel] | None:
     return table if any(kernel.available() is None for kernel in table.kernels) else None
 
 
-def _attention(causal: bool, dtype: Any, device: str, gradients: bool) -> WholeAttentionProblem:  # noqa: FBT001 -- part of a key
+def _attention(causal: bool, dropout: bool, dtype: Any, device: str, gradients: bool) -> WholeAttentionProblem:  # noqa: FBT001 -- parts of a key
     kind = str(dtype).removeprefix("torch.")
-    return WholeAttentionProblem(causal=causal, dtype=kind, device=device, gradients=gradients)
+    return WholeAttentionProblem(causal=causal, dropout=dropout, dtype=kind, device=device, gradients=gradients)

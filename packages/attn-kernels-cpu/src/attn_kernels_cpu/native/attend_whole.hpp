@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "dropout.hpp"
 #include "gemm.hpp"
 
 // [batch, tokens, heads, size], elements of a head side by side.
@@ -19,13 +20,15 @@ struct Heads4 {
   }
 };
 
-// `logs` [batch, heads, queries]: the logarithm of the sum over which a query's weights are shares.
+// `logs` [batch, heads, queries]: the logarithm of the sum over which a query's weights are shares. `dropout` is null
+// where no weight is dropped.
 struct WholeAttention {
   Heads4 query, key, value, out;
   float* logs;
   int32_t batch, heads, shared_heads, queries, keys, key_size, value_size, causal;
   float scale;
   int32_t threads;
+  const Dropout* dropout;
 
   int seen(int query) const { return causal ? std::max(0, std::min(keys, query + 1 + keys - queries)) : keys; }
 };
@@ -38,10 +41,11 @@ struct WholeAttentionChange {
 constexpr int QUERIES_TOGETHER = 64;  // queries whose scores are computed together
 
 struct WholeAttentionRoom {
-  std::vector<float> scores, changes;
+  std::vector<float> scores, changes, factors;
   void resize(int keys) {
     scores.resize((size_t)QUERIES_TOGETHER * keys);
     changes.resize((size_t)QUERIES_TOGETHER * keys);
+    factors.resize((size_t)keys + COUNTERS_TOGETHER * KEYS_OF_A_COUNTER);
   }
 };
 
@@ -70,6 +74,20 @@ static float largest_score(const float* scores, int seen) {
   return largest;
 }
 
+// Factors of a query's weights, of which `seen` are not zero.
+static const float* factors_of(const WholeAttention& a, int b, int h, int query, int seen, WholeAttentionRoom& room) {
+  const uint32_t row = (a.dropout->first + (uint32_t)b) * (uint32_t)a.heads + (uint32_t)h;
+  dropout_factors(*a.dropout, row, query, seen, room.factors.data());
+  return room.factors.data();
+}
+
+static void multiply_by(const float* factors, int count, float* to) {
+  for (int j = 0; j < count; j += 16) {
+    const int here = std::min(16, count - j);
+    store_some(to + j, here, load_lanes(to + j, here) * load_lanes(factors + j, here));
+  }
+}
+
 static void attention_of_head(const WholeAttention& a, int b, int h, WholeAttentionRoom& room) {
   const int s = h / (a.heads / a.shared_heads);
   float inverse[QUERIES_TOGETHER];
@@ -83,6 +101,7 @@ static void attention_of_head(const WholeAttention& a, int b, int h, WholeAttent
       const float top = seen ? largest_score(row, seen) * a.scale : 0.0f, sum = weigh(row, seen, keys, a.scale, top);
       inverse[i] = sum > 0 ? 1.0f / sum : (sum == 0 ? 0.0f : sum);
       a.logs[((int64_t)b * a.heads + h) * a.queries + q + i] = top + std::log(sum);
+      if (a.dropout) multiply_by(factors_of(a, b, h, q + i, seen, room), seen, row);
     }
     const Product out = a.out.product(b, h, q, false);
     gemm({scores, keys, 1}, a.value.matrix(b, s, 0), here, a.value_size, keys, out);
@@ -101,6 +120,22 @@ static void attention(const WholeAttention& a) {
   }
 }
 
+// change[j] = weights[j] * (change[j] - the mean of all by their weights) * scale of scores; `came` and `out` are the
+// query's.
+static void score_changes(const float* weights, const float* came, const float* out, const WholeAttention& a, int keys,
+                          float* change) {
+  Floats dots = all(0.0f);
+  for (int d = 0; d < a.value_size; d += 16) {
+    const int some = std::min(16, a.value_size - d);
+    dots = fmadd(load_lanes(came + d, some), load_lanes(out + d, some), dots);
+  }
+  const Floats mean = all(sum_of(dots)), scale = all(a.scale);
+  for (int j = 0; j < keys; j += 16) {
+    const int some = std::min(16, keys - j);
+    store_some(change + j, some, load_lanes(weights + j, some) * (load_lanes(change + j, some) - mean) * scale);
+  }
+}
+
 static void attention_changes_of_head(const WholeAttention& a, const WholeAttentionChange& c, int b, int h,
                                       WholeAttentionRoom& room) {
   const int s = h / (a.heads / a.shared_heads);
@@ -114,17 +149,11 @@ static void attention_changes_of_head(const WholeAttention& a, const WholeAttent
       const int seen = a.seen(q + i);
       float *row = scores + (int64_t)i * keys, *change = changes + (int64_t)i * keys;
       weigh(row, seen, keys, a.scale, seen ? a.logs[((int64_t)b * a.heads + h) * a.queries + q + i] : 0.0f);
-      Floats dots = all(0.0f);
-      for (int d = 0; d < a.value_size; d += 16) {
-        const int some = std::min(16, a.value_size - d);
-        dots = fmadd(load_lanes(came.at + i * came.row + d, some), load_lanes(out.at + i * out.row + d, some), dots);
-      }
-      const Floats mean = all(sum_of(dots)), scale = all(a.scale);
-      for (int j = 0; j < keys; j += 16) {
-        const int some = std::min(16, keys - j);
-        Floats weights = load_lanes(row + j, some);
-        store_some(change + j, some, weights * (load_lanes(change + j, some) - mean) * scale);
-      }
+      const float* factors = a.dropout ? factors_of(a, b, h, q + i, seen, room) : nullptr;
+      if (factors) multiply_by(factors, seen, change);
+      score_changes(row, came.at + i * came.row, out.at + i * out.row, a, keys, change);
+      // Values are met by the weights that are left.
+      if (factors) multiply_by(factors, seen, row);
     }
     gemm({scores, 1, keys}, came, keys, a.value_size, here, c.value.product(b, s, 0, true));
     gemm({changes, 1, keys}, queries, keys, a.key_size, here, c.key.product(b, s, 0, true));

@@ -1,0 +1,38 @@
+"""Attention with dropout by the kernel that training has for whole sequences."""
+
+from __future__ import annotations
+
+import torch
+from attn_core import AttentionInputs, AttentionSpec
+from attn_core.kernels.product import WholeAttentionKernel, whole_attention_kernel
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from attn_variants.compute import plain
+from attn_variants.scores import scale_of
+
+PLAIN_TENSORS = (Tensor, nn.Parameter)
+"""Types of tensors that lie in memory as they say."""
+
+
+def attend(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
+    """The output [batch, query, heads, value_size] of softmax attention, causal or full; plainly where no kernel takes
+    the call."""
+    query, key, value = (rows.transpose(1, 2) for rows in (operands.query, operands.key, operands.value))
+    causal = spec.mask.kind == "causal"
+    kernel = kernel_of(query, key, value, causal=causal)
+    if kernel is None:
+        return plain.attend(spec, operands)
+    scale = scale_of(spec.score, query.shape[-1])
+    out = kernel.attention(query, key, value, causal=causal, scale=scale, dropout=operands.dropout)
+    return out.transpose(1, 2)
+
+
+def kernel_of(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> WholeAttentionKernel | None:
+    """The kernel for a call with dropout; None within a mode that has to see torch's operations, such as one that
+    counts FLOPs, and within torch.func, which takes derivatives of them."""
+    if _get_current_dispatch_mode() is not None or torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001
+        return None
+    if any(type(rows) not in PLAIN_TENSORS for rows in (query, key, value)):
+        return None
+    return whole_attention_kernel(query, key, value, causal=causal, dropout=True)
