@@ -25,6 +25,6 @@ def attn_kernels() -> list[Kernel[Any]]:
 @hookimpl
 def attn_linears() -> list[LinearKernel]:
     """Linear layers with weights of few bits."""
-    from attn_kernels_triton.backends.linears import TritonInt4, TritonInt8
+    from attn_kernels_triton.backends.linears import TritonInt4, TritonInt8, in_blocks
 
-    return [TritonInt8(), TritonInt4()]
+    return [TritonInt8(), TritonInt4(), *in_blocks()]

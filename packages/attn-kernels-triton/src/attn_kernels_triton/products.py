@@ -177,7 +177,8 @@ def _padded(weight: Tensor, to: int) -> Tensor:
     return weight if not short else torch.cat([weight, weight[:, -1:].expand(-1, short)], dim=1)
 
 
-def _bias_of(bias: Tensor | None) -> Tensor | None:
+def bias_of(bias: Tensor | None) -> Tensor | None:
+    """A bias [outputs] as programs read it, in float32."""
     return None if bias is None else bias.detach().float().contiguous()
 
 
@@ -186,7 +187,7 @@ def int8_linear(weight: Tensor, bias: Tensor | None) -> CodedLinear:
     wide = weight.detach().float()
     steps = (wide.abs().amax(1) / 127).clamp_(min=torch.finfo(torch.float32).tiny)
     codes = torch.round(_padded(wide, 16) / steps.unsqueeze(1)).to(torch.int8)
-    held = Held(codes.contiguous(), steps, None, None, _bias_of(bias), weight.shape[1], 8, None)
+    held = Held(codes.contiguous(), steps, None, None, bias_of(bias), weight.shape[1], 8, None)
     return CodedLinear(held, "int8")
 
 
@@ -199,7 +200,7 @@ def int4_linear(weight: Tensor, bias: Tensor | None) -> CodedLinear:
     steps = ((most - leasts.float()) / 15).clamp_(min=torch.finfo(torch.float16).smallest_normal).half()
     codes = (groups - leasts.float().unsqueeze(-1)) / steps.float().unsqueeze(-1)
     held = Held(
-        nibbles(torch.round(codes).clamp_(0, 15)), steps, leasts, None, _bias_of(bias), weight.shape[1], 4, GROUP
+        nibbles(torch.round(codes).clamp_(0, 15)), steps, leasts, None, bias_of(bias), weight.shape[1], 4, GROUP
     )
     return CodedLinear(held, "int4")
 

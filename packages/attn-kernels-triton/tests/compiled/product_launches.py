@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from attn_kernels_triton.launch import Launch
 from attn_kernels_triton.products import Held, linear_launches
+from attn_kernels_triton.stored_blocks import stored_linear
+from attn_models.weights.block_layouts import GGUF_LAYOUTS, INT4_ZEROS
 
 WIDTH = 4096
 DECODED, PROMPTED = 16, 512
@@ -12,7 +14,7 @@ DECODED, PROMPTED = 16, 512
 
 
 def held(form: str, inputs: int = WIDTH, outputs: int = WIDTH) -> Held:
-    """Weights of a form, with a bias."""
+    """Weights of a form, with a bias; in blocks of a file those that lie there, as they are taken apart."""
 
     def empty(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
         return torch.empty(outputs, *shape, dtype=dtype)
@@ -25,7 +27,9 @@ def held(form: str, inputs: int = WIDTH, outputs: int = WIDTH) -> Held:
         case "int4":
             codes = empty(inputs // 2, dtype=torch.uint8)
             return Held(codes, empty(groups), empty(groups), None, bias, inputs, 4, 32)
-    raise ValueError(form)
+    layout = GGUF_LAYOUTS.get(form.upper(), INT4_ZEROS)
+    blocks = torch.zeros(outputs, inputs // layout.inputs * layout.nbytes, dtype=torch.uint8)
+    return stored_linear(form, blocks, bias).held
 
 
 def product_launches(form: str, count: int, dtype: torch.dtype = torch.bfloat16) -> list[Launch]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from artefacts import HOPPER, OTHERS, SHARED_MEMORY, artefact, compiled
+from attn_core.kernels.linear import BLOCK_FORMATS
 from product_launches import DECODED, PROMPTED, product_launches
 
-FORMS = ["int8", "int4"]
+FORMS = ["int8", "int4", *BLOCK_FORMATS]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -28,7 +29,7 @@ def test_codes_are_taken_apart_in_every_program(form, count):
     """Triton 3.6 loses numbers and constants of tuples inside of loops: codes of four bits were read as of eight."""
     text = compiled(product_launches(form, count)[0], HOPPER).asm["ttir"]
     products = [line for line in text.splitlines() if "tt.dot" in line]
-    halves = form == "int4"
+    halves = form not in ("int8", "q8_0", "q6_k")
     assert len(products) == 1 + halves
     assert ("arith.shrui" in text) == halves
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from attn_kernels_triton.products import CodedLinear
 from attn_models.quantization.modules import linear_of
+from bounds import require_close
 from torch import nn
 
 
@@ -25,6 +26,16 @@ def meaning(layer: CodedLinear) -> torch.Tensor:
             least = 0.0 if layer.leasts is None else float(layer.leasts[group])
             found[output, place] = (code - zero) * float(layer.steps[group]) + least
     return found[:, : layer.inputs]
+
+
+def require_product(layer: CodedLinear, rows: torch.Tensor) -> None:
+    """Fail unless the product is nearly as close to float64 as torch's own in 16 bits with the same weights."""
+    weights, bias = meaning(layer), torch.zeros(layer.outputs) if layer.bias is None else layer.bias
+    short = torch.bfloat16 if rows.dtype == torch.float32 else rows.dtype
+    taken = rows.to(short)
+    exact = taken.double() @ weights.T + bias.double()
+    plain = (taken.float() @ weights.to(short).float().T + bias).to(rows.dtype)
+    require_close(layer(rows), plain, exact, f"{layer.form} {tuple(rows.shape)}")
 
 
 def become_plain(packed: nn.Module) -> None:

@@ -6,9 +6,8 @@ import pytest
 import torch
 from attn_core.errors import InvalidValue
 from attn_kernels_triton import products
-from attn_kernels_triton.products import CodedLinear, int4_linear, int8_linear
-from bounds import require_close
-from meanings import meaning
+from attn_kernels_triton.products import int4_linear, int8_linear
+from meanings import meaning, require_product
 
 MAKERS = {"int8": int8_linear, "int4": int4_linear}
 CASES = [
@@ -24,16 +23,6 @@ CASES = [
 def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Random numbers N(0, 1), the same for the same shape."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64).to(dtype)
-
-
-def require_product(layer: CodedLinear, rows: torch.Tensor) -> None:
-    """Fail unless the product is nearly as close to float64 as torch's own in 16 bits with the same weights."""
-    weights, bias = meaning(layer), torch.zeros(layer.outputs) if layer.bias is None else layer.bias
-    short = torch.bfloat16 if rows.dtype == torch.float32 else rows.dtype
-    taken = rows.to(short)
-    exact = taken.double() @ weights.T + bias.double()
-    plain = (taken.float() @ weights.to(short).float().T + bias).to(rows.dtype)
-    require_close(layer(rows), plain, exact, f"{layer.form} {tuple(rows.shape)}")
 
 
 @pytest.fixture

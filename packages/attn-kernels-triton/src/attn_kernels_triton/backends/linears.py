@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attn_core.kernels.linear import LinearKernel, LinearProblem
+from attn_core.kernels.base import Anything, MultipleOf
+from attn_core.kernels.linear import BLOCK_FORMATS, LinearKernel, LinearProblem
 
 from attn_kernels_triton.machine import absence, interpreted
 
@@ -60,3 +61,36 @@ class TritonInt4(TritonLinear):
         from attn_kernels_triton.products import int4_linear
 
         return int4_linear(weight, bias)
+
+
+HELD_BITS = {"q8_0": 8.5, "q4_0": 4.5, "q4_1": 5.0, "q4_k": 6.0, "q6_k": 10.0, "int4_zeros": 4.75}
+"""Bits of a weight on the device, with what it shares with others: more than in the file where steps become float32
+(Q4_K, Q6_K) or six bits a byte (Q6_K)."""
+LARGE_BLOCKS = ("q4_k", "q6_k")
+"""Formats whose blocks have 256 inputs, where others have 32."""
+
+
+class TritonBlocks(TritonLinear):
+    """Weights as files store them: the numbers that the blocks say, without rounding; see `stored_blocks`."""
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> Any:
+        """See `stored_blocks.stored_linear`."""
+        from attn_kernels_triton.stored_blocks import stored_linear
+
+        return stored_linear(self.weights, weight, bias)
+
+
+def in_blocks() -> list[LinearKernel]:
+    """A kernel for each of `BLOCK_FORMATS`."""
+    found: list[LinearKernel] = []
+    for form in BLOCK_FORMATS:
+        bits = HELD_BITS[form]
+        said = {
+            "name": f"triton_{form}",
+            "summary": f"{form} weights as they are stored, {bits:g} bits each here, inputs in 16 bits, on a GPU",
+            "weights": form,
+            "bits": bits,
+            "sizes": {"inputs": MultipleOf(256 if form in LARGE_BLOCKS else 32), "outputs": Anything()},
+        }
+        found.append(type(f"TritonBlocks{form.title()}", (TritonBlocks,), said)())
+    return found

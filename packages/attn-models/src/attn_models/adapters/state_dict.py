@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from attn_models.adapters.base import Layout, StoredTensor
 from attn_models.device import require_memory
+from attn_models.quantization.block_tensor import BlockTensor
 from attn_models.weights import CheckpointFolder
 
 DRAWS = frozenset({"normal_", "uniform_", "trunc_normal_", "xavier_uniform_", "kaiming_uniform_", "_no_grad_normal_"})
@@ -102,7 +103,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 def read_parameters(
     folder: CheckpointFolder, adapter: Layout, wanted: Mapping[str, Tensor], dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """A tensor for each name of `wanted`, whose tensors only say shapes; floating point becomes `dtype`.
+    """A tensor for each name of `wanted`, whose tensors only say shapes; floating point becomes `dtype`, but for
+    weights that stay in blocks (`BlockTensor`).
 
     They lie on the device that the folder's tensors are read onto. Raises `CheckpointInvalid` naming every missing,
     extra and misshaped tensor, and `OutOfCapacity` for a device without memory for them, before one is read.
@@ -124,7 +126,8 @@ def read_parameters(
             # A sum that is rounded to 16 bits would lose what the checkpoint's small numbers say.
             wide = item.float32 or item.offset
             needed = torch.promote_types(dtype, torch.float32) if wide else dtype
-            typed = (piece.to(needed) if piece.is_floating_point() else piece).contiguous()
+            stays = isinstance(piece, BlockTensor) and item.scale == 1 and not item.offset
+            typed = (piece if stays or not piece.is_floating_point() else piece.to(needed)).contiguous()
             scaled = typed * item.scale if item.scale != 1 else typed
             parameters[part] = scaled + item.offset if item.offset else scaled
     return parameters
@@ -137,7 +140,7 @@ def stored_shapes(adapter: Layout, shapes: Shapes) -> dict[str, tuple[tuple[int,
 
 def _require_memory(folder: CheckpointFolder, wanted: Mapping[str, Tensor], dtype: torch.dtype) -> None:
     device = torch.device(folder.tensors.device)
-    needed = sum(tensor.numel() * dtype.itemsize for tensor in wanted.values())
+    needed = sum(tensor.numel() * dtype.itemsize for tensor in wanted.values()) - folder.tensors.spared(dtype)
     name = str(dtype).removeprefix("torch.")
     narrower = "--dtype bfloat16 takes half of it; " if dtype.itemsize > 2 else ""
     remedy = f"{narrower}--device names another device, such as cpu; or take a smaller model."

@@ -41,6 +41,7 @@ from attn_models.attention import layer_attentions
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.device import resolve_device, resolve_dtype
+from attn_models.quantization.block_tensor import widen_parameters
 from attn_models.quantization.quantize import (
     MOST_BITS,
     can_quantize,
@@ -225,8 +226,9 @@ def load_model(
     tensors, which differ. `verify` says how the folder is checked against its manifest, if it has one. `quantization`,
     one of `QUANTIZATIONS`, packs the weights of linear layers for serving; `dtype` is what everything else is computed
     in (see `quantize_model`). `auto` packs them as they are stored, in blocks too, and a model in float32 on a CPU
-    alone (see `prepack_model`), and on a CUDA device joins those of one input (see `join_projections`); None means
-    `none`. `prepare` gets the model before its weights are packed, to change it in place; none stay in blocks then.
+    alone (see `prepack_model`), and on a CUDA device joins those of one input and keeps blocks where a kernel
+    multiplies them in `dtype` (see `join_projections`); None means `none`. `prepare` gets the model before its weights
+    are packed, to change it in place; none stay in blocks then.
 
     Raises `CheckpointInvalid` for a folder that is damaged, hostile or does not fit the model, naming every
     tensor that is missing, extra or misshaped; `UnknownName` for a layout or mechanism that is not known;
@@ -240,8 +242,7 @@ def load_model(
     if quantization not in (None, *QUANTIZATIONS):
         raise InvalidValue.of("quantization", quantization, ", ".join(QUANTIZATIONS))
     checkpoint = read_folder(folder_at(folder), verify=verify, device=place)
-    kept = quantization in MOST_BITS or (quantization == "auto" and name == "float32")
-    in_blocks = kept and prepare is None and place.type == "cpu"
+    in_blocks = prepare is None and _stays_in_blocks(quantization, name, place)
     checkpoint = with_plain_weights(checkpoint, in_blocks=in_blocks)
     joined = quantization == "auto" and place.type == "cuda"
     if quantization == "none" or (quantization == "auto" and (name != "float32" or place.type != "cpu")):
@@ -260,7 +261,8 @@ def load_model(
     elif quantization is not None:
         quantize_model(model, quantization, getattr(torch, name))
     elif joined and can_quantize(model):
-        join_projections(model)
+        join_projections(model, read_as)
+    widen_parameters(model, getattr(torch, name))
     tokenizer = Tokenizer.from_folder(checkpoint.path) if checkpoint.tokenizer else None
     if tokenizer is not None and tokenizer.vocab_size > model.vocab_size:
         rule = f"{tokenizer.vocab_size} tokens in the vocabulary, {model.vocab_size} rows in the embedding"
@@ -274,6 +276,14 @@ def load_model(
         parameters=count,
         device=place,
     )
+
+
+def _stays_in_blocks(quantization: str | None, dtype: str, place: torch.device) -> bool:
+    """Whether weights that are stored in blocks come so, for kernels that multiply them."""
+    if place.type not in ("cpu", "cuda"):
+        return False
+    computed = ("float32",) if place.type == "cpu" else ("float32", "bfloat16", "float16")
+    return quantization in MOST_BITS or (quantization == "auto" and dtype in computed)
 
 
 def save_model(

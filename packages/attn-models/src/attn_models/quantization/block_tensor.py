@@ -24,7 +24,7 @@ class BlockTensor(Tensor):
 
     @staticmethod
     def __new__(cls, blocks: Tensor, kind: BlockLayout) -> BlockTensor:
-        """Of bytes on the CPU, in whole blocks."""
+        """Of bytes in whole blocks, on any device."""
         inputs = blocks.shape[1] // kind.nbytes * kind.inputs
         made: BlockTensor = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001 -- torch's own way to make one
             cls, (blocks.shape[0], inputs), dtype=torch.float32, device=blocks.device
@@ -37,8 +37,9 @@ class BlockTensor(Tensor):
         return f"BlockTensor({tuple(self.shape)}, {self.kind.weights})"
 
     def plain(self) -> Tensor:
-        """The weights in float32, in memory of their own."""
-        return torch.from_numpy(self.kind.dequantized(self.blocks.contiguous().numpy()))
+        """The weights in float32, in memory of their own on the device of the blocks; the host computes them."""
+        rows = self.blocks.contiguous().cpu().numpy()
+        return torch.from_numpy(self.kind.dequantized(rows)).to(self.blocks.device)
 
     # torch's stubs know of no such method but the one that turns it off.
     @classmethod
@@ -75,11 +76,11 @@ def blocks_of(matrices: Sequence[Tensor], bits: Mapping[str, int], most: int) ->
     return BlockTensor(whole, kept[0].kind)
 
 
-def widen_parameters(model: nn.Module) -> None:
-    """Let parameters in blocks become float32, in memory of their own."""
+def widen_parameters(model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
+    """Let parameters in blocks become `dtype`, in memory of their own."""
     made: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             if isinstance(parameter, BlockTensor):
-                plain = made.setdefault(id(parameter), nn.Parameter(parameter.plain(), requires_grad=False))
+                plain = made.setdefault(id(parameter), nn.Parameter(parameter.plain().to(dtype), requires_grad=False))
                 setattr(module, name, plain)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 from attn_core import installed
 from attn_core.errors import Incompatible, WrongState
 from attn_core.kernels.block import BlockKernel, BlockParts, block_problem
-from attn_core.kernels.dispatch import explain
-from attn_core.kernels.linear import BLOCK_FORMATS, LinearProblem, Pack, choose_linear, explain_linear
+from attn_core.kernels.dispatch import Verdict, explain
+from attn_core.kernels.linear import BLOCK_FORMATS, LinearKernel, LinearProblem, Pack, choose_linear, explain_linear
 from attn_core.states import dtype_name
 from torch import Tensor, nn
 
@@ -19,6 +20,8 @@ from attn_models.decoder.block import Block
 from attn_models.decoder.decoder import Decoder
 from attn_models.quantization.block_tensor import BlockTensor, blocks_of, widen_parameters
 from attn_models.quantization.modules import SideBySide, StoredEmbedding, linear_of
+
+log = logging.getLogger(__name__)
 
 PARTS = ("attention", "cross", "feed_forward", "cell")
 """What a model or a block of its calls the parts that may have a method `pack`."""
@@ -51,21 +54,20 @@ def quantize_model(
     """
     require_not_quantized(model, "the model's weights are packed already, as {}")
 
-    def pack(layers: Sequence[nn.Linear], form: str = quantization) -> nn.Module:
-        return _packed(layers, form, kernel if form == quantization else None)
+    packing = Packing(dtype)
 
-    parts = _packing_parts(model)
+    def pack(layers: Sequence[nn.Linear], form: str = quantization) -> nn.Module:
+        return _packed(layers, form, kernel if form == quantization else None, packing)
+
     if not can_quantize(model):
         raise Incompatible(f"no layer of a {type(model).__name__} can be packed; load it with quantization=none")
     with torch.no_grad():
-        for part in parts:
-            part.pack(pack)
-        for attention in _parts(model, ATTENTIONS):
-            _pack_rest(attention, pack)
+        _pack_layers(model, pack)
         last = "int8" if quantization == "int4" else quantization
         if hasattr(model, "head"):
             model.head = pack([getattr(model, "unembedding", None) or linear_of(model.embedding.weight, None)], last)
-            model.embedding, model.unembedding = StoredEmbedding(model.embedding.weight, dtype), None
+            table = _looked_up(model.embedding.weight, dtype)
+            model.embedding, model.unembedding = StoredEmbedding(table, dtype), None
         elif hasattr(model, "unembedding"):
             model.unembedding = pack([model.unembedding], last)
         if isinstance(model, Decoder) and model.positions is not None:
@@ -74,39 +76,92 @@ def quantize_model(
         _convert_parameters(model, dtype)
     if isinstance(model, Decoder):
         _join(model)
+    packing.say()
     model.quantization = quantization
+
+
+def _pack_layers(model: Any, pack: Pack) -> None:
+    """Pack what lies between the embedding and the unembedding."""
+    for part in _packing_parts(model):
+        part.pack(pack)
+    for attention in _parts(model, ATTENTIONS):
+        _pack_rest(attention, pack)
+
+
+def _looked_up(table: Tensor, dtype: torch.dtype) -> Tensor:
+    """The rows of an embedding as they are kept: in blocks on a CPU alone, whose rows the host takes apart."""
+    if isinstance(table, BlockTensor) and table.blocks.device.type != "cpu":
+        return table.plain().to(dtype)
+    return table
 
 
 MOST_BITS = {"int8": 8, "int4": 4}
 """Formats that say how many bits a weight takes at most, and round inputs."""
 
 
-def _packed(layers: Sequence[nn.Linear], form: str, kernel: str | None) -> nn.Module:
+@dataclass
+class Packing:
+    """What holds for all layers of a model while it is packed: the `dtype` that it computes in; and of stored formats
+    that no kernel multiplies, what became of them and why, which `say` logs once each."""
+
+    dtype: torch.dtype
+    widened: dict[str, str] = field(default_factory=dict)
+
+    def say(self) -> None:
+        """One warning for each format."""
+        for form, why in self.widened.items():
+            log.warning("weights stored as %s are %s", form, why)
+
+
+def _packed(layers: Sequence[nn.Linear], form: str, kernel: str | None, packing: Packing) -> nn.Module:
     """Layers of one input as one; those that are stored in blocks stay so where these take no more bits than `form`.
 
-    A format of floats rounds no inputs, whatever blocks weights are in.
+    A format of floats rounds inputs to the type that is computed in and no further, whatever blocks weights are in.
     """
+    kept = _kept(layers, form, packing)
+    if isinstance(kept, nn.Module):
+        return kept
+    if kept is APART:
+        return _side_by_side([_packed([layer], form, kernel, packing) for layer in layers])
     matrices = [layer.weight.detach() for layer in layers]
-    if any(isinstance(matrix, BlockTensor) for matrix in matrices):
-        kept = blocks_of(matrices, BLOCK_FORMATS, MOST_BITS.get(form, 8))
-        if kept is not None:
-            found = _of_blocks(kept, layers, form)
-            if found is not None:
-                return found
-        elif len(layers) > 1:
-            return _side_by_side([_packed([layer], form, kernel) for layer in layers])
     weight = torch.cat(matrices) if len(layers) > 1 else matrices[0]
     if isinstance(weight, BlockTensor):
         weight = weight.plain()
-    problem = LinearProblem(
-        weights=form,
-        inputs=weight.shape[1],
-        outputs=weight.shape[0],
-        dtype=str(weight.dtype).removeprefix("torch."),
-        device=weight.device.type,
-    )
+    problem = _problem(form, weight.shape, weight.dtype, weight.device)
     packed: nn.Module = choose_linear(installed().linears, problem, kernel).pack(weight, _bias_of(layers))
     return packed
+
+
+APART = "each layer by itself"
+"""What `_kept` says of layers of which some stay in blocks."""
+
+
+def _kept(layers: Sequence[nn.Linear], form: str, packing: Packing) -> nn.Module | str | None:
+    """Layers of one input as they are stored, packed; `APART` where they are stored in several ways, None where none
+    is in blocks or no kernel multiplies these."""
+    matrices = [layer.weight.detach() for layer in layers]
+    if not any(isinstance(matrix, BlockTensor) for matrix in matrices):
+        return None
+    kept = blocks_of(matrices, BLOCK_FORMATS, MOST_BITS.get(form, 8))
+    if kept is not None:
+        return _of_blocks(kept, layers, form, packing)
+    return APART if len(layers) > 1 else None
+
+
+def _problem(
+    form: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device, *, computed: torch.dtype | None = None
+) -> LinearProblem:
+    """What kernels are asked of weights [outputs, inputs] of a `dtype`; `computed` asks for the same bits in any crowd,
+    and for float32 to the end where it is float32."""
+    return LinearProblem(
+        weights=form,
+        inputs=shape[1],
+        outputs=shape[0],
+        dtype=str(dtype).removeprefix("torch."),
+        device=device.type,
+        exact=computed is not None,
+        float32=computed is torch.float32,
+    )
 
 
 def _bias_of(layers: Sequence[nn.Linear]) -> Tensor | None:
@@ -116,18 +171,14 @@ def _bias_of(layers: Sequence[nn.Linear]) -> Tensor | None:
     return torch.cat([layer.bias.detach() for layer in layers])
 
 
-def _of_blocks(weight: BlockTensor, layers: Sequence[nn.Linear], form: str) -> nn.Module | None:
+def _of_blocks(weight: BlockTensor, layers: Sequence[nn.Linear], form: str, packing: Packing) -> nn.Module | None:
     """Layers in one kind of blocks, packed as they are stored; None where no kernel multiplies these."""
-    problem = LinearProblem(
-        weights=weight.kind.weights,
-        inputs=weight.shape[1],
-        outputs=weight.shape[0],
-        dtype="uint8",
-        exact=form not in MOST_BITS,
-        float32=form not in MOST_BITS,
-    )
+    computed = None if form in MOST_BITS else packing.dtype
+    stored = weight.kind.weights
+    problem = _problem(stored, weight.shape, torch.uint8, weight.blocks.device, computed=computed)
     verdicts = explain_linear(installed().linears, problem)
     if not verdicts or not verdicts[0].accepted:
+        packing.widened[stored] = f"read as numbers and then kept as {form}: {refusals(verdicts, problem)}"
         return None
     packed: nn.Module = verdicts[0].kernel.pack(weight.blocks, _bias_of(layers))
     return packed
@@ -139,26 +190,54 @@ def _side_by_side(packed: Sequence[nn.Module]) -> nn.Module:
     return next((whole for whole in joined if whole is not None), None) or SideBySide(packed)
 
 
-def join_projections(model: Any) -> None:
+def join_projections(model: Any, dtype: torch.dtype | None = None) -> None:
     """Let linear layers of one input be one matrix, in the type that they have: queries, keys and values, and both
-    inputs of a gate. Nothing else changes; afterwards the model can be run, but neither trained nor saved.
+    inputs of a gate. Weights that are stored in blocks (`BlockTensor`) stay in these where a kernel multiplies them so
+    in `dtype`, by default the parameters' own; else they become `dtype`, which a warning says. Nothing else changes;
+    afterwards the model can be run, but neither trained nor saved.
 
     Raises `WrongState` for a model that is packed already.
     """
     require_not_quantized(model, "the model's weights are packed already, as {}")
-    dtype = next(model.parameters()).dtype
+    dtype = dtype or next(model.parameters()).dtype
+    name, packing = str(dtype).removeprefix("torch."), Packing(dtype)
 
-    def pack(layers: Sequence[nn.Linear], form: str = "") -> nn.Module:
-        del form
-        if len(layers) == 1:
+    def pack(layers: Sequence[nn.Linear], form: str = name) -> nn.Module:
+        kept = _kept(layers, form, packing)
+        if isinstance(kept, nn.Module):
+            return kept
+        if kept is APART:
+            return _side_by_side([pack([layer]) for layer in layers])
+        matrices = [layer.weight.detach() for layer in layers]
+        if len(layers) == 1 and not isinstance(matrices[0], BlockTensor):
             return layers[0]
-        return linear_of(torch.cat([layer.weight.detach() for layer in layers]), _bias_of(layers))
+        whole = torch.cat(matrices) if len(layers) > 1 else matrices[0]
+        return linear_of(
+            whole.plain().to(dtype) if isinstance(whole, BlockTensor) else whole.to(dtype), _bias_of(layers)
+        )
 
     with torch.no_grad():
-        for part in _packing_parts(model):
-            if part is not model:
-                part.pack(pack)
-    model.quantization = str(dtype).removeprefix("torch.")
+        if any(isinstance(parameter, BlockTensor) for parameter in model.parameters()):
+            _pack_layers(model, pack)
+            _keep_unembedding(model, pack)
+            widen_parameters(model, dtype)
+        else:
+            for part in _packing_parts(model):
+                if part is not model:
+                    part.pack(pack)
+    packing.say()
+    model.quantization = name
+
+
+def _keep_unembedding(model: Any, pack: Pack) -> None:
+    """An unembedding that is stored in blocks, a tied one too, as `pack` keeps it."""
+    unembedding = getattr(model, "unembedding", None)
+    if hasattr(model, "head"):
+        layer = unembedding or linear_of(model.embedding.weight, None)
+        if isinstance(layer.weight.detach(), BlockTensor):
+            model.head, model.unembedding = pack([layer]), None
+    elif unembedding is not None:
+        model.unembedding = pack([unembedding])
 
 
 def require_not_quantized(model: Any, said: str) -> None:
@@ -222,7 +301,13 @@ def _convert_parameters(model: nn.Module, dtype: torch.dtype) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
-log = logging.getLogger(__name__)
+def refusals(verdicts: Sequence[Verdict[LinearKernel]], problem: LinearProblem) -> str:
+    """Why nobody multiplies weights of a format, in words."""
+    said = "; ".join(f"{verdict.kernel.name}: {', '.join(verdict.reasons)}" for verdict in verdicts)
+    if problem.device == "cpu":
+        return said or "the package attn-kernels-cpu is not installed"
+    remedy = "; --dtype bfloat16 may keep them as they are" if problem.float32 else ""
+    return f"{said or f'no kernel is installed that multiplies them on {problem.device}'}{remedy}"
 
 
 def prepack_model(model: Any, stored: torch.dtype) -> None:
@@ -237,19 +322,12 @@ def prepack_model(model: Any, stored: torch.dtype) -> None:
         model.float()
         return
     form = dtype_name(str(stored).removeprefix("torch."))
-    problem = LinearProblem(
-        weights=form,
-        inputs=model.config.hidden_size,
-        outputs=model.config.vocab_size,
-        dtype=form,
-        exact=True,
-        float32=True,
-    )
+    sizes, device = (model.config.vocab_size, model.config.hidden_size), next(model.parameters()).device
+    problem = _problem(form, sizes, stored, device, computed=torch.float32)
     verdicts = explain_linear(installed().linears, problem)
     if verdicts and verdicts[0].accepted:
         quantize_model(model, form, kernel=verdicts[0].kernel.name)
         return
     widen_parameters(model)
     model.float()
-    said = "; ".join(f"{verdict.kernel.name}: {', '.join(verdict.reasons)}" for verdict in verdicts)
-    log.warning("weights are not packed, which is slower: %s", said or "the package attn-kernels-cpu is not installed")
+    log.warning("weights are not packed, which is slower: %s", refusals(verdicts, problem))

@@ -40,8 +40,9 @@ class BlockLayout:
         values: Floats = self.read(rows)
         return values
 
-    def is_finite(self, rows: Bytes) -> bool:
-        """Whether no scale of bytes [rows, bytes of a row] is NaN or infinite, so that no weight is."""
+    def is_finite(self, rows: Any) -> bool:
+        """Whether no scale of bytes [rows, bytes of a row], of numpy or of torch on any device, is NaN or infinite, so
+        that no weight is."""
         blocks = rows.reshape(-1, self.nbytes)
         # The exponent of a half float is the five bits below the sign.
         return all(bool(((blocks[:, place + 1] & 0x7C) != 0x7C).all()) for place in self.halves)

@@ -22,6 +22,7 @@ from attn_models.weights.safetensors_files import LazyTensors, TensorEntry, is_f
 from attn_models.weights.stored_format import CONFIG_KEY, Allowed, StoredFormat, refused, require_known
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from attn_models.weights.checkpoint_folder import CheckpointFolder
@@ -76,6 +77,13 @@ class DequantizedTensors(LazyTensors):
             raise CheckpointInvalid.of(checkpoint.path, f"tensor {both[0]!r} is there plain and quantised")
         shapes = {name: stored.shape(name, parts, self._inner.entries) for name, parts in weights.items()}
         self.entries = plain | {name: TensorEntry("F32", shape, 4 * prod(shape)) for name, shape in shapes.items()}
+
+    def spared(self, dtype: torch.dtype) -> int:
+        """As of `LazyTensors`: weights that stay in blocks take the bytes that they are stored in."""
+        if not self._in_blocks:
+            return 0
+        stored = sum(self._inner.entries[own].nbytes for parts in self._parts.values() for own in parts.values())
+        return sum(prod(self.entries[name].shape) for name in self._parts) * dtype.itemsize - stored
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._parts:
@@ -158,7 +166,8 @@ class Grouped(StoredFormat):
         inputs = len(numbers)
         size = inputs if self.group_size == -1 else self.group_size
         scales = parts["scales"].half()
-        in_order = torch.equal(self.group_of(parts, inputs), torch.arange(inputs) // size)
+        group = self.group_of(parts, inputs)
+        in_order = torch.equal(group, torch.arange(inputs, device=group.device) // size)
         if size % INT4_ZEROS.inputs or inputs % size or not in_order:
             return None
         if not torch.equal(scales.float(), parts["scales"].float()):
