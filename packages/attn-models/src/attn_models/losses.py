@@ -94,7 +94,7 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, ids: Tensor, targets: T
         return mean_loss(nn.functional.linear(rows, weight), ids, targets)
     gradients = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     total: Tensor = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        *of_one_type(rows, weight), known_ids(ids, wrong, targets).flatten(), targets, gradients
+        rows, weight, known_ids(ids, wrong, targets).flatten(), targets, gradients
     )
     mean = total / counts.sum()
     return mean if ids.device.type == "cpu" else torch.where(wrong.any(), torch.nan, mean)
@@ -113,8 +113,25 @@ def of_one_type(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return rows.to(dtype), weight.to(dtype)
 
 
+def wide_product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    """The product of two matrices of one type, in `dtype`, which may be wider; on a GPU it is rounded to that alone."""
+    if left.dtype is dtype:
+        return left @ right
+    if sums_apart(left, dtype):
+        return torch.mm(left, right, out_dtype=dtype)
+    return (left @ right).to(dtype)
+
+
+def sums_apart(operand: Tensor, dtype: torch.dtype) -> bool:
+    """Whether torch gives a product of such matrices in the type that a GPU sums it in, without rounding it before."""
+    return operand.device.type == "cuda" and dtype is torch.float32
+
+
 class LinearCrossEntropy(torch.autograd.Function):
-    """The sum of the losses; gradients are made together with it, while logits are there, and scaled afterwards."""
+    """The sum of the losses; gradients are made together with it, while logits are there, and scaled afterwards.
+
+    Products are of the type that autocast asks for, gradients of that of rows and weight.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, ids: Tensor, targets: Targets, gradients: bool) -> Tensor:  # noqa: FBT001 -- apply takes no names
@@ -122,6 +139,8 @@ class LinearCrossEntropy(torch.autograd.Function):
         wanted = [gradients and need for need in ctx.needs_input_grad[:2]]
         changed = torch.empty_like(rows) if wanted[0] else None
         summed = Summed(weight) if wanted[1] else None
+        ctx.dtype = weight.dtype
+        rows, weight = of_one_type(rows, weight)
         length = max(1, LOGITS.get(rows.device.type, LOGITS["cuda"]) // weight.shape[0])
         total = torch.zeros((), dtype=torch.promote_types(rows.dtype, torch.float32), device=rows.device)
         with torch.autocast(rows.device.type, enabled=False):
@@ -129,11 +148,10 @@ class LinearCrossEntropy(torch.autograd.Function):
                 found, change = chunk_losses(rows[some] @ weight.T, ids[some], targets, gradients=any(wanted))
                 total += found.sum()
                 if changed is not None and change is not None:
-                    torch.mm(change, weight, out=changed[some])
+                    product_into(changed[some], change, weight)
                 if summed is not None and change is not None:
                     summed.add(change, rows[some])
         ctx.save_for_backward(changed, None if summed is None else summed.total)
-        ctx.dtype = weight.dtype
         return total
 
     @staticmethod
@@ -142,13 +160,23 @@ class LinearCrossEntropy(torch.autograd.Function):
         """What was made, scaled."""
         changed, summed = ctx.saved_tensors
         # In the type of the sum, float32 at least: a mean over many rows is too small a factor for fewer bits.
-        to_rows = None if changed is None else (changed.to(scale.dtype) * scale).to(ctx.dtype)
+        to_rows = None if changed is None else (changed.to(scale.dtype) * scale).to(changed.dtype)
         to_weight = None if summed is None else (summed * scale).to(ctx.dtype)
         return to_rows, to_weight, None, None, None
 
 
+def product_into(out: Tensor, left: Tensor, right: Tensor) -> None:
+    """Write the product of two matrices of one type into `out`, whose type may be wider."""
+    if out.dtype is left.dtype:
+        torch.mm(left, right, out=out)
+    elif sums_apart(left, out.dtype):
+        torch.mm(left, right, out_dtype=out.dtype, out=out)
+    else:
+        out.copy_(left @ right)
+
+
 class Summed:
-    """Σ change^T rows, [vocabulary, width]: in float32 where several parts of fewer bits are added."""
+    """Σ change^T rows, [vocabulary, width]: in float32 at least, also where parts of fewer bits are added."""
 
     def __init__(self, weight: Tensor) -> None:
         self.total = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
@@ -158,7 +186,7 @@ class Summed:
         if self.total.dtype == rows.dtype:
             self.total.addmm_(change.T, rows)
         else:
-            self.total += change.T @ rows
+            self.total += wide_product(change.T, rows, self.total.dtype)
 
 
 def chunk_losses(logits: Tensor, ids: Tensor, targets: Targets, *, gradients: bool) -> tuple[Tensor, Tensor | None]:

@@ -28,7 +28,7 @@ CUDA, META = 1, 14
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the operations that run inside: `seen` are their names, with the types of their tensors."""
+    """Records the operations that run inside: `seen` are their names, with the types of the tensors they read."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -36,12 +36,13 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         """Record, and go on."""
-        tensors = [part for part in tree_leaves((args, kwargs)) if isinstance(part, torch.Tensor)]
+        read = {name: value for name, value in (kwargs or {}).items() if name != "out"}
+        tensors = [part for part in tree_leaves((args, read)) if isinstance(part, torch.Tensor)]
         self.seen.append((func.overloadpacket.__name__, tuple(str(t.dtype).removeprefix("torch.") for t in tensors)))
         return func(*args, **(kwargs or {}))
 
     def dtypes(self, name: str) -> list[tuple[str, ...]]:
-        """The types of the tensors of every call of an operation, such as `_scaled_dot_product_cudnn_attention`."""
+        """The types of the tensors that each call of an operation reads, by the operation's name."""
         return [dtypes for operation, dtypes in self.seen if operation == name]
 
 

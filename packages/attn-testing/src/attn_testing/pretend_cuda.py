@@ -45,6 +45,7 @@ _ALLOCATIONS = {
     "resize_",
     "sym_size",
     "_reshape_alias",
+    "_unsafe_view",
     "_has_compatible_shallow_copy_type",
 }
 """Operations that launch no kernel, or are counted apart."""
@@ -193,9 +194,20 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 def run_of(func: Any) -> Any:
     """What computes an operation on the CPU; zeros of the right shapes where only a GPU has a kernel of it."""
+    if func in _WIDE_PRODUCTS:
+        return wide_product
     if not isinstance(func, torch._ops.OpOverload) or any(map(func.has_kernel_for_dispatch_key, _ON_CPU)):  # noqa: SLF001
         return func
     return partial(zeros_of, func)
+
+
+_WIDE_PRODUCTS = {torch.ops.aten.mm.dtype, torch.ops.aten.mm.dtype_out}
+"""Products of a type that is wider than that of the operands, which a CPU has not."""
+
+
+def wide_product(left: Tensor, right: Tensor, dtype: torch.dtype, *, out: Tensor | None = None) -> Tensor:
+    """The product of two matrices in a wider type, as a GPU rounds it."""
+    return torch.mm(left.to(dtype), right.to(dtype), out=out)
 
 
 def zeros_of(func: Any, *args: Any, **kwargs: Any) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -28,6 +28,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 
+from attn_train.gpu_products import GpuProducts, HalfWeights
+
 Precision = Callable[[], AbstractContextManager[object]]
 """Makes what forward passes are made in."""
 
@@ -35,16 +37,35 @@ BLOCKS = (Block, EncoderBlock, TransformerEncoderBlock, TransformerDecoderBlock)
 """Modules that can be compiled, or whose activations can be computed twice."""
 
 
-def forward_precision(precision: str, device: torch.device) -> AbstractContextManager[object]:
+def forward_precision(
+    precision: str, device: torch.device, halves: HalfWeights | None = None
+) -> AbstractContextManager[object]:
     """What the forward pass of an update is made in.
 
     Weights, their gradients and the optimizer's moments are float32 in both. float32 is `Float32Products` on a CPU
-    where this machine has kernels for it. bfloat16 is `torch.autocast` on a GPU, and
-    `Bfloat16Products` on a CPU.
+    where this machine has kernels for it. bfloat16 is `torch.autocast` on a GPU, with
+    `GpuProducts` of the weights cast in `halves` where that is NVIDIA's or AMD's, and `Bfloat16Products` on a CPU.
     """
     if precision == "float32":
         return nullcontext() if device.type != "cpu" or product_table() is None else Float32Products()
-    return Bfloat16Products() if device.type == "cpu" else torch.autocast(device.type, dtype=torch.bfloat16)
+    if device.type == "cpu":
+        return Bfloat16Products()
+    autocast = torch.autocast(device.type, dtype=torch.bfloat16)
+    return autocast if device.type != "cuda" else both(autocast, GpuProducts(halves))
+
+
+def half_weights(model: nn.Module, precision: str, device: torch.device) -> HalfWeights | None:
+    """What the updates of a model cast its weights into once each; None where they cast none, or have parts of them."""
+    return HalfWeights(model) if precision == "bfloat16" and device.type == "cuda" else None
+
+
+@contextmanager
+def both(*managers: AbstractContextManager[object]) -> Iterator[None]:
+    """Within it, all of these are entered."""
+    with ExitStack() as entered:
+        for manager in managers:
+            entered.enter_context(manager)
+        yield
 
 
 def validation_precision(precision: str, device: torch.device) -> AbstractContextManager[object]:

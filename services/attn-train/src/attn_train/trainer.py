@@ -36,7 +36,7 @@ from attn_train.optimizer import (
     optimizer_state,
     restore_optimizer_state,
 )
-from attn_train.precision import forward_precision, validation_precision
+from attn_train.precision import forward_precision, half_weights, validation_precision
 from attn_train.records import Stop, StopFlag
 from attn_train.sharded_checkpoint import Held, Parts, read_shards, read_whole, stored_tensors
 from attn_train.tasks.base import Dataset, batch_weight, derived, on_host, position_of, restore_position, to_device
@@ -130,6 +130,7 @@ class Trainer:
         self._optimizer = optimizer_of(self._kept, config.optimizer)
         self._trained = [parameter for parameter in self._kept.parameters() if parameter.requires_grad]
         self._device = self._trained[0].device
+        self._halves = half_weights(model, config.precision, self._device)
         self._task = dataset.task(config)
         self._width: int | None = getattr(getattr(model, "config", None), "hidden_size", None)
         ratio = config.optimizer.max_grad_norm_ratio
@@ -417,11 +418,13 @@ class Trainer:
         several = len(batches) > 1 or self._group.workers > 1
         everything = sum(batch_weight(self._task, batch) for batch in batches) if several else 1
         total = torch.zeros((), device=self._device)
+        if self._halves is not None:
+            self._halves.refresh()
         for batch in batches:
             mine = self._group.share(batch)
             there = to_device(mine, self._device, on_host(self._task))
             with self._group.updating():
-                with forward_precision(self.config.precision, self._device):
+                with forward_precision(self.config.precision, self._device, self._halves):
                     loss = self._task.loss(self.model, there)
                 if several:
                     loss = loss * (batch_weight(self._task, mine) / everything)

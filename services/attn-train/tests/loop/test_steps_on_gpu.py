@@ -39,7 +39,7 @@ PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
 
 
 class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The operations that run inside, with the types of their tensors; `apart` are those that mix devices."""
+    """The operations that run inside, with the types of the tensors they read; `apart` are those that mix devices."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -47,7 +47,8 @@ class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.apart: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, given = func.overloadpacket.__name__, list(tensors_in((args, kwargs or {})))
+        read = {key: value for key, value in (kwargs or {}).items() if key != "out"}
+        name, given = func.overloadpacket.__name__, list(tensors_in((args, read)))
         self.operations.append((name, tuple(tensor.dtype for tensor in given)))
         if left_behind(func, args, kwargs):
             self.apart.append(name)
@@ -170,6 +171,26 @@ def test_the_optimizer_takes_a_few_kernels_whatever_the_number_of_weights(traine
     groups = 2
     assert gpu.launches["_fused_adamw_"] == groups
     assert (gpu.launches["_foreach_norm"], gpu.launches["_foreach_mul_"]) == (1, 1)
+
+
+@pytest.mark.parametrize(("name", "others"), [("llama", 114), ("gpt2", 120)])
+def test_casts_of_a_step_are_those_of_rows_that_products_read_and_of_their_gradients(name, others, trainer, gpu):
+    trainer(name)._one_step(NullReporter())
+    assert gpu.launches["_foreach_copy_"] == 1, "the weights of all linear layers together"
+    # Of each half of a block its normed rows, which all its first products read, and the gradient to what it adds; of
+    # the loss its rows and the unembedding, which is the embedding.
+    assert gpu.launches["_to_copy"] <= 4 * LAYERS + 2
+    assert gpu.launches["copy_"] == 0
+    assert gpu.launches.total() - gpu.launches["_to_copy"] <= others
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available:UserWarning")  # torch's own, of the pretended GPU
+def test_activations_that_are_computed_again_are_multiplied_in_bfloat16_too(trainer, gpu):
+    training = trainer("llama", gradient_checkpointing=True)
+    with Seen() as seen:
+        training._one_step(NullReporter())
+    assert seen.types(*PRODUCTS) == {torch.bfloat16}
+    assert gpu.syncs == Counter({"_local_scalar_dense": 2})
 
 
 def test_a_step_that_reads_a_number_or_leaves_a_tensor_behind_is_found(trainer, gpu):
