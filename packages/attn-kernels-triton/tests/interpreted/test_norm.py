@@ -42,6 +42,26 @@ def test_norms_of_sums_give_the_sum_too_and_gradients_flow_through_both(dtype):
     require_right(lambda x, a, g: rms_norm_sum(x, a, g, EPS), plain, leaves, dtype, roundings=3)
 
 
+@pytest.mark.parametrize("used", [slice(0, 2), slice(0, 1), slice(1, 2)], ids=str)
+def test_what_is_added_in_a_narrower_type_is_read_as_it_is_and_gets_its_gradient_in_that_type(used):
+    rows, gain = (leaf(*shape, seed=1).float().requires_grad_() for shape in ((2, 5, 33), (33,)))
+    added = leaf(2, 5, 33, seed=2, dtype=torch.bfloat16).to(torch.bfloat16).requires_grad_()
+    wide = added.detach().float().requires_grad_()
+    found, same = rms_norm_sum(rows, added, gain, EPS), rms_norm_sum(rows, wide, gain, EPS)
+    assert all(torch.equal(one, other) for one, other in zip(found, same, strict=True))
+    assert found[0].dtype == found[1].dtype == torch.float32
+    leaves = [(rows, added, gain), (rows, wide, gain)]
+    ours, others = (
+        torch.autograd.grad([out.sin().sum() for out in outs[used]], own, allow_unused=True)
+        for outs, own in zip((found, same), leaves, strict=True)
+    )
+    for one, other, leaf_ in zip(ours, others, leaves[0], strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            assert one.dtype == leaf_.dtype
+            assert torch.equal(one, other.to(leaf_.dtype))
+
+
 @pytest.mark.parametrize("used", [0, 1])
 def test_only_one_result_of_a_normed_sum_may_be_used(used):
     leaves = [leaf(4, 8, seed=1), leaf(4, 8, seed=2)]
@@ -125,7 +145,7 @@ def test_halves_of_one_projection_are_gates_and_what_they_let_through():
         (lambda: rms_norm(torch.zeros(2, 8), torch.ones(8, dtype=torch.int64), EPS), "gain.dtype"),
         (lambda: rms_norm(torch.zeros(1, 8).expand(2**31, 8), None, EPS), "rows: rows"),
         (lambda: rms_norm_sum(torch.zeros(2, 8), torch.zeros(2, 7), None, EPS), "added"),
-        (lambda: rms_norm_sum(torch.zeros(2, 8), torch.zeros(2, 8).half(), None, EPS), "added.dtype"),
+        (lambda: rms_norm_sum(torch.zeros(2, 8).half(), torch.zeros(2, 8), None, EPS), "added.dtype"),
         (lambda: gated(torch.zeros(2, 8), torch.zeros(3, 8), "silu"), "up"),
         (lambda: gated(torch.zeros(2, 8), torch.zeros(2, 8), "tanh"), "activation"),
     ],

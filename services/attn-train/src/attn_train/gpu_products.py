@@ -45,8 +45,7 @@ def _of_linear_layers(model: nn.Module) -> Iterable[Tensor]:
     """The weights and biases of `nn.Linear`; not those of torch.distributed, which lie in memory in other ways."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            found = (module.weight, module.bias)
-            yield from (part for part in found if part is not None and not isinstance(part, DTensor))
+            yield from (part for part in module.parameters(recurse=False) if not isinstance(part, DTensor))
 
 
 class GpuProducts(TorchFunctionMode):

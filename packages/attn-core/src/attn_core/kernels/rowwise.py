@@ -105,7 +105,7 @@ class NormKernel(RowKernel[NormProblem]):
 
     @abstractmethod
     def norm_sum(self, rows: Tensor, added: Tensor, gain: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-        """`rows` + `added`, and that normed, both [..., width] in their type."""
+        """`rows` + `added`, of its type or a narrower one, and that normed, both [..., width] in the rows' type."""
 
 
 class RotaryKernel(RowKernel[RotaryProblem]):

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from attn_kernels_triton.backends.conditions import MAX_NORM_ROW
 from attn_kernels_triton.kernels.rowwise import Norm, Unnorm, norm_rows, unnorm_rows
 from attn_kernels_triton.launch import Launch, specialized, warm_up_backward
-from attn_kernels_triton.rowwise.rows import SHARES, check_gain, check_rows, check_same, flat, matrix, norm_tile
+from attn_kernels_triton.rowwise.rows import SHARES, check_added, check_gain, check_rows, flat, matrix, norm_tile
 
 
 class Normed(NamedTuple):
@@ -83,7 +83,8 @@ class RmsNorm(torch.autograd.Function):
 
 
 class RmsNormOfSum(torch.autograd.Function):
-    """Rows [row, size], what is added, and None or a gain, to the sum and the normed sum."""
+    """Rows [row, size], what is added, of their type or a narrower one, and None or a gain, to the sum and the normed
+    sum in the rows' type."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, added: Tensor, gain: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
@@ -91,19 +92,19 @@ class RmsNormOfSum(torch.autograd.Function):
         total, out = fresh(rows), fresh(rows)
         norm_launch(Normed(rows, added, total, gain, out), eps).run(rows.device)
         ctx.save_for_backward(total, gain)
-        ctx.eps = eps
+        ctx.eps, ctx.added_dtype = eps, added.dtype
         ctx.set_materialize_grads(False)
         return total, out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, total: Tensor | None, out: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Gradients to both that were added, which are the same, and to the gain."""
+        """Gradients to both that were added, the same but for their type, and to the gain."""
         if out is None:
-            return total, total, None, None
+            return total, None if total is None else total.to(ctx.added_dtype), None, None
         rows, gain = ctx.saved_tensors
         change, gains = gradients(Kept(rows, gain, ctx.eps), out, total, gain_wanted=ctx.needs_input_grad[2])
-        return change, change, gains, None
+        return change, change.to(ctx.added_dtype), gains, None
 
 
 class Kept(NamedTuple):
@@ -159,7 +160,7 @@ def rms_norm(rows: Tensor, gain: Tensor | None, eps: float) -> Tensor:
 def rms_norm_sum(rows: Tensor, added: Tensor, gain: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     """See `attn_core.NormKernel.norm_sum`. Raises `InvalidValue`, see `checks`."""
     check_rows("rows", rows, MAX_NORM_ROW)
-    check_same("added", added, rows)
+    check_added(added, rows)
     check_gain(gain, rows)
     given = flat(rows), flat(added)
     warm_up(Kept(given[0], gain, eps), given[1])

@@ -35,6 +35,16 @@ def check_same(name: str, tensor: Tensor, rows: Tensor) -> None:
     check_dense(name, tensor)
 
 
+def check_added(added: Tensor, rows: Tensor) -> None:
+    """A tensor of the rows' shape and device, of their type or one whose numbers it holds: float32 rows plus bfloat16
+    are float32."""
+    if added.is_floating_point() and torch.promote_types(rows.dtype, added.dtype) is rows.dtype:
+        check_like("added", added, tuple(rows.shape), rows.device)
+        check_dense("added", added)
+    else:
+        check_same("added", added, rows)
+
+
 def check_gain(gain: Tensor | None, rows: Tensor) -> None:
     """A factor for each element of a row, of any type that the programs take."""
     if gain is None:

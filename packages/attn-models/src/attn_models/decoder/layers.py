@@ -33,8 +33,11 @@ class MixedPrecisionRMSNorm(nn.RMSNorm):
         return super().forward(rows.to(self.weight.dtype)).to(rows.dtype)
 
     def of_sum(self, rows: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
-        """`rows` + `added`, both [..., width], and its norm, by a fused kernel if there is one."""
-        if rows.dtype == added.dtype:
+        """`rows` + `added`, both [..., width], and its norm, by a fused kernel if there is one.
+
+        Under autocast rows are float32 and what is added bfloat16: their sum is float32.
+        """
+        if torch.promote_types(rows.dtype, added.dtype) is rows.dtype:
             found = self._fused(
                 "added", lambda kernel, eps: kernel.norm_sum(rows, added, self.weight, eps), rows, added
             )
