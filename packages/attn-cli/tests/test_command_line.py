@@ -86,3 +86,25 @@ def test_explain_says_who_computes_an_operation_on_rows_and_refuses_forms_that_i
 def test_a_price_without_known_models_says_which_package_has_them() -> None:
     answer = attn("cost", "gpt2", plugins="attn-cli")
     assert answer.stderr.splitlines() == ["attn: the price of a known model needs attn-models: pip install attn-models"]
+
+
+def test_explain_says_who_multiplies_weights_of_a_format_and_what_becomes_of_them_otherwise() -> None:
+    answer = attn("explain", "linear", "--form", "q8_0", "--hidden-size", "64", "--json")
+    rows = json.loads(answer.stdout)
+    assert {row["part"] for row in rows} == {"linear, auto", "linear, int8"}
+    for part in ("linear, auto", "linear, int8"):
+        assert [row["verdict"] for row in rows if row["part"] == part].count("runs") == 1
+    # Blocks hold 32 inputs: nobody multiplies half of one.
+    answer = attn("explain", "linear", "--form", "q8_0", "--hidden-size", "48", "--json")
+    rows = json.loads(answer.stdout)
+    assert {row["name"] for row in rows if row["verdict"] == "runs"} == {"torch", "those of int8"}
+    assert all(row["reasons"] for row in rows)
+
+
+def test_explain_linear_refuses_formats_that_do_not_exist_and_outputs_of_anything_else() -> None:
+    answer = attn("explain", "linear", "--form", "q9")
+    assert answer.returncode == 2
+    assert "--form: 'q9' is not allowed; allowed: float32, bfloat16, int8, int4, q8_0" in answer.stderr
+    answer = attn("explain", "gate", "--outputs", "3")
+    assert answer.returncode == 2
+    assert "--outputs: 3 is not allowed; allowed: only beside linear" in answer.stderr

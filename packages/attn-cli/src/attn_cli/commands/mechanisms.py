@@ -25,6 +25,7 @@ from attn_cli.facts import (
     verdicts,
     weights_statement,
 )
+from attn_cli.linear_layers import LINEAR, linear_verdicts
 from attn_cli.options import (
     Bidirectional,
     Dtype,
@@ -114,7 +115,7 @@ def explain_command(
     name: Annotated[
         str,
         typer.Argument(
-            help=f"A mechanism, as of `attn list mechanisms`, or an operation on rows: {', '.join(ROW_FORMS)}."
+            help=f"A mechanism, as of `attn list mechanisms`; an operation on rows, {', '.join(ROW_FORMS)}; {LINEAR}."
         ),
     ],
     hidden_size: HiddenSize = 512,
@@ -136,7 +137,13 @@ def explain_command(
         str | None,
         typer.Option(help="A step of serving that reads a KV cache in place, of rows plain, int8, int4 or latent."),
     ] = None,
-    form: Annotated[str | None, typer.Option(help="The form of an operation on rows, such as added or pairs.")] = None,
+    form: Annotated[
+        str | None,
+        typer.Option(help="The form of an operation on rows, such as added or pairs; the format of linear's weights."),
+    ] = None,
+    outputs: Annotated[
+        int | None, typer.Option(min=1, help="Outputs of a linear layer, whose inputs are --hidden-size.")
+    ] = None,
     option: Options = None,
     json: Json = False,
 ) -> None:
@@ -145,8 +152,16 @@ def explain_command(
     The accepting kernel of least predicted cost runs; cost is a share of the plain computation's time. What the
     mechanism's own module computes, wholly or in part, asks no kernel and says so. The last row says whether a decode
     step on a GPU can be recorded once and repeated as a CUDA graph, and if not, why.
+
+    Of a linear layer it says so for each --quantization with which a model has weights of the format --form, as of
+    `attn list linears`; --dtype is what the model computes in, and a kernel is chosen once for any number of rows.
     """
     device = device_type(device)
+    if name == LINEAR:
+        show(linear_verdicts(form, hidden_size, outputs, dtype=dtype_name(dtype), device=device), json=json)
+        return
+    if outputs is not None:
+        raise InvalidValue.of("--outputs", outputs, f"only beside {LINEAR}")
     if name in ROW_FORMS:
         known = {"dtype": dtype_name(dtype), "device": device, "gradients": training}
         show(rowwise_verdicts(name, hidden_size, form=form, **known), json=json)

@@ -24,6 +24,9 @@ BLOCK_FORMATS = {"q8_0": 8, "q4_0": 4, "q4_1": 4, "q4_k": 4, "q6_k": 6, "int4_ze
 with a step and a zero point per 32 inputs, as GPTQ and AWQ have them. Weights come to a kernel as uint8
 [outputs, bytes of a row]."""
 
+MOST_BITS = {"int8": 8, "int4": 4}
+"""Formats that say how many bits a weight takes at most, and round inputs."""
+
 QUANTIZATIONS = ("auto", "none", *WEIGHT_FORMATS)
 """What a server may be told to do with the weights of a model: `auto` packs them as they are stored where that changes
 no number but for rounding in float32 and keeps requests alone equal to requests in a crowd, else nothing."""
@@ -97,6 +100,25 @@ class LinearKernel(Kernel[LinearProblem]):
         """Modules that `pack` made, of the same inputs, as one: their outputs side by side; None where it is not
         offered."""
         return None
+
+
+def linear_problem(form: str, sizes: tuple[int, int], *, quantization: str, dtype: str, device: str) -> LinearProblem:
+    """What a model that computes in `dtype` asks of weights in a format, of `sizes` outputs and inputs, where
+    `quantization` says how it is packed.
+
+    Where nobody asked for another format, which is `auto` and blocks that stay as they are stored, a row has the same
+    bits in any crowd, and inputs and sums are float32 to the end where the model computes in float32.
+    """
+    exact = quantization == "auto" or (form in BLOCK_FORMATS and quantization not in MOST_BITS)
+    return LinearProblem(
+        weights=form,
+        inputs=sizes[1],
+        outputs=sizes[0],
+        dtype="uint8" if form in BLOCK_FORMATS else dtype,
+        device=device,
+        exact=exact,
+        float32=exact and dtype == "float32",
+    )
 
 
 def explain_linear(kernels: Iterable[LinearKernel], problem: LinearProblem) -> list[Verdict[LinearKernel]]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from attn_core import ModelFamily, installed
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
-from attn_core.kernels.linear import QUANTIZATIONS
+from attn_core.kernels.linear import MOST_BITS, QUANTIZATIONS
 from attn_core.models import LanguageModel, NamedMechanisms
 from attn_core.states import dtype_name
 from attn_schema.device import AUTO
@@ -43,7 +43,6 @@ from attn_models.decoder.decoder import Decoder
 from attn_models.device import resolve_device, resolve_dtype
 from attn_models.quantization.block_tensor import widen_parameters
 from attn_models.quantization.quantize import (
-    MOST_BITS,
     can_quantize,
     join_projections,
     prepack_model,

@@ -12,7 +12,16 @@ from attn_core import installed
 from attn_core.errors import Incompatible, WrongState
 from attn_core.kernels.block import BlockKernel, BlockParts, block_problem
 from attn_core.kernels.dispatch import Verdict, explain
-from attn_core.kernels.linear import BLOCK_FORMATS, LinearKernel, LinearProblem, Pack, choose_linear, explain_linear
+from attn_core.kernels.linear import (
+    BLOCK_FORMATS,
+    MOST_BITS,
+    LinearKernel,
+    LinearProblem,
+    Pack,
+    choose_linear,
+    explain_linear,
+    linear_problem,
+)
 from attn_core.states import dtype_name
 from torch import Tensor, nn
 
@@ -95,10 +104,6 @@ def _looked_up(table: Tensor, dtype: torch.dtype) -> Tensor:
     return table
 
 
-MOST_BITS = {"int8": 8, "int4": 4}
-"""Formats that say how many bits a weight takes at most, and round inputs."""
-
-
 @dataclass
 class Packing:
     """What holds for all layers of a model while it is packed: the `dtype` that it computes in; and of stored formats
@@ -127,7 +132,7 @@ def _packed(layers: Sequence[nn.Linear], form: str, kernel: str | None, packing:
     weight = torch.cat(matrices) if len(layers) > 1 else matrices[0]
     if isinstance(weight, BlockTensor):
         weight = weight.plain()
-    problem = _problem(form, weight.shape, weight.dtype, weight.device)
+    problem = _problem(form, weight, form, weight.dtype)
     packed: nn.Module = choose_linear(installed().linears, problem, kernel).pack(weight, _bias_of(layers))
     return packed
 
@@ -148,20 +153,11 @@ def _kept(layers: Sequence[nn.Linear], form: str, packing: Packing) -> nn.Module
     return APART if len(layers) > 1 else None
 
 
-def _problem(
-    form: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device, *, computed: torch.dtype | None = None
-) -> LinearProblem:
-    """What kernels are asked of weights [outputs, inputs] of a `dtype`; `computed` asks for the same bits in any crowd,
-    and for float32 to the end where it is float32."""
-    return LinearProblem(
-        weights=form,
-        inputs=shape[1],
-        outputs=shape[0],
-        dtype=str(dtype).removeprefix("torch."),
-        device=device.type,
-        exact=computed is not None,
-        float32=computed is torch.float32,
-    )
+def _problem(form: str, weight: Tensor, quantization: str, dtype: torch.dtype) -> LinearProblem:
+    """What is asked of a matrix [outputs, inputs]; see `linear_problem`."""
+    device = (weight.blocks if isinstance(weight, BlockTensor) else weight).device.type
+    sizes, name = (weight.shape[0], weight.shape[1]), str(dtype).removeprefix("torch.")
+    return linear_problem(form, sizes, quantization=quantization, dtype=name, device=device)
 
 
 def _bias_of(layers: Sequence[nn.Linear]) -> Tensor | None:
@@ -173,9 +169,8 @@ def _bias_of(layers: Sequence[nn.Linear]) -> Tensor | None:
 
 def _of_blocks(weight: BlockTensor, layers: Sequence[nn.Linear], form: str, packing: Packing) -> nn.Module | None:
     """Layers in one kind of blocks, packed as they are stored; None where no kernel multiplies these."""
-    computed = None if form in MOST_BITS else packing.dtype
     stored = weight.kind.weights
-    problem = _problem(stored, weight.shape, torch.uint8, weight.blocks.device, computed=computed)
+    problem = _problem(stored, weight, form, packing.dtype)
     verdicts = explain_linear(installed().linears, problem)
     if not verdicts or not verdicts[0].accepted:
         packing.widened[stored] = f"read as numbers and then kept as {form}: {refusals(verdicts, problem)}"
@@ -322,8 +317,8 @@ def prepack_model(model: Any, stored: torch.dtype) -> None:
         model.float()
         return
     form = dtype_name(str(stored).removeprefix("torch."))
-    sizes, device = (model.config.vocab_size, model.config.hidden_size), next(model.parameters()).device
-    problem = _problem(form, sizes, stored, device, computed=torch.float32)
+    sizes, device = (model.config.vocab_size, model.config.hidden_size), next(model.parameters()).device.type
+    problem = linear_problem(form, sizes, quantization="auto", dtype="float32", device=device)
     verdicts = explain_linear(installed().linears, problem)
     if verdicts and verdicts[0].accepted:
         quantize_model(model, form, kernel=verdicts[0].kernel.name)
