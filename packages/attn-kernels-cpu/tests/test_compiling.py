@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from attn_core import installed
 from attn_core.errors import InvalidValue, KernelRefused, Unavailable
 from attn_core.kernels.linear import LinearProblem, choose_linear
@@ -239,3 +240,11 @@ def test_listing_the_kernels_imports_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "light", done.stderr
+
+
+@pytest.mark.usefixtures("_best_kernels")
+def test_bfloat16_is_left_to_onednn_nowhere_without_tile_registers(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    problem = LinearProblem(weights="bfloat16", inputs=64, outputs=64, dtype="bfloat16")
+    assert choose_linear(installed().linears, problem).name != "onednn_bfloat16"
