@@ -1,10 +1,10 @@
 """How fast does the engine decode on a CPU, beside the systems people would use instead?
 
-One workload for all: greedy decoding of short prompts, a fixed number of new tokens, the end token ignored, at several
-batch sizes; then a prompt of 1000 tokens, and a first token beside 16 running streams. Of ours also: what a step costs
-outside the model, requests of mixed lengths against equal ones, and memory over 10,000 requests. Peers run in the same
-sitting, each in its own virtual environment (they pin different libraries), through the scripts of a folder given with
---peers and `engine_peers.py`:
+One workload for all: greedy decoding of short prompts, a fixed number of new tokens, the end token ignored, at
+several batch sizes; then a prompt of 1000 tokens, and a first token beside 16 running streams. Of ours also: what a
+step costs outside the model, sampling's share of it, requests of mixed lengths against equal ones, and memory over
+10,000 requests. Peers run in the same sitting, each in its own virtual environment (they pin different libraries),
+through the scripts of a folder given with --peers and `engine_peers.py`:
 
     python benchmarks/engine_cpu.py MODEL_FOLDER --peers ../shared/peers --transformers PYTHON --vllm PYTHON
 
@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from engine_measures import LONG_PROMPT, first_token, load_form, new_tokens, outside, prefill
+from engine_measures import LONG_PROMPT, first_token, load_form, new_tokens, outside, prefill, sampling
 from engine_requests import memory, mixed
 from report import write_report
 
@@ -86,7 +86,7 @@ def arguments() -> argparse.Namespace:
 
 
 def measure_ours(args: argparse.Namespace, form: str) -> Iterator[dict[str, Any]]:
-    """Throughput at every batch size, a long prompt, first tokens and what a step costs outside the model."""
+    """Throughput at every batch size, a long prompt, first tokens, what a step costs outside the model and sampling."""
     loaded, seconds = load_form(args, form)
     facts = {"system": "attn", "form": form, "cache": args.cache}
     yield facts | {"seconds_to_load": seconds}
@@ -99,6 +99,8 @@ def measure_ours(args: argparse.Namespace, form: str) -> Iterator[dict[str, Any]
     yield facts | {"prompt": LONG_PROMPT} | timed(lambda _: prefill(loaded, args.cache), 1, args.repeats)
     yield facts | first_token(loaded, args)
     yield facts | outside(loaded, args.cache, args.batches[-1])
+    for batch in args.batches[1:] or args.batches:
+        yield from (facts | row for row in sampling(loaded, args.cache, batch))
 
 
 def timed(run: Any, batch: int, repeats: int) -> dict[str, float]:
@@ -160,7 +162,7 @@ def rounds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield {"system": "attn"} | memory()
     for form in args.forms:
         yield from measure_ours(args, form)
-    for form in args.forms[:1]:
+    for form in args.forms:
         loaded, _ = load_form(args, form)
         yield {"system": "attn", "form": form, "cache": args.cache} | mixed(loaded, args.cache, args.repeats)
     for peer, dtype, batches in RUNS:

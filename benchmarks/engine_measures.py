@@ -6,9 +6,10 @@ import argparse
 import statistics
 import time
 from typing import Any
+from unittest import mock
 
 import torch
-from attn_engine import Engine, EngineConfig, Request, SamplingParams, build_engine
+from attn_engine import Engine, EngineConfig, Request, SamplingParams, build_engine, output_processor
 from attn_models.loading import LoadedModel, load_model
 
 LONG_PROMPT = 1000
@@ -17,6 +18,19 @@ RUNNING = 16
 """Streams that run while the time to a first token is taken."""
 INSIDE = ("step", "logits", "greedy_tokens")
 """What an engine asks of a model in a step."""
+SAMPLED: dict[str, dict[str, float]] = {
+    "greedy": {},
+    "temperature": {"temperature": 0.8},
+    "top_k and top_p": {"temperature": 0.8, "top_k": 50, "top_p": 0.9},
+    "penalties": {
+        "temperature": 0.8,
+        "repetition_penalty": 1.1,
+        "frequency_penalty": 0.2,
+        "presence_penalty": 0.2,
+    },
+}
+"""Ways to choose tokens."""
+SAMPLED_STEPS = 20
 
 
 def load_form(args: argparse.Namespace, form: str) -> tuple[LoadedModel, float]:
@@ -37,8 +51,10 @@ def engine_of(loaded: LoadedModel, cache: str, requests: int, tokens: int) -> En
     )
 
 
-def submit(engine: Engine, name: str, ids: list[int], new: int, source: tuple[int, ...] | None = None) -> None:
-    task = SamplingParams(max_new_tokens=new, ignore_eos=True)
+def submit(
+    engine: Engine, name: str, ids: list[int], new: int, source: tuple[int, ...] | None = None, **sampling: Any
+) -> None:
+    task = SamplingParams(max_new_tokens=new, ignore_eos=True, **sampling)
     engine.submit(Request(id=name, token_ids=tuple(ids), params=task, encoder_token_ids=source))
 
 
@@ -119,6 +135,55 @@ def outside(loaded: LoadedModel, cache: str, batch: int) -> dict[str, Any]:
     for name in kept:
         delattr(model, name)
     return {"batch": batch, "percent_outside_the_model": round(100 * (1 - inside[0] / whole), 1)}
+
+
+def sampled_engine(loaded: LoadedModel, cache: str, batch: int, given: dict[str, float]) -> Engine:
+    """With `batch` streams under way, which wait for the tokens of a step before the next."""
+    engine = engine_of(loaded, cache, batch, batch * 256)
+    for i in range(batch):
+        submit(engine, str(i), long_ids(loaded, 20), 2 * SAMPLED_STEPS, seed=i, **given)
+    for _ in range(4):
+        engine.step()
+    return engine
+
+
+def sampling(loaded: LoadedModel, cache: str, batch: int) -> list[dict[str, Any]]:
+    """Of each way to choose tokens, with `batch` streams, the median milliseconds of a decode step, what it takes more
+    than a greedy one, and the percentage of the step's time that is spent where tokens are chosen from logits.
+
+    Greedy tokens are found while the unembedding is multiplied, so that others also have logits written that these have
+    not. Ways take turns, a step each.
+    """
+    engines = {name: sampled_engine(loaded, cache, batch, given) for name, given in SAMPLED.items()}
+    steps: dict[str, list[float]] = {name: [] for name in SAMPLED}
+    chosen: dict[str, list[float]] = {name: [] for name in SAMPLED}
+    spent = [0.0]
+
+    def timed(*arguments: Any, **named: Any) -> Any:
+        start = time.perf_counter()
+        tokens = chosen_tokens(*arguments, **named)
+        spent[0] += time.perf_counter() - start
+        return tokens
+
+    chosen_tokens = output_processor.chosen_tokens
+    with mock.patch.object(output_processor, "chosen_tokens", timed):
+        for _ in range(SAMPLED_STEPS):
+            for name, engine in engines.items():
+                spent[0], start = 0.0, time.perf_counter()
+                engine.step()
+                steps[name].append(time.perf_counter() - start)
+                chosen[name].append(spent[0] / steps[name][-1])
+    greedy = statistics.median(steps["greedy"])
+    return [
+        {
+            "batch": batch,
+            "sampling": name,
+            "step_ms": round(statistics.median(taken) * 1e3, 2),
+            "percent_more_than_greedy": round(100 * (statistics.median(taken) / greedy - 1), 1),
+            "percent_choosing": round(100 * statistics.median(chosen[name]), 1),
+        }
+        for name, taken in steps.items()
+    ]
 
 
 def slope(loaded: LoadedModel, cache: str, contexts: tuple[int, ...]) -> dict[str, float]:

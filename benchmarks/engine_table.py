@@ -56,7 +56,13 @@ def table(result: dict[str, Any]) -> str:
             said = (
                 f"{row['percent_of_uniform']} % of the rate of equal ones ({row['tokens_per_second_uniform']} tokens/s)"
             )
-            lines += ["", f"{row['requests']} requests of mixed lengths, {row['running']} at a time: {said}."]
+            form = f"{row['form']}, " if "form" in row else ""
+            lines += ["", f"{form}{row['requests']} requests of mixed lengths, {row['running']} at a time: {said}."]
+        if row.get("sampling", "greedy") != "greedy":
+            more = (
+                f"{row['percent_choosing']} % of a step ({row['percent_more_than_greedy']} % more than a greedy step)"
+            )
+            lines += ["", f"{row['form']}, batch {row['batch']}, {row['sampling']}: {more} to choose tokens."]
         if "megabytes_after_10000" in row:
             held = f"{row['megabytes_after_2000']} and {row['megabytes_after_10000']} MB"
             lines += ["", f"Memory after 2,000 and 10,000 requests: {held}."]

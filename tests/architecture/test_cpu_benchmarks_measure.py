@@ -86,3 +86,16 @@ def test_attention_with_dropout_is_timed_for_every_system_with_the_mask_of_the_s
     timed = list(dropout_cpu.rounds(argparse.Namespace(threads=[1], shapes=["cpu"], turns=1)))
     assert {row["system"] for row in timed} == set(computing)
     assert all(row["min"] <= row["ms"] <= row["max"] for row in timed)
+
+
+def test_each_way_to_choose_tokens_is_timed_in_steps_of_its_own(
+    loaded: SimpleNamespace,
+) -> None:
+    engine_measures, output_processor = import_module("engine_measures"), import_module("attn_engine.output_processor")
+
+    before = output_processor.chosen_tokens
+    found = engine_measures.sampling(loaded, "shared", 2)
+    assert output_processor.chosen_tokens is before
+    assert [row["sampling"] for row in found] == list(engine_measures.SAMPLED)
+    assert all(row["step_ms"] > 0 for row in found)
+    assert all(0 < row["percent_choosing"] < 100 for row in found[1:])
