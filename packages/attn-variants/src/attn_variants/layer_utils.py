@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Protocol
 
 import torch
 from attn_core import AttentionInputs
 from attn_core.errors import InvalidValue
+from attn_core.kernels.devices import sent
 from attn_core.kernels.linear import Pack
 from torch import Tensor, nn
 
 from attn_variants.compute.dropout import new_dropout
+from attn_variants.compute.kept import in_trace
 from attn_variants.compute.norm import fused_norm
 
 
@@ -134,3 +137,22 @@ class JointPart(nn.Module):
         """The outputs [..., size] of this layer alone; computes the others too."""
         parts: list[Tensor] = self.joint(rows)
         return parts[self.index]
+
+
+def document_positions(lengths: tuple[int, ...], device: torch.device) -> Tensor:
+    """Positions [rows], int64, of rows that hold documents of these lengths end to end; each begins anew.
+
+    All layers of a batch are given the same tensor, which a GPU fetches without anybody waiting.
+    """
+    return _counted(lengths).to(device) if in_trace() else _document_positions(lengths, device)
+
+
+@lru_cache(maxsize=8)
+def _document_positions(lengths: tuple[int, ...], device: torch.device) -> Tensor:
+    # A tensor made in inference mode could not take part in training later.
+    with torch.inference_mode(mode=False):
+        return sent(_counted(lengths), device)
+
+
+def _counted(lengths: tuple[int, ...]) -> Tensor:
+    return torch.tensor([position for length in lengths for position in range(length)], dtype=torch.int64)

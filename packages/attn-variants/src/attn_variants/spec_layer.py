@@ -22,7 +22,7 @@ from attn_variants.compute.plain import attention_weights
 from attn_variants.compute.rotary import CosSin, cos_sin_to, rotate, rotate_appended, rotated_size
 from attn_variants.context_parallel import ContextParallel, Striped, require_context_parallel
 from attn_variants.initialization import named_weights, part_weights
-from attn_variants.layer_utils import JointProjection, by_heads, fresh_linear, with_dropout
+from attn_variants.layer_utils import JointProjection, by_heads, document_positions, fresh_linear, with_dropout
 from attn_variants.paged_plan import PagedPlan, Reached
 from attn_variants.plan import KernelPlan
 from attn_variants.scores import projected_keys
@@ -180,8 +180,7 @@ class SpecLayer(nn.Module):
         if more:
             outs = (self(rows[..., document, :]) for document, _ in varlen.spans())
             return torch.cat([rows[..., :0, :], *outs], dim=-2)
-        positions = torch.tensor([position for length in varlen.keys for position in range(length)])
-        return self._attend_documents(rows, varlen, positions.long())
+        return self._attend_documents(rows, varlen, document_positions(varlen.keys, rows.device))
 
     def _attend_documents(self, rows: Tensor, varlen: Varlen | VarlenStarts, positions: Tensor) -> Tensor:
         """The same of documents whose rows have these positions [rows]."""

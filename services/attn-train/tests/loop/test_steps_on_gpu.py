@@ -193,6 +193,22 @@ def test_activations_that_are_computed_again_are_multiplied_in_bfloat16_too(trai
     assert gpu.syncs == Counter({"_local_scalar_dense": 2})
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_an_evaluation_attends_by_fused_kernels_and_waits_once_a_batch_for_its_loss(name, trainer, gpu):
+    training = trainer(name)
+    with Seen() as seen:
+        found = training._validation_losses(NullReporter())
+    batches = training.config.evaluation.eval_batches
+    assert "validation_loss" in found
+    assert gpu.syncs == Counter({"item": batches})
+    assert gpu.copies == 2 * batches
+    assert gpu.launches[FUSED] + gpu.launches["scaled_dot_product_attention"] == batches * LAYERS
+    assert gpu.launches[f"{FUSED}_backward"] == 0
+    assert seen.apart == []
+    assert seen.types("matmul", *PRODUCTS) == {torch.bfloat16}
+    assert training.model.training
+
+
 def test_a_step_that_reads_a_number_or_leaves_a_tensor_behind_is_found(trainer, gpu):
     training = trainer("gpt2")
     loss = training._task.loss

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
 
 DRIVERS = (("libcuda.so.1", "cuInit", "cuDeviceGetCount"), ("libamdhip64.so", "hipInit", "hipGetDeviceCount"))
 """Libraries that drive GPUs, with their functions that start them and count devices."""
@@ -21,6 +24,13 @@ class Gpu(NamedTuple):
 
     name: str
     capability: tuple[int, int]
+
+
+def sent(here: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of the CPU on a device. A GPU fetches it by itself, from pinned memory: nobody waits for the copy."""
+    if device.type != "cuda":
+        return here.to(device)
+    return here.pin_memory().to(device, non_blocking=True)
 
 
 @cache

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from attn_core import AttentionInputs, Mask
 from attn_core.kernels.attend import Varlen, known_varlen, starts
+from attn_core.kernels.devices import sent
 from attn_core.masks import Band, band_of, varlen_band_of
 from torch import Tensor
 
@@ -83,13 +84,14 @@ def tiles_of(texts: tuple[Text, ...], listed: Listed, device: torch.device) -> T
     """The tiles [tile, 7], int32, of texts, see `programs.arguments.Forward`; those of long texts come first."""
     ordered = sorted(texts, key=lambda text: -text.keys)
     found = [line for text in ordered for line in lines(text, listed)]
-    return torch.tensor(found, dtype=torch.int32).view(-1, 7).to(device)
+    return sent(torch.tensor(found, dtype=torch.int32).view(-1, 7), device)
 
 
 @lru_cache(maxsize=64)
 def whole_texts(texts: tuple[Text, ...], device: torch.device) -> Tensor:
     """The texts [text, 7], int32, as lines of tiles, of which each has its first."""
-    return torch.tensor([(text.batch, 0, *text[1:]) for text in texts], dtype=torch.int32).view(-1, 7).to(device)
+    found = [(text.batch, 0, *text[1:]) for text in texts]
+    return sent(torch.tensor(found, dtype=torch.int32).view(-1, 7), device)
 
 
 def lines(text: Text, listed: Listed) -> Iterator[Sequence[int]]:

@@ -12,6 +12,7 @@ from attn_core import Fields, RaggedBatch
 from attn_core.batch import ModelState
 from attn_core.errors import Incompatible, InvalidValue
 from attn_core.kernels.block import StackStep
+from attn_core.kernels.devices import sent
 from attn_core.kernels.rowwise import Targets
 from attn_core.models import FindsLargest
 from attn_core.rotary import sinusoidal
@@ -117,7 +118,7 @@ class Decoder(nn.Module):
             hidden = self._embed(tokens, torch.arange(tokens.shape[1], device=tokens.device))
         else:
             self.require_documents()
-            positions = torch.cat([torch.arange(length, device=tokens.device) for length in lengths])
+            positions = sent(torch.cat([torch.arange(length, device="cpu") for length in lengths]), tokens.device)
             hidden = self._embed(tokens, positions, longest=max(lengths))
         # A tensor, so that blocks that are compiled serve documents of any lengths.
         documents = {} if lengths is None else {"lengths": torch.tensor(lengths, device="cpu")}
@@ -144,8 +145,8 @@ class Decoder(nn.Module):
         tokens], over those that are not `ignored`, the share `smoothing` of each spread over the vocabulary; computed
         in chunks if there are many logits. `lengths` as of `hidden`."""
         hidden, kept = self.hidden(tokens, lengths), targets != ignored
-        if not bool(kept.all()) and bool(kept.any()):
-            # Rows that nothing is predicted after have no logits.
+        # Rows that nothing is predicted after have no logits, but where looking for them would hold up the device.
+        if kept.device.type == "cpu" and not bool(kept.all()) and bool(kept.any()):
             hidden, targets = hidden[kept], targets[kept]
         return self._loss(hidden, targets, Targets(ignored=ignored, smoothing=smoothing))
 

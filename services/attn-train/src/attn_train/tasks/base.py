@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from attn_core.errors import InvalidValue
+from attn_core.kernels.devices import sent
 from attn_models.decoder.mixture_of_experts import router_aux_loss
 from attn_models.evaluation import IGNORED, next_token_loss
 from attn_models.tokenizers import Tokenizer
@@ -198,13 +199,7 @@ def on_host(task: TrainingTask) -> tuple[int, ...]:
 
 def to_device(batch: tuple[Tensor, ...], device: torch.device, kept: tuple[int, ...] = ()) -> tuple[Tensor, ...]:
     """A batch on a device, but for the parts at places `kept`; a GPU fetches it by itself, while the next is made."""
-    return tuple(part if place in kept else _moved(part, device) for place, part in enumerate(batch))
-
-
-def _moved(part: Tensor, device: torch.device) -> Tensor:
-    if device.type != "cuda":
-        return part.to(device)
-    return part.pin_memory().to(device, non_blocking=True)
+    return tuple(part if place in kept else sent(part, device) for place, part in enumerate(batch))
 
 
 Text = TypeVar("Text")
