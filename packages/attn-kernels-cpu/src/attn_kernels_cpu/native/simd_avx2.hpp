@@ -229,6 +229,12 @@ struct ByteSums {
   Ints total() const { return sums; }
 };
 #else
+// As it is, computed here: g++ 12 puts off additions of whole numbers until the sum is read, and keeps what they add in memory.
+static inline Ints in_order(Ints x) {
+  asm("" : "+x"(x.low), "+x"(x.high));
+  return x;
+}
+
 // Products of two bytes are added in 16 bits, which those of a magnitude with a signed byte never leave.
 struct ByteWeights {
   __m256i low, high, low_magnitudes, high_magnitudes;
@@ -248,7 +254,7 @@ struct ByteSums {
     const __m256i one = _mm256_set1_epi16(1);
     __m256i low = _mm256_maddubs_epi16(weights.low_magnitudes, _mm256_sign_epi8(inputs, weights.low));
     __m256i high = _mm256_maddubs_epi16(weights.high_magnitudes, _mm256_sign_epi8(inputs, weights.high));
-    sums = add_ints(sums, {_mm256_madd_epi16(low, one), _mm256_madd_epi16(high, one)});
+    sums = in_order(add_ints(sums, {_mm256_madd_epi16(low, one), _mm256_madd_epi16(high, one)}));
   }
   Ints total() const { return sums; }
 };
@@ -278,7 +284,7 @@ struct NibbleSums {
   void add(const NibbleWeights& weights, Fours first, Fours second) {
     __m256i low = _mm256_add_epi16(_mm256_maddubs_epi16(weights.first.low, first), _mm256_maddubs_epi16(weights.second.low, second));
     __m256i high = _mm256_add_epi16(_mm256_maddubs_epi16(weights.first.high, first), _mm256_maddubs_epi16(weights.second.high, second));
-    sums = {_mm256_add_epi16(sums.low, low), _mm256_add_epi16(sums.high, high)};
+    sums = in_order({_mm256_add_epi16(sums.low, low), _mm256_add_epi16(sums.high, high)});
   }
   Ints total() const {
     const __m256i one = _mm256_set1_epi16(1);
