@@ -70,15 +70,29 @@ static inline double exact_sum(const float* weights, int count) {
   return total;
 }
 
+// Calls `take(i)` where element i is not zero, as few are.
+template <class Element, class Take>
+static inline void each_nonzero(const Element* at, int size, Take take) {
+  constexpr int WORD = sizeof(uint64_t) / sizeof(Element);
+  for (int first = 0; first < size; first += WORD) {
+    const int last = std::min(first + WORD, size);
+    uint64_t word = 1;
+    if (last - first == WORD) std::memcpy(&word, at + first, sizeof word);
+    if (word == 0) continue;
+    for (int i = first; i < last; i++)
+      if (at[i] != 0) take(i);
+  }
+}
+
 // Penalties, biases and constraints, in this order.
 static inline void process_scores(const float* logits, int size, const Draw& d, float* out) {
-  const bool repeats = d.seen && d.repetition != 1.0f;
-  for (int i = 0; i < size; i++) {
-    const float x = logits[i];
-    out[i] = !repeats || !d.seen[i] ? x : x > 0 ? x / d.repetition : x * d.repetition;
-  }
+  std::memcpy(out, logits, sizeof(float) * size);
+  if (d.seen && d.repetition != 1.0f)
+    each_nonzero(d.seen, size, [&](int i) { out[i] = out[i] > 0 ? out[i] / d.repetition : out[i] * d.repetition; });
   if (d.counts)
-    for (int i = 0; i < size; i++) out[i] = out[i] - d.frequency * d.counts[i] - (d.counts[i] > 0 ? d.presence : 0.0f);
+    each_nonzero(d.counts, size, [&](int i) {
+      out[i] = out[i] - d.frequency * d.counts[i] - (d.counts[i] > 0 ? d.presence : 0.0f);
+    });
   for (int i = 0; i < d.biases; i++) out[d.biased[i]] += d.bias[i];
   if (d.allowed)
     for (int i = 0; i < size; i++) out[i] = d.allowed[i] ? out[i] : -std::numeric_limits<float>::infinity();
