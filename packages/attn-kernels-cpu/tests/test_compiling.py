@@ -39,8 +39,9 @@ def test_the_sources_are_valid_for_every_instruction_set_of_x86(name):
 
 TILES_OF_BYTES = """
 #include "linear.hpp"
-void bytes(const Linear& l, const QuantisedRows& x, Into to) { int8_tile<Shape::INT_ROWS, 1>(l, x, 0, 0, to); }
-void nibbles(const Linear& l, const QuantisedRows& x, Into to) { nibble_tile<OfQ4_1, Shape::INT_ROWS, 1>(l, x, 0, 0, to); }
+constexpr int ROWS = Shape::INT_ROWS;
+void bytes(const Linear& l, const QuantisedRows& x, Into to) { int8_tile<ROWS, 1>(l, x, 0, 0, to); }
+void nibbles(const Linear& l, const QuantisedRows& x, Into to) { nibble_tile<OfQ4_1, ROWS, 1>(l, x, 0, 0, to); }
 """
 
 

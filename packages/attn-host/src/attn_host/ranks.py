@@ -29,8 +29,8 @@ from attn_models.loading.encoders import is_encoder
 from attn_models.loading.models import empty_model
 from attn_models.tensor_parallel import Collectives, require_model_split, split_model
 from attn_schema import EngineConfig
+from attn_schema.cores import rank_cores
 
-from attn_host.cores import rank_cores
 from attn_host.loading import use_kernel
 from attn_host.memory import with_kv_cache_memory
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from attn_core.errors import Unavailable
 from attn_gateway.ray_gpus import gpu_request, known_gpus
-from attn_host.cores import rank_cores
 from attn_host.ranks import RankGroup, RankTask, run_rank
 from attn_schema import EngineConfig
+from attn_schema.cores import rank_cores
 
 log = logging.getLogger(__name__)
 

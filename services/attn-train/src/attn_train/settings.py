@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attn_core.errors import InvalidValue
+from attn_schema.cores import usable_cores
 from attn_schema.home import models_folder
 
 MAX_CONCURRENT_JOBS = "ATTN_TRAIN_JOBS"
@@ -52,7 +53,7 @@ class TrainSettings:
         roots = environ.get(DATA_ROOTS)
         return cls(
             max_concurrent_jobs=_count(environ, MAX_CONCURRENT_JOBS, 1),
-            threads=_count(environ, THREADS, len(os.sched_getaffinity(0))),
+            threads=_count(environ, THREADS, usable_cores()),
             stall_timeout=_count(environ, STALL_TIMEOUT, 600),
             gpus=_share(environ, GPUS),
             data_roots=None if roots is None else tuple(Path(root) for root in roots.split(os.pathsep) if root),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from attn_core.plugins.catalog import Catalog
 from attn_core.plugins.hooks import Finding
 from attn_core.plugins.loader import PluginStatus
 from attn_core.plugins.registry import Registry
+from attn_schema.cores import usable_cores
 from attn_schema.output import Json, print_json, print_rows, print_table
 
 from attn_cli.main import FlagCommand, FlagGroup
@@ -181,7 +181,7 @@ def own_findings() -> list[Finding]:
     """What the command line itself can say: interpreter, torch and plugins."""
     python = sys.version_info >= (3, 11)
     findings = [
-        Finding(subject="python", ok=python, detail=f"{platform.python_version()}, {os.cpu_count()} cores"),
+        Finding(subject="python", ok=python, detail=f"{platform.python_version()}, {usable_cores()} cores"),
         _torch(),
     ]
     for record in installed().plugins:

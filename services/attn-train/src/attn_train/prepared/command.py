@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from attn_core.errors import InvalidValue
 from attn_models.sources.store import ModelStore
+from attn_schema.cores import usable_cores
 from attn_schema.flags import with_flags
 from attn_schema.output import Json, note, print_json
 from attn_schema.prepared import PrepareConfig
@@ -53,7 +53,7 @@ def prepare_command(
     kept = is_byte_pairs(named) or (Path(named).expanduser() / "tokenizer.json").is_file()
     tokenizer = named if kept else str(ModelStore().find(named))
     request = Request(data, preparation.replace(tokenizer=tokenizer), _sets(preparation.validation))
-    count = workers or len(os.sched_getaffinity(0))
+    count = workers or usable_cores()
     pool: Pool = ray_tasks if use_ray else (inline if count == 1 else processes)
     began = time.monotonic()
     prepared = prepare(request, out, workers=count, pool=pool, progress=_progress(began))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from attn_host.cores import usable_cores
+from attn_schema.cores import usable_cores
 
 HERE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
