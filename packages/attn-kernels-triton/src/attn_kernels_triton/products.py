@@ -11,6 +11,7 @@ from attn_core.errors import InvalidValue
 from torch import Tensor, nn
 
 from attn_kernels_triton.attention.forward import has_copier
+from attn_kernels_triton.backends.conditions import FP8_CAPABILITY
 from attn_kernels_triton.kernels.linear import Codes, LinearTile, Product, add_parts, multiply_codes
 from attn_kernels_triton.launch import Launch, processors
 from attn_kernels_triton.machine import interpreted
@@ -92,8 +93,6 @@ def shares_of(held: Held, device: torch.device) -> tuple[int, int]:
 
 
 E4M3 = torch.float8_e4m3fn
-FP8_CAPABILITY = (8, 9)
-"""The compute capability of the first chips that know e4m3."""
 
 
 def has_e4m3(device: torch.device) -> bool:
