@@ -10,12 +10,13 @@ from attn_core import installed
 from attn_kernels_triton.products import CodedLinear
 from attn_kernels_triton.products_fp8 import RoundedRowsLinear
 from attn_models.loading import load_model
+from attn_models.lora.sites import dense_weight
 from attn_models.quantization.quantize import quantize_model
 from attn_models.weights import fp8_weights as stored
 from attn_models.weights.checkpoint_folder import write_folder
 from engines import NEW, PROMPTS, generated, model_of
 from meanings import become_plain, meaning
-from test_products_fp8 import rows_as_rounded
+from test_products_fp8 import FORMS, layer_of, rows_as_rounded
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("few_processors")
@@ -179,6 +180,16 @@ def test_a_folder_in_fp8_is_multiplied_as_it_is_stored(kind, rounds, tmp_path, m
         # Weights are those that are stored; what is lost is of the rows, and of an unembedding in int8.
         error = float((found - exact).norm() / exact.norm())
         assert error < (0.08 if rounds else 0.01), error
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", [CodedLinear, RoundedRowsLinear])
+def test_what_adapters_read_of_a_layer_are_its_weights(kind, form):
+    layer = layer_of(kind, form, 20, 256, biased=True)
+    weights = meaning(layer)
+    # The quotient by a row's scale, which is no power of two, is rounded in float32.
+    slack = 1e-6 * (weights.abs() + layer.bias.abs()[:, None])
+    assert ((dense_weight(layer, 256).double() - weights).abs() <= slack).all()
 
 
 def test_packed_weights_of_both_kinds_are_the_same_numbers():

@@ -8,6 +8,7 @@ from collections import Counter
 
 import pytest
 import torch
+from attn_core.errors import InvalidValue
 from attn_core.kernels import devices
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
@@ -131,6 +132,14 @@ def test_any_checkpoint_is_packed_in_fp8_and_the_chip_decides_whether_rows_are_t
     programs = run(model, gpu)
     assert (programs["round_rows"] > 0) == (kind == "RoundedRowsLinear")
     assert programs["multiply_codes"] - 1 >= 8
+
+
+def test_a_second_gpu_that_multiplies_no_fp8_is_refused_by_name(plain, gpu, monkeypatch):
+    """The first GPU decides which kernel is chosen; the model is on another."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 6))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA RTX A6000")
+    with pytest.raises(InvalidValue, match=r"weight\.device: 'NVIDIA RTX A6000, cuda:0' .* capability 8\.9 or more"):
+        loaded(plain, "fp8")
 
 
 @pytest.mark.parametrize("name", FOLDERS)
