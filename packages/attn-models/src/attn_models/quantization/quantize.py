@@ -42,8 +42,8 @@ ATTENTIONS = ("attention", "cross")
 """Those of the parts whose further linear layers are packed, too, one by one."""
 
 HEAD_IN_INT8 = ("int4", "fp8")
-"""Formats beside which the unembedding is kept as int8. Of SmolLM2 in FP8 this costs a tenth of the perplexity that an
-unembedding in FP8 does, of as many bytes (benchmarks/results/fp8-weights-cpu.json)."""
+"""Formats beside which the unembedding is kept as int8. Of SmolLM2 in FP8 this costs a sixth at most of the perplexity
+that an unembedding in FP8 does, of as many bytes (benchmarks/results/fp8-weights-cpu.json, -bible.json)."""
 
 NARROWEST = 32
 """Linear layers of attentions with fewer inputs or outputs stay as they are: gates, decays and ranks of low-rank pairs,
