@@ -3,17 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
-from attn_kernels_triton.products import TURN, CodedLinear, int4_linear, int8_linear
+from attn_kernels_triton.products import E4M3, TURN, CodedLinear, has_e4m3, int4_linear, int8_linear
+from attn_kernels_triton.products_fp8 import (
+    GROUP,
+    SCALE_BYTES,
+    Rounded,
+    RoundedRowsLinear,
+    fp8_weights,
+    round_launch,
+    rounded,
+)
 from recurrences import judged
 from timing import copied_per_second, seconds
 from torch import Tensor
 from torch.nn import functional
 
-MAKERS: dict[str, Callable[[Tensor, Tensor | None], CodedLinear]] = {"int8": int8_linear, "int4": int4_linear}
-SMALL = ((48, 300, 70),)
+
+def in_fp8(weight: Tensor, bias: Tensor | None, *, rows: bool = False) -> CodedLinear:
+    """FP8 with a scale for each output: weights alone, or rows too."""
+    return (RoundedRowsLinear if rows else CodedLinear)(fp8_weights("fp8", weight, bias), "fp8")
+
+
+def in_blocks(weight: Tensor, bias: Tensor | None, *, rows: bool = False) -> CodedLinear:
+    """FP8 as a checkpoint in blocks stores it: a scale for 128 inputs of an output."""
+    codes, scales = rounded(weight, GROUP)
+    apart = codes.view(torch.uint8).view(len(weight), -1, GROUP)
+    heads = scales.contiguous().view(torch.uint8).view(len(weight), -1, SCALE_BYTES)
+    held = fp8_weights("fp8_block", torch.cat([heads, apart], -1).flatten(1), bias)
+    return (RoundedRowsLinear if rows else CodedLinear)(held, "fp8_block")
+
+
+Maker = Callable[[Tensor, Tensor | None], CodedLinear]
+MAKERS: dict[str, Maker] = {"int8": int8_linear, "int4": int4_linear, "fp8, weights alone": in_fp8}
+IN_WHOLE_BLOCKS: dict[str, Maker] = {"fp8 in blocks, weights alone": in_blocks}
+"""Of inputs that are a multiple of 128."""
+ROWS_TOO: dict[str, Maker] = {"fp8": partial(in_fp8, rows=True)}
+ROWS_TOO_IN_WHOLE_BLOCKS: dict[str, Maker] = {"fp8 in blocks": partial(in_blocks, rows=True)}
+"""On chips that multiply FP8."""
+STEPS = {"int4": 15, "int8": 127}
+"""Into how many steps the weights of an output are parted; those of FP8 are a sixteenth of themselves off at most."""
+SMALL = ((48, 300, 70), (3, 256, 70))
 JUDGED = ((1, 4096, 4096), (16, 4096, 6144), (64, 14336, 4096), (515, 4096, 1031), (3, 1000, 517))
 """Rows, inputs and outputs: of steps of decoding, of a prompt, and of no whole tile."""
 COUNTS, LAYERS = (1, 16, 64, 512, 4096), ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096))
@@ -35,31 +68,73 @@ def meaning(layer: CodedLinear) -> Tensor:
     return torch.cat(found, dim=1).double()
 
 
+def makers(device: str, inputs: int) -> dict[str, Maker]:
+    """What is made on a device of weights with so many inputs."""
+    found, whole = dict(MAKERS), inputs % GROUP == 0
+    found |= IN_WHOLE_BLOCKS if whole else {}
+    if has_e4m3(torch.device(device)):
+        found |= ROWS_TOO | (ROWS_TOO_IN_WHOLE_BLOCKS if whole else {})
+    return found
+
+
+def taken(layer: CodedLinear, rows: Tensor) -> Tensor:
+    """Rows as a layer multiplies them: rounded to FP8, in plain torch, or as they are."""
+    if not isinstance(layer, RoundedRowsLinear):
+        return rows
+    codes, scales = rounded(rows, layer.group)
+    return codes.float() * scales.repeat_interleave(layer.group or layer.inputs, 1)[:, : layer.inputs]
+
+
+def off(form: str, weights: Tensor, weight: Tensor) -> dict[str, Any]:
+    """How far weights are from those that were packed, in steps, or as a share of a sixteenth of themselves."""
+    if form in STEPS:
+        step = ((weight.double().amax(1) - weight.double().amin(1)) / STEPS[form])[:, None]
+        worst = float(((weights - weight.double()).abs() / step).max())
+        return {"what": "steps that a weight is off", "worst": worst, "right": worst < 1.1}
+    # Below 2^-6 of a scale, of which the largest weight is 448, numbers of FP8 are 2^-9 of it apart.
+    least = weight.double().abs().amax(1, keepdim=True) / 448 * 2.0**-10
+    worst = float(((weights - weight.double()).abs() / torch.maximum(weight.double().abs() / 16, least)).max())
+    return {"what": "sixteenths of itself that a weight is off", "worst": worst, "right": worst < 1.1}
+
+
 def verdicts(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
     """Products beside float64's, the weights beside those that were packed, and a row alone beside a crowd."""
     for count, inputs, outputs in SMALL if small else JUDGED:
         weight = normal(outputs, inputs, device=device)
         rows, bias = normal(count, inputs, device=device), normal(outputs, device=device, dtype=torch.float32)
-        for form, make in MAKERS.items():
+        for form, make in makers(device, inputs).items():
             layer, plain = make(weight, bias), make(weight, None)
             case, weights = f"{form}, {count} rows, {inputs} to {outputs}", meaning(plain)
-            exact = rows.double() @ weights.T + bias.double()
-            usual = functional.linear(rows, weights.bfloat16(), bias.bfloat16())
+            given = taken(layer, rows)
+            exact = given.double() @ weights.T + bias.double()
+            usual = functional.linear(given.to(rows.dtype), weights.to(rows.dtype), bias.to(rows.dtype))
             found, again = layer(rows), layer(rows)
             alone = layer(rows[:1])
             same = torch.equal(found, again) and torch.equal(alone[0], found[0])
             yield judged(case, "product", (found, usual, exact), same=same)
-            step = (weight.double().amax(1) - weight.double().amin(1)) / (15 if form == "int4" else 127)
-            worst = float(((weights - weight.double()).abs() / step[:, None]).max())
-            yield {"case": case, "what": "steps that a weight is off", "worst": worst, "right": worst < 1.1}
+            yield {"case": case, **off(form, weights, weight)}
+        if has_e4m3(torch.device(device)):
+            yield from roundings(rows)
+
+
+def roundings(rows: Tensor) -> Iterator[dict[str, Any]]:
+    """Whether rows become the codes and scales that plain torch makes of them, to the bit."""
+    for group in (None, GROUP):
+        groups = -(-rows.shape[1] // group) if group else 1
+        into = Rounded(torch.empty_like(rows, dtype=E4M3), rows.new_empty(len(rows), groups, dtype=torch.float32))
+        round_launch(rows, into, group).run(rows.device)
+        plain = rounded(rows, group)
+        same = torch.equal(into.codes.view(torch.uint8), plain.codes.view(torch.uint8))
+        right = same and torch.equal(into.scales, plain.scales)
+        yield {"case": f"{list(rows.shape)}, scales of {group or 'rows'}", "what": "rows in FP8", "right": right}
 
 
 def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
     """Times of products, those of torch's own in bfloat16 divided by them, and the share of the copying speed."""
     copied = copied_per_second(device)
-    for inputs, outputs in ((96, 70),) if small else LAYERS:
+    for inputs, outputs in ((256, 70),) if small else LAYERS:
         weight = normal(outputs, inputs, device=device)
-        layers = {form: make(weight, None) for form, make in MAKERS.items()}
+        layers = {form: make(weight, None) for form, make in makers(device, inputs).items()}
         for count in (1, 3) if small else COUNTS:
             rows = normal(count, inputs, device=device)
             theirs = seconds(lambda rows=rows, weight=weight: functional.linear(rows, weight), device)

@@ -101,10 +101,19 @@ def test_explain_says_who_multiplies_weights_of_a_format_and_what_becomes_of_the
     assert all(row["reasons"] for row in rows)
 
 
+def test_explain_says_what_of_fp8_a_cpu_does_not_compute() -> None:
+    rows = json.loads(attn("explain", "linear", "--form", "fp8", "--json").stdout)
+    assert {row["verdict"] for row in rows} == {"refuses"}
+    assert {row["name"] for row in rows} >= {"triton_fp8_w8a8", "triton_fp8_w8a16", "none"}
+    rows = json.loads(attn("explain", "linear", "--form", "fp8_block", "--json").stdout)
+    assert {row["part"] for row in rows} == {"linear, auto", "linear, int8"}
+    assert [row["name"] for row in rows if row["verdict"] == "runs"] == ["torch", "those of int8"]
+
+
 def test_explain_linear_refuses_formats_that_do_not_exist_and_outputs_of_anything_else() -> None:
     answer = attn("explain", "linear", "--form", "q9")
     assert answer.returncode == 2
-    assert "--form: 'q9' is not allowed; allowed: float32, bfloat16, int8, int4, q8_0" in answer.stderr
+    assert "--form: 'q9' is not allowed; allowed: float32, bfloat16, int8, int4, fp8, q8_0" in answer.stderr
     answer = attn("explain", "gate", "--outputs", "3")
     assert answer.returncode == 2
     assert "--outputs: 3 is not allowed; allowed: only beside linear" in answer.stderr

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from attn_core.kernels.devices import Gpu
 from attn_engine import EngineConfig, Request, SamplingParams
 from attn_engine.build import build_engine
 from attn_engine.decode_graphs import DecodeGraphs, Rerun
@@ -14,7 +15,7 @@ from attn_models.decoder.config import AttentionChoice, DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.quantization.quantize import join_projections, quantize_model
 from attn_schema import StructuredOutput
-from attn_testing.pretend_cuda import PretendCuda, PretendEvent, to_pretended
+from attn_testing.pretend_cuda import H200, PretendCuda, PretendEvent, pretended_gpu, to_pretended
 from pretended import gpu
 from small_models import Bytes
 
@@ -209,6 +210,31 @@ def test_packed_weights_are_multiplied_by_one_program_each_and_cost_no_more_kern
         assert not {"mm", "addmm", "linear", "bmm", "matmul"} & gpu.launches.keys(), gpu.launches
         counts.append(gpu.total)
     assert (counts[1] - counts[0]) / 2 <= 10, gpu.launches + gpu.programs
+
+
+@pytest.mark.parametrize(
+    ("gpu_of", "rounded"), [(H200, True), (Gpu("NVIDIA A100", (8, 0)), False)], ids=["rows in FP8 too", "weights alone"]
+)
+def test_weights_in_fp8_take_one_program_a_product_and_one_more_where_rows_are_rounded(gpu_of, rounded, monkeypatch):
+    counts = []
+    with pretended_gpu(gpu_of) as gpu, torch.inference_mode():
+        for layers in (1, 3):
+            model = model_of(layers)
+            quantize_model(model, "fp8", torch.bfloat16)
+            engine = decoding(model, gpu, GREEDY)
+            seen = []
+            for _ in range(2):
+                gpu.reset()
+                step(engine)
+                seen.append([(name, grid) for name, grid, _ in gpu.grids])
+            assert seen[0] == seen[1]
+            assert engine.eager_reason is None
+            assert (gpu.syncs.total(), gpu.copies) == (1, 1)
+            assert gpu.programs["multiply_codes"] == 4 * layers + 1, gpu.programs  # joined projections, and the head
+            assert gpu.programs["round_rows"] == 4 * layers * rounded  # rows of the head, in int8, are not rounded
+            assert not {"mm", "addmm", "linear", "bmm", "matmul"} & gpu.launches.keys(), gpu.launches
+            counts.append(gpu.total)
+    assert (counts[1] - counts[0]) / 2 <= 10 + 4 * rounded, gpu.launches + gpu.programs
 
 
 def test_a_step_that_repeats_starts_the_same_programs_over_the_same_inputs(gpu):

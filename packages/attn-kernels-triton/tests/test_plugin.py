@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from attn_core.errors import InvalidValue, KernelRefused
 from attn_core.kernels import devices
 from attn_core.kernels.attend import BAND, AttendProblem, PagedAttendProblem, PagedAttentionInputs
 from attn_core.kernels.dispatch import choose
+from attn_core.kernels.linear import explain_linear, linear_problem
 from attn_core.kernels.recurrence import RecurrenceSpec, Steps, recurrence_problem
 from attn_core.kernels.rowwise import ROW_FORMS, Targets, row_problem
 from attn_core.masks import Band, Strided, band_of
@@ -209,6 +211,65 @@ def test_attention_and_recurrences_of_a_cpu_are_refused_before_anything_is_launc
     for name, call in calls.items():
         with pytest.raises(InvalidValue, match="do not run on a CPU"):
             call(kernels.get(name))
+
+
+FP8 = ("fp8", "fp8_channel", "fp8_block")
+
+
+def in_fp8(form, quantization="fp8", **fields):
+    problem = linear_problem(form, (4096, 4096), quantization=quantization, dtype="bfloat16", device="cuda")
+    return explain_linear(installed().linears, replace(problem, **fields))
+
+
+def chip(monkeypatch, gpu):
+    """A machine with this GPU of NVIDIA, with one of others for None."""
+    monkeypatch.setattr(devices, "has_gpu", lambda: True)
+    monkeypatch.setattr(devices, "nvidia_gpu", lambda: gpu)
+
+
+@pytest.mark.parametrize("form", FP8)
+@pytest.mark.parametrize(
+    ("gpu", "ways", "why"),
+    [
+        (devices.Gpu("NVIDIA H200", (9, 0)), ["w8a8", "w8a16"], None),
+        (devices.Gpu("NVIDIA L4", (8, 9)), ["w8a8", "w8a16"], None),
+        (
+            devices.Gpu("NVIDIA A100", (8, 0)),
+            ["w8a16"],
+            "NVIDIA A100 does not multiply FP8: its compute capability is 8.0, needed is 8.9",
+        ),
+        (None, ["w8a16"], "e4m3fnuz"),
+    ],
+    ids=["hopper", "ada", "ampere", "of AMD"],
+)
+def test_the_chip_decides_whether_rows_are_in_fp8_too_and_says_why_not(monkeypatch, form, gpu, ways, why):
+    pytest.importorskip("triton")
+    chip(monkeypatch, gpu)
+    verdicts = in_fp8(form)
+    assert [found.kernel.name for found in verdicts if found.accepted] == [f"triton_{form}_{way}" for way in ways]
+    refused = [" ".join(found.reasons) for found in verdicts if not found.accepted]
+    assert len(refused) == (why is not None)
+    assert all(why in reasons for reasons in refused)
+
+
+@pytest.mark.parametrize("form", FP8[1:])
+@pytest.mark.parametrize("quantization", ["auto", "int8", "bfloat16"])
+def test_rows_are_not_rounded_because_weights_are_stored_in_fp8(monkeypatch, form, quantization):
+    pytest.importorskip("triton")
+    chip(monkeypatch, devices.Gpu("NVIDIA H200", (9, 0)))
+    (verdict,) = in_fp8(form, quantization)
+    assert (verdict.kernel.name, verdict.accepted) == (f"triton_{form}_w8a16", True)
+    assert "--quantization fp8 rounds them" in verdict.remark
+
+
+def test_fp8_is_multiplied_on_a_gpu_alone_in_whole_blocks_and_not_in_float32(monkeypatch):
+    pytest.importorskip("triton")
+    chip(monkeypatch, devices.Gpu("NVIDIA H200", (9, 0)))
+    assert [found.reasons[0].partition(":")[0] for found in in_fp8("fp8", device="cpu")] == ["device"] * 2
+    assert in_fp8("fp8_block", "auto", float32=True) == []
+    assert [found.reasons for found in in_fp8("fp8_block", inputs=4100)] == [
+        ("inputs: 4100 is not a multiple of 128",)
+    ] * 2
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ from attn_core import installed
 from attn_core.computation import Computation
 from attn_core.errors import InvalidValue
 from attn_core.kernels.dispatch import explain
-from attn_core.kernels.linear import BLOCK_FORMATS, MOST_BITS, WEIGHT_FORMATS, linear_problem
+from attn_core.kernels.linear import FP8_FORMATS, MOST_BITS, STORED_FORMATS, WEIGHT_FORMATS, linear_problem
 
 from attn_cli.facts import row_of
 
 LINEAR = "linear"
 """What `attn explain` calls a linear layer."""
-FORMS = (*WEIGHT_FORMATS, *BLOCK_FORMATS)
+FORMS = (*WEIGHT_FORMATS, *STORED_FORMATS)
 
 
 def linear_verdicts(
@@ -29,7 +29,7 @@ def linear_verdicts(
     if form not in FORMS:
         raise InvalidValue.of("--form", form, ", ".join(FORMS))
     rows = []
-    for quantization in _met_with(form):
+    for quantization in _met_with(form, device):
         part = Computation(part=f"{LINEAR}, {quantization}")
         if quantization == "auto" and not _packs(form, dtype, device):
             rows.append(row_of(part, "torch", "runs", reasons=f"auto packs no {form} weights in {dtype} on {device}"))
@@ -47,18 +47,20 @@ def linear_verdicts(
     return rows
 
 
-def _met_with(form: str) -> tuple[str, ...]:
-    """The values of `--quantization` with which a model has weights in a format."""
-    if form not in BLOCK_FORMATS:
+def _met_with(form: str, device: str) -> tuple[str, ...]:
+    """The values of `--quantization` with which a model on a device has weights in a format."""
+    if form not in STORED_FORMATS:
         return (form,) if form in MOST_BITS else ("auto", form)
-    return ("auto", *(name for name, most in MOST_BITS.items() if BLOCK_FORMATS[form] <= most))
+    here = {kernel.weights for kernel in installed().linears if device in kernel.devices}
+    return ("auto", *(name for name, most in MOST_BITS.items() if STORED_FORMATS[form] <= most and name in here))
 
 
 def _packs(form: str, dtype: str, device: str) -> bool:
-    """Whether `auto` asks kernels for weights in a format: in float32 on a CPU, on CUDA devices for blocks."""
+    """Whether `auto` asks kernels for weights in a format: in float32 on a CPU, where those in FP8 are widened as they
+    are read, and on CUDA devices for blocks."""
     if device == "cpu":
-        return dtype == "float32"
-    return device == "cuda" and form in BLOCK_FORMATS
+        return dtype == "float32" and form not in FP8_FORMATS
+    return device == "cuda" and form in STORED_FORMATS
 
 
 def _instead(part: Computation, form: str, quantization: str, dtype: str) -> dict[str, Any]:
@@ -67,7 +69,7 @@ def _instead(part: Computation, form: str, quantization: str, dtype: str) -> dic
         return row_of(
             part, "torch", "runs", reasons=f"weights are widened to {dtype} as they are loaded, which is said"
         )
-    if form in BLOCK_FORMATS:
+    if form in STORED_FORMATS:
         reasons = f"weights are widened as they are loaded and packed anew: see --form {quantization}"
         return row_of(part, f"those of {quantization}", "runs", reasons=reasons)
     return row_of(part, "none", "refuses", reasons=f"a model is not loaded with --quantization {quantization}")

@@ -41,7 +41,7 @@ WATCH_SECONDS = 0.25
 STOP_SECONDS = 10.0
 """How long a rank may take to end when it is asked to."""
 EXACT = ("auto", "none")
-"""Ways to keep weights in which the parts of a matrix, added up, are the whole: steps of int8 and int4 are not."""
+"""Ways to keep weights in which the parts of a matrix, added up, are the whole: steps of int8, int4 and fp8 are not."""
 FOREVER = timedelta(days=365)
 LOOPBACK = "127."
 Store = dist.TCPStore  # type: ignore[attr-defined]  # torch's stubs leave it out

@@ -116,7 +116,8 @@ def test_what_cannot_be_split_is_refused_before_anything_starts(folder, tmp_path
         return error.value.message
 
     assert told(folder, tensor_parallel_size=3).startswith("tensor_parallel_size: 3 is not allowed; allowed: a divisor")
-    assert "quantization: 'int8'" in told(folder, quantization="int8")
+    for form in ("int8", "fp8"):
+        assert f"quantization: {form!r}" in told(folder, quantization=form)
     assert "kv_offload_bytes: 9" in told(folder, kv_offload_bytes=9)
     assert "'lightning'" in told(saved(tmp_path / "other", mechanism="lightning"), Incompatible)
     few = saved(tmp_path / "few", mechanism="gqa", num_kv_heads=2)

@@ -26,5 +26,6 @@ def attn_kernels() -> list[Kernel[Any]]:
 def attn_linears() -> list[LinearKernel]:
     """Linear layers with weights of few bits."""
     from attn_kernels_triton.backends.linears import TritonInt4, TritonInt8, in_blocks
+    from attn_kernels_triton.backends.linears_fp8 import in_fp8
 
-    return [TritonInt8(), TritonInt4(), *in_blocks()]
+    return [TritonInt8(), TritonInt4(), *in_fp8(), *in_blocks()]

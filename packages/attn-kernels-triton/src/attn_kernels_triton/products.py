@@ -11,6 +11,7 @@ from attn_core.errors import InvalidValue
 from torch import Tensor, nn
 
 from attn_kernels_triton.attention.forward import has_copier
+from attn_kernels_triton.backends.conditions import FP8_CAPABILITY
 from attn_kernels_triton.kernels.linear import Codes, LinearTile, Product, add_parts, multiply_codes
 from attn_kernels_triton.launch import Launch, processors
 from attn_kernels_triton.machine import interpreted
@@ -56,16 +57,17 @@ class Held:
     bits: int
     group: int | None
     zero: int | None = None
+    e4m3: bool = False
 
     @property
     def outputs(self) -> int:
         """Rows of the weights."""
         return self.data.shape[0]
 
-    def codes(self) -> Codes:
-        """As programs get them."""
+    def codes(self, dtype: torch.dtype | None = None) -> Codes:
+        """As programs get them, the bytes of `data` as `dtype` where it is given."""
         return Codes(
-            data=self.data,
+            data=self.data if dtype is None else self.data.view(dtype),
             width=self.data.shape[1],
             steps=self.steps,
             leasts=self.leasts,
@@ -74,6 +76,7 @@ class Held:
             bits=tl.constexpr(self.bits),
             group=tl.constexpr(self.group) if self.group else None,
             zero=tl.constexpr(self.zero) if self.zero else None,
+            e4m3=tl.constexpr(self.e4m3),
         )
 
 
@@ -89,17 +92,29 @@ def shares_of(held: Held, device: torch.device) -> tuple[int, int]:
     return share, -(-turns // share)
 
 
-def linear_launches(rows: Tensor, held: Held, out: Tensor) -> list[Launch]:
-    """The programs over rows [row, inputs] that write `out` [row, outputs]."""
+E4M3 = torch.float8_e4m3fn
+
+
+def has_e4m3(device: torch.device) -> bool:
+    """Whether a device multiplies numbers of e4m3, and makes others of them."""
+    if device.type != "cuda":
+        return interpreted()
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
+
+
+def linear_launches(rows: Tensor, held: Held, out: Tensor, scales: Tensor | None = None) -> list[Launch]:
+    """The programs over rows [row, inputs] that write `out` [row, outputs]; rows of e4m3 have `scales` as of `Product`,
+    and their matrix products are those of codes."""
     count, outputs = out.shape
-    prompt = PROMPT if has_copier(rows.device) else NARROW_PROMPT
+    # Sums of blocks of e4m3 take registers beside those that they are added to.
+    prompt = PROMPT if has_copier(rows.device) and not (held.e4m3 and held.group) else NARROW_PROMPT
     choice = next((choice for choice in DECODE if count <= choice.most), prompt)
     share, shares = shares_of(held, rows.device)
     apart = shares > 1 and choice in DECODE
     parts = torch.empty(shares, count, outputs, dtype=torch.float32, device=rows.device) if apart else None
     call = Product(
         rows=matrix(rows),
-        codes=held.codes(),
+        codes=held.codes(E4M3 if held.e4m3 and (scales is not None or has_e4m3(rows.device)) else None),
         bias=held.bias,
         out=matrix(out),
         parts=parts,
@@ -109,6 +124,7 @@ def linear_launches(rows: Tensor, held: Held, out: Tensor) -> list[Launch]:
         share=share,
         shares=shares,
         tile=LinearTile(tl.constexpr(choice.rows), tl.constexpr(choice.outputs), tl.constexpr(TURN)),
+        scales=matrix(scales),
     )
     blocks = -(-count // choice.rows) * -(-outputs // choice.outputs)
     options: dict[str, Any] = {"warps": choice.warps, "stages": choice.stages}
@@ -138,7 +154,7 @@ class CodedLinear(nn.Module):
     def __init__(self, held: Held, form: str) -> None:
         super().__init__()
         self.form, self.outputs, self.inputs = form, held.outputs, held.inputs
-        self.bits, self.group, self.zero = held.bits, held.group, held.zero
+        self.bits, self.group, self.zero, self.e4m3 = held.bits, held.group, held.zero, held.e4m3
         for name in ("data", "steps", "leasts", "zeros", "bias"):
             self.register_buffer(name, getattr(held, name), persistent=False)
 
@@ -146,7 +162,7 @@ class CodedLinear(nn.Module):
     def held(self) -> Held:
         """The weights."""
         tensors = self.data, self.steps, self.leasts, self.zeros, self.bias
-        return Held(*tensors, self.inputs, self.bits, self.group, self.zero)
+        return Held(*tensors, self.inputs, self.bits, self.group, self.zero, self.e4m3)
 
     def forward(self, rows: Tensor) -> Tensor:
         """Rows [..., inputs] to [..., outputs]; raises `InvalidValue` for rows of another size, type or place."""
@@ -157,14 +173,16 @@ class CodedLinear(nn.Module):
         if rows.device.type != "cuda" and not interpreted():
             raise InvalidValue.of("rows.device", str(rows.device), "a GPU: these kernels do not run on a CPU")
         flat = rows.reshape(-1, self.inputs)
-        if flat.dtype == torch.float32:
-            flat = flat.to(torch.bfloat16)
         if flat.stride(-1) != 1:
             flat = flat.contiguous()
         out = torch.empty(flat.shape[0], self.outputs, dtype=rows.dtype, device=rows.device)
-        for launch in linear_launches(flat, self.held, out):
+        for launch in self.launches(flat, out):
             launch.run(rows.device)
         return out.view(*rows.shape[:-1], self.outputs)
+
+    def launches(self, rows: Tensor, out: Tensor) -> list[Launch]:
+        """The programs over rows [row, inputs], dense along their last axis, that write `out` [row, outputs]."""
+        return linear_launches(rows.to(torch.bfloat16) if rows.dtype == torch.float32 else rows, self.held, out)
 
     def extra_repr(self) -> str:
         """Sizes and format, as torch's own layers show theirs."""

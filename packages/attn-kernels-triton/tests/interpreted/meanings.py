@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from attn_kernels_triton.products import CodedLinear
 from attn_models.quantization.modules import linear_of
@@ -9,8 +11,23 @@ from bounds import require_close
 from torch import nn
 
 
+def e4m3(byte: int) -> float:
+    """The number of a byte of E4M3 by its definition (arXiv 2209.05433, table 1)."""
+    sign, exponent, mantissa = -1 if byte >> 7 else 1, byte >> 3 & 15, byte & 7
+    if byte & 127 == 127:
+        return math.nan
+    return sign * (mantissa / 8 * 2.0**-6 if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - 7))
+
+
+E4M3 = torch.tensor([e4m3(byte) for byte in range(256)], dtype=torch.float64)
+"""The number of each byte."""
+
+
 def meaning(layer: CodedLinear) -> torch.Tensor:
     """The weights [outputs, inputs] in float64, one output and one group after another."""
+    if layer.e4m3:
+        steps = layer.steps.double().view(layer.outputs, -1).repeat_interleave(layer.group or layer.data.shape[1], 1)
+        return (E4M3[layer.data.int() & 255] * steps[:, : layer.data.shape[1]])[:, : layer.inputs]
     found = torch.zeros(layer.outputs, layer.data.shape[1] * 8 // layer.bits, dtype=torch.float64)
     for output in range(layer.outputs):
         codes = layer.data[output].tolist()

@@ -1,8 +1,8 @@
 """What Triton's interpreter computes wrongly or slowly, repaired for tests; seen on 3.6 and 3.9, declined upstream.
 
 Products of bfloat16 multiply bit patterns, conversion to bfloat16 cuts off instead of rounding, that to e4m3 rounds
-some numbers to the wrong side, every call of a device function patches the whole language anew, and every sum is
-checked for overflow.
+some numbers to the wrong side and that from it reads bit patterns, every call of a device function patches the whole
+language anew, and every sum is checked for overflow.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ def install() -> None:
         return interpreter.TensorHandle(np.matmul(widened(a), widened(b), dtype=d.data.dtype) + d.data, d.dtype.scalar)
 
     def cast_impl(self, source, target):
+        if source.dtype.scalar == tl.float8e4nv and target.scalar in WIDER:
+            return interpreter.TensorHandle(widened(source).astype(WIDER[target.scalar]), target.scalar)
         nearest = ROUNDINGS.get(target.scalar)
         if source.dtype.scalar != tl.float32 or nearest is None:
             return conversion(self, source, target)
@@ -77,4 +79,6 @@ def rounded_to_codes(numbers: np.ndarray) -> np.ndarray:
     return given.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
 
 
+WIDER = {tl.float32: np.float32, tl.float16: np.float16}
+"""Types that hold every number of e4m3, as numpy has them."""
 ROUNDINGS = {tl.bfloat16: rounded, tl.float8e4nv: rounded_to_codes}

@@ -21,7 +21,7 @@ KV_CACHE_BYTES = 512 * 2**20
 BATCH_SIZES = {"cpu": (64, 256), "cuda": (256, 2048)}
 """Sequences and tokens of a step, by the type of the device, if not given; others have those of a CPU."""
 
-Quantization = Literal["auto", "none", "float32", "bfloat16", "int8", "int4"]
+Quantization = Literal["auto", "none", "float32", "bfloat16", "int8", "int4", "fp8"]
 
 
 class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
@@ -34,7 +34,8 @@ class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
         Quantization,
         Meta(
             description="Storage of the weights of linear layers: auto (as in the file, prepacked where that is "
-            "lossless), none (as dtype, not prepacked), or a type."
+            "lossless), none (as dtype, not prepacked), or a type; fp8, on a GPU alone, rounds their inputs too where "
+            "it multiplies FP8."
         ),
     ] = "auto"  # fmt: skip
     tensor_parallel_size: Annotated[

@@ -101,7 +101,7 @@ class ModelInfo(_message.Message):
     dtype: _builtins.str
     """Element type it computes in, such as "float32"."""
     quantization: _builtins.str
-    """Storage of the weights of its linear layers: "float32", "bfloat16", "int8", "int4" or "none"."""
+    """Storage of the weights of its linear layers: "float32", "bfloat16", "int8", "int4", "fp8" or "none"."""
     device: _builtins.str
     """Device it computes on, such as "cpu" or "cuda:0"."""
     chat: _builtins.bool
@@ -190,7 +190,7 @@ class EngineConfig(_message.Message):
     """Attention kernel, by name; if it does not support the model, loading fails."""
     quantization: _builtins.str
     """Storage of the weights of linear layers: "auto" (as in the file, prepacked where that is lossless), "none" (as
-    `dtype`, not prepacked), "float32", "bfloat16", "int8" or "int4".
+    `dtype`, not prepacked), "float32", "bfloat16", "int8", "int4" or, on a GPU alone, "fp8".
     """
     kv_cache: _builtins.str
     """KV cache, by name, such as "shared" or "int8"; `attn list caches` lists them."""

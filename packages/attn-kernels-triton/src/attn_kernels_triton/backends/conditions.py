@@ -16,6 +16,9 @@ MAX_HEAD_DIM_LEARNED_BIAS = 128
 MAX_KEY_SIZE, MAX_KEY_SIZE_PER_CHANNEL = 256, 128
 """Sizes of keys up to which the state of a recurrence stays in registers: bfloat16 with one decay a head; all else."""
 
+FP8_CAPABILITY = (8, 9)
+"""The compute capability of the first GPUs that know e4m3."""
+
 MAX_NORM_ROW = 8192
 """Elements of a row up to which one program of RMSNorm keeps all of them in registers, forward and backward."""
 

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from attn_kernels_triton.kernels.rowwise import Matrix
+from attn_kernels_triton.kernels.linear_fp8 import summed_e4m3
+from attn_kernels_triton.kernels.rowwise import NO_MATRIX, Matrix, starts_of
 
 HALF = tl.constexpr(16)
 """Inputs of a group of 32 that have the lower four bits of its bytes; the others have the upper ones."""
@@ -19,6 +20,8 @@ class Codes(NamedTuple):
     `data` has `width` bytes for each output: int8, or of 4 `bits` uint8 with input j and input j + 16 of 32 in a byte.
     `steps`, and `leasts` and `zeros` or None, are [outputs, groups], each of `group` inputs; where that is None an
     output has one step, [outputs], by which its sum is multiplied. `zero` or None is what all codes have subtracted.
+    Where `e4m3` says so, codes are not whole numbers but floats of 8 bits, as int8 or, where rows are such codes, as
+    what they are; `group` is then None or that of a turn of the loop.
     """
 
     data: Any
@@ -30,6 +33,7 @@ class Codes(NamedTuple):
     bits: Any
     group: Any
     zero: Any
+    e4m3: Any
 
 
 class LinearTile(NamedTuple):
@@ -46,6 +50,7 @@ class Product(NamedTuple):
 
     Sums are taken over `share` turns of the loop at a time, `shares` times, and added one after another. `parts`
     [shares, row, outputs], float32, keeps those of programs that take one each; None where a program takes all.
+    Rows of e4m3 have `scales` [row, 1], or [row, groups] of the weights' groups.
     """
 
     rows: Matrix
@@ -59,6 +64,7 @@ class Product(NamedTuple):
     share: Any
     shares: Any
     tile: LinearTile
+    scales: Matrix = NO_MATRIX
 
 
 @triton.jit
@@ -100,7 +106,11 @@ def finish(call, total, outputs, rows):
     """Write sums [output, row]."""
     known = outputs < call.outputs
     if call.codes.group is None:
-        total *= tl.load(call.codes.steps + outputs, mask=known, other=0.0).to(tl.float32)[:, None]
+        if call.scales.data is None:
+            total *= tl.load(call.codes.steps + outputs, mask=known, other=0.0).to(tl.float32)[:, None]
+        else:
+            # Steps of outputs are in the sums of each turn.
+            total *= tl.load(starts_of(call.scales, rows), mask=rows < call.count, other=0.0)[None, :]
     if call.bias is not None:
         total += tl.load(call.bias + outputs, mask=known, other=0.0).to(tl.float32)[:, None]
     at = call.out.data + rows[None, :].to(tl.int64) * call.out.row + outputs[:, None]
@@ -110,6 +120,12 @@ def finish(call, total, outputs, rows):
 @triton.jit
 def summed(call, outputs, rows, share):
     """The sums [output, row] over the inputs of one share."""
+    return summed_e4m3(call, outputs, rows, share) if call.codes.e4m3 else summed_numbers(call, outputs, rows, share)
+
+
+@triton.jit
+def summed_numbers(call, outputs, rows, share):
+    """As `summed`, of weights that are whole numbers."""
     # Triton 3.6 loses numbers and constants of tuples inside of loops: all that they need is made before.
     turn_inputs: tl.constexpr = call.tile.inputs
     halves: tl.constexpr = turn_inputs // 2

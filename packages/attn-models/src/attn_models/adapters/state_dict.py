@@ -246,6 +246,5 @@ def _shape(item: StoredTensor, shapes: Shapes) -> tuple[int, ...]:
 
 
 def stored_type(checkpoint: CheckpointFolder) -> torch.dtype:
-    """bfloat16 where all weights are stored so, else float32."""
-    types = {entry.dtype for entry in checkpoint.tensors.entries.values()}
-    return torch.bfloat16 if types == {"BF16"} else torch.float32
+    """bfloat16 where all weights are stored so, but for those that stay in blocks, else float32."""
+    return torch.bfloat16 if checkpoint.tensors.types() == {"BF16"} else torch.float32

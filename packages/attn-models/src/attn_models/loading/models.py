@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from attn_core import ModelFamily, installed
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
-from attn_core.kernels.linear import MOST_BITS, QUANTIZATIONS
+from attn_core.kernels.linear import MOST_BITS
 from attn_core.models import LanguageModel, NamedMechanisms
 from attn_core.states import dtype_name
 from attn_schema.device import AUTO
@@ -48,6 +48,7 @@ from attn_models.quantization.quantize import (
     prepack_model,
     quantize_model,
     require_not_quantized,
+    require_quantization,
 )
 from attn_models.sources.gguf_files import folder_at
 from attn_models.tokenizers import Tokenizer
@@ -223,23 +224,23 @@ def load_model(
     another device gets them tensor by tensor. They are those of the file bit for bit; what the model computes agrees
     with the model that was saved to rounding, as libraries of matrix products choose their loops by the addresses of
     tensors, which differ. `verify` says how the folder is checked against its manifest, if it has one. `quantization`,
-    one of `QUANTIZATIONS`, packs the weights of linear layers for serving; `dtype` is what everything else is computed
-    in (see `quantize_model`). `auto` packs them as they are stored, in blocks too, and a model in float32 on a CPU
-    alone (see `prepack_model`), and on a CUDA device joins those of one input and keeps blocks where a kernel
-    multiplies them in `dtype` (see `join_projections`); None means `none`. `prepare` gets the model before its weights
-    are packed, to change it in place; none stay in blocks then.
+    one of `attn_core.kernels.linear.QUANTIZATIONS`, packs the weights of linear layers for serving; `dtype` is what
+    everything else is computed in (see `quantize_model`). `auto` packs them as they are stored, in blocks too, and a
+    model in float32 on a CPU alone (see `prepack_model`), and on a CUDA device joins those of one input and keeps
+    blocks, those of FP8 among them, where a kernel multiplies them in `dtype` (see `join_projections`); None means
+    `none`. `prepare` gets the model before its weights are packed, to change it in place; none stay in blocks then.
 
     Raises `CheckpointInvalid` for a folder that is damaged, hostile or does not fit the model, naming every
     tensor that is missing, extra or misshaped; `UnknownName` for a layout or mechanism that is not known;
-    `InvalidValue` for a device that is not there and a type that it lacks, `OutOfCapacity` where its memory is too
-    small; with `quantization`, what `quantize_model` raises; for a file, what `folder_of_gguf` raises.
+    `InvalidValue` for a device that is not there and a type or a `quantization` that it lacks, `OutOfCapacity` where
+    its memory is too small; with `quantization`, what `quantize_model` raises; for a file, what `folder_of_gguf`
+    raises.
     """
     place = resolve_device(device)
     name = dtype_name(resolve_dtype(dtype, place))
     if name not in FLOATS:
         raise InvalidValue.of("dtype", dtype, ", ".join(FLOATS))
-    if quantization not in (None, *QUANTIZATIONS):
-        raise InvalidValue.of("quantization", quantization, ", ".join(QUANTIZATIONS))
+    require_quantization(quantization, place.type)
     checkpoint = read_folder(folder_at(folder), verify=verify, device=place)
     in_blocks = prepare is None and _stays_in_blocks(quantization, name, place)
     checkpoint = with_plain_weights(checkpoint, in_blocks=in_blocks)

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from attn_core.errors import CheckpointInvalid, InvalidValue
-from attn_core.kernels.linear import QUANTIZATIONS
 from attn_core.states import dtype_name
 from attn_schema.device import AUTO
 from torch import Tensor
@@ -18,7 +17,7 @@ from attn_models.adapters.state_dict import stored_type
 from attn_models.device import resolve_device, resolve_dtype
 from attn_models.loading.encoders import build_encoder
 from attn_models.loading.pooling import SentencePooling, read_pooling
-from attn_models.quantization.quantize import quantize_model
+from attn_models.quantization.quantize import quantize_model, require_quantization
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import Verify, read_folder
 
@@ -103,8 +102,7 @@ def load_sentence_encoder(
     """
     place = resolve_device(device)
     dtype = dtype_name(resolve_dtype(dtype, place))
-    if quantization not in (None, *QUANTIZATIONS):
-        raise InvalidValue.of("quantization", quantization, ", ".join(QUANTIZATIONS))
+    require_quantization(quantization, place.type)
     checkpoint = read_folder(folder, verify=verify, device=place)
     form = None if quantization in ("auto", "none") else quantization
     model = build_encoder(checkpoint, getattr(torch, dtype) if form is None else stored_type(checkpoint))

@@ -76,6 +76,13 @@ def blocks_of(matrices: Sequence[Tensor], bits: Mapping[str, int], most: int) ->
     return BlockTensor(whole, kept[0].kind)
 
 
+def plain_matrix(matrices: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
+    """Matrices [outputs, inputs] as one of floats, their outputs one after another, as `dtype` if it is given."""
+    plain = [matrix.plain() if isinstance(matrix, BlockTensor) else matrix for matrix in matrices]
+    typed = plain if dtype is None else [matrix.to(dtype) for matrix in plain]
+    return torch.cat(typed) if len(typed) > 1 else typed[0]
+
+
 def widen_parameters(model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
     """Let parameters in blocks become `dtype`, in memory of their own."""
     made: dict[int, nn.Parameter] = {}

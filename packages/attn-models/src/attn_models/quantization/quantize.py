@@ -9,12 +9,15 @@ from typing import Any, cast
 
 import torch
 from attn_core import installed
-from attn_core.errors import Incompatible, WrongState
+from attn_core.errors import Incompatible, InvalidValue, WrongState
 from attn_core.kernels.block import BlockKernel, BlockParts, block_problem
 from attn_core.kernels.dispatch import Verdict, explain
 from attn_core.kernels.linear import (
-    BLOCK_FORMATS,
+    FP8_FORMATS,
     MOST_BITS,
+    QUANTIZATIONS,
+    STORED_FORMATS,
+    WEIGHT_FORMATS,
     LinearKernel,
     LinearProblem,
     Pack,
@@ -27,7 +30,7 @@ from torch import Tensor, nn
 
 from attn_models.decoder.block import Block
 from attn_models.decoder.decoder import Decoder
-from attn_models.quantization.block_tensor import BlockTensor, blocks_of, widen_parameters
+from attn_models.quantization.block_tensor import BlockTensor, blocks_of, plain_matrix, widen_parameters
 from attn_models.quantization.modules import SideBySide, StoredEmbedding, linear_of
 
 log = logging.getLogger(__name__)
@@ -37,6 +40,10 @@ PARTS = ("attention", "cross", "feed_forward", "cell")
 
 ATTENTIONS = ("attention", "cross")
 """Those of the parts whose further linear layers are packed, too, one by one."""
+
+HEAD_IN_INT8 = ("int4", "fp8")
+"""Formats beside which the unembedding is kept as int8. Of SmolLM2 in FP8 this costs a sixth at most of the perplexity
+that an unembedding in FP8 does, of as many bytes (benchmarks/results/fp8-weights-cpu.json, -bible.json)."""
 
 NARROWEST = 32
 """Linear layers of attentions with fewer inputs or outputs stay as they are: gates, decays and ranks of low-rank pairs,
@@ -52,11 +59,11 @@ def quantize_model(
     each layer by the cheapest installed `LinearKernel` that can, or by the one called `kernel`; steps of whole blocks
     of a `Decoder` are computed by a `BlockKernel` where one can. What an attention's own `pack` leaves, or one without
     it has, is packed layer by layer, but for narrow layers (`NARROWEST`) and those whose matrices the attention reads
-    apart from their products, which it names in `read_weights`. With `int4` the unembedding is kept as int8: it is
-    where fewer bits hurt most. The embedding of a model with a `head` keeps the type it has; norms and what is not
-    packed become `dtype`. Weights that are stored in blocks of whole numbers (`BlockTensor`) stay in these where a
-    kernel multiplies them so and they take no more bits than the format; formats of floats then round no inputs.
-    Afterwards the model can be run, but neither trained nor saved.
+    apart from their products, which it names in `read_weights`. With `int4` and `fp8` the unembedding is kept as int8:
+    it is where rounding hurts most. The embedding of a model with a `head` keeps the type it has; norms and what is not
+    packed become `dtype`. Weights that are stored in blocks (`BlockTensor`) stay in these where a kernel multiplies
+    them so and they take no more bits than the format; formats of floats then round no inputs. Afterwards the model
+    can be run, but neither trained nor saved.
 
     Raises `InvalidValue` for an unknown format, `KernelRefused` where nobody can pack a layer, `WrongState` for a
     model that is packed already, `Incompatible` for one of which nothing can be packed.
@@ -72,7 +79,7 @@ def quantize_model(
         raise Incompatible(f"no layer of a {type(model).__name__} can be packed; load it with quantization=none")
     with torch.no_grad():
         _pack_layers(model, pack)
-        last = "int8" if quantization == "int4" else quantization
+        last = "int8" if quantization in HEAD_IN_INT8 else quantization
         if hasattr(model, "head"):
             model.head = pack([getattr(model, "unembedding", None) or linear_of(model.embedding.weight, None)], last)
             table = _looked_up(model.embedding.weight, dtype)
@@ -106,14 +113,18 @@ def _looked_up(table: Tensor, dtype: torch.dtype) -> Tensor:
 
 @dataclass
 class Packing:
-    """What holds for all layers of a model while it is packed: the `dtype` that it computes in; and of stored formats
-    that no kernel multiplies, what became of them and why, which `say` logs once each."""
+    """What holds for all layers of a model while it is packed: the `dtype` that it computes in; and of stored formats,
+    which `say` logs once each, what became of those that no kernel multiplies and why, and what is worth knowing of
+    those that stay."""
 
     dtype: torch.dtype
     widened: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
 
     def say(self) -> None:
-        """One warning for each format."""
+        """One line for each format, a warning where it does not stay."""
+        for form, remark in self.kept.items():
+            log.info("weights stored as %s stay so: %s", form, remark)
         for form, why in self.widened.items():
             log.warning("weights stored as %s are %s", form, why)
 
@@ -128,10 +139,7 @@ def _packed(layers: Sequence[nn.Linear], form: str, kernel: str | None, packing:
         return kept
     if kept is APART:
         return _side_by_side([_packed([layer], form, kernel, packing) for layer in layers])
-    matrices = [layer.weight.detach() for layer in layers]
-    weight = torch.cat(matrices) if len(layers) > 1 else matrices[0]
-    if isinstance(weight, BlockTensor):
-        weight = weight.plain()
+    weight = plain_matrix([layer.weight.detach() for layer in layers])
     problem = _problem(form, weight, form, weight.dtype)
     packed: nn.Module = choose_linear(installed().linears, problem, kernel).pack(weight, _bias_of(layers))
     return packed
@@ -143,11 +151,11 @@ APART = "each layer by itself"
 
 def _kept(layers: Sequence[nn.Linear], form: str, packing: Packing) -> nn.Module | str | None:
     """Layers of one input as they are stored, packed; `APART` where they are stored in several ways, None where none
-    is in blocks or no kernel multiplies these."""
-    matrices = [layer.weight.detach() for layer in layers]
-    if not any(isinstance(matrix, BlockTensor) for matrix in matrices):
+    is in blocks of no more bits than `form` or no kernel multiplies these."""
+    matrices, most = [layer.weight.detach() for layer in layers], MOST_BITS.get(form, 8)
+    if not any(isinstance(one, BlockTensor) and STORED_FORMATS[one.kind.weights] <= most for one in matrices):
         return None
-    kept = blocks_of(matrices, BLOCK_FORMATS, MOST_BITS.get(form, 8))
+    kept = blocks_of(matrices, STORED_FORMATS, most)
     if kept is not None:
         return _of_blocks(kept, layers, form, packing)
     return APART if len(layers) > 1 else None
@@ -175,6 +183,8 @@ def _of_blocks(weight: BlockTensor, layers: Sequence[nn.Linear], form: str, pack
     if not verdicts or not verdicts[0].accepted:
         packing.widened[stored] = f"read as numbers and then kept as {form}: {refusals(verdicts, problem)}"
         return None
+    if verdicts[0].remark is not None and stored in FP8_FORMATS:
+        packing.kept[stored] = verdicts[0].remark
     packed: nn.Module = verdicts[0].kernel.pack(weight.blocks, _bias_of(layers))
     return packed
 
@@ -206,10 +216,7 @@ def join_projections(model: Any, dtype: torch.dtype | None = None) -> None:
         matrices = [layer.weight.detach() for layer in layers]
         if len(layers) == 1 and not isinstance(matrices[0], BlockTensor):
             return layers[0]
-        whole = torch.cat(matrices) if len(layers) > 1 else matrices[0]
-        return linear_of(
-            whole.plain().to(dtype) if isinstance(whole, BlockTensor) else whole.to(dtype), _bias_of(layers)
-        )
+        return linear_of(plain_matrix(matrices, dtype), _bias_of(layers))
 
     with torch.no_grad():
         if any(isinstance(parameter, BlockTensor) for parameter in model.parameters()):
@@ -233,6 +240,22 @@ def _keep_unembedding(model: Any, pack: Pack) -> None:
             model.head, model.unembedding = pack([layer]), None
     elif unembedding is not None:
         model.unembedding = pack([unembedding])
+
+
+def require_quantization(quantization: str | None, device: str) -> None:
+    """Raises `InvalidValue` for what is none of `QUANTIZATIONS`, and for a format that no installed kernel multiplies
+    on a type of device, before anything is read."""
+    multiplied = {kernel.weights for kernel in installed().linears if device in kernel.devices}
+    here = [name for name in QUANTIZATIONS if name not in WEIGHT_FORMATS or name in multiplied]
+    if quantization is None or quantization in here:
+        return
+    if quantization not in QUANTIZATIONS:
+        raise InvalidValue.of("quantization", quantization, ", ".join(QUANTIZATIONS))
+    kernels = [kernel for kernel in installed().linears if kernel.weights == quantization]
+    where = sorted({place for kernel in kernels for place in kernel.devices})
+    elsewhere = f"multiplied on {' and '.join(where)} alone" if where else "multiplied by no kernel that is installed"
+    allowed = f"{', '.join(here)} on {device}; {quantization} is {elsewhere}"
+    raise InvalidValue.of("quantization", quantization, allowed)
 
 
 def require_not_quantized(model: Any, said: str) -> None:

@@ -1,8 +1,7 @@
 """Folders whose weights are quantised (`quantization_config`): GPTQ, AWQ, FP8, MXFP4 and GGUF's blocks.
 
 Read as it is asked for, each weight becomes the float32 numbers that its format says, by the formula of the format's
-reference; what FP8 folders say of activations (`input_scale`) is not followed: activations keep the type that the model
-computes in.
+reference, or stays as it is stored where kernels multiply it so.
 """
 
 from __future__ import annotations
@@ -17,9 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attn_core.errors import CheckpointInvalid
 
 from attn_models.weights.block_layouts import INT4_ZEROS
+from attn_models.weights.fp8_weights import CompressedTensors, Fp8
 from attn_models.weights.gguf_blocks import Gguf
 from attn_models.weights.safetensors_files import LazyTensors, TensorEntry, is_finite
-from attn_models.weights.stored_format import CONFIG_KEY, Allowed, StoredFormat, refused, require_known
+from attn_models.weights.stored_format import CONFIG_KEY, StoredFormat, refused
 
 if TYPE_CHECKING:
     import torch
@@ -62,10 +62,12 @@ class DequantizedTensors(LazyTensors):
     """The tensors of a folder by their plain names; quantised ones are dequantised when they are asked for."""
 
     def __init__(self, checkpoint: CheckpointFolder, stored: StoredFormat, in_blocks: bool = False) -> None:  # noqa: FBT001, FBT002
-        self._in_blocks = in_blocks
+        import torch
+
         self._inner = checkpoint.tensors
         self._path, self._format = checkpoint.path, stored
         self.nonfinite, self.device = self._inner.nonfinite, self._inner.device
+        self._in_blocks = in_blocks and torch.device(self.device).type in stored.devices
         weights = stored.weights(self._inner.entries)
         if not weights:
             rule = f"{CONFIG_KEY}: says {type(stored).__name__}, but no tensor is stored so; allowed: null"
@@ -78,12 +80,21 @@ class DequantizedTensors(LazyTensors):
         shapes = {name: stored.shape(name, parts, self._inner.entries) for name, parts in weights.items()}
         self.entries = plain | {name: TensorEntry("F32", shape, 4 * prod(shape)) for name, shape in shapes.items()}
 
-    def spared(self, dtype: torch.dtype) -> int:
-        """As of `LazyTensors`: weights that stay in blocks take the bytes that they are stored in."""
+    def _kept(self) -> dict[str, int]:
+        """The bytes of each weight that stays as it is stored."""
         if not self._in_blocks:
-            return 0
-        stored = sum(self._inner.entries[own].nbytes for parts in self._parts.values() for own in parts.values())
-        return sum(prod(self.entries[name].shape) for name in self._parts) * dtype.itemsize - stored
+            return {}
+        asked = {name: self._format.kept_bytes(parts, self._inner.entries) for name, parts in self._parts.items()}
+        return {name: nbytes for name, nbytes in asked.items() if nbytes is not None}
+
+    def spared(self, dtype: torch.dtype) -> int:
+        """As of `LazyTensors`: weights that stay as they are stored take the bytes that they have then."""
+        return sum(prod(self.entries[name].shape) * dtype.itemsize - nbytes for name, nbytes in self._kept().items())
+
+    def types(self) -> set[str]:
+        """As of `LazyTensors`: weights that stay as they are stored have none."""
+        kept = self._kept()
+        return {entry.dtype for name, entry in self.entries.items() if name not in kept}
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._parts:
@@ -274,113 +285,6 @@ class Awq(Grouped):
     def _in_order(self, words: Tensor) -> Tensor:
         numbers = unpacked(words, self.bits)
         return numbers.view(len(words), -1, 8)[..., list(self.order)].flatten(1)
-
-
-SCALES = ("weight_scale_inv", "weight_scale")
-ACTIVATIONS = ("input_scale", "activation_scale")
-FLOAT8 = "F8_E4M3"
-
-
-class Fp8(StoredFormat):
-    """Floats of 8 bits (E4M3, arXiv 2209.05433) times a scale: one for a tensor, a row of outputs or a block of both,
-    as DeepSeek-V3 has them (arXiv 2412.19437, section 3.3.2)."""
-
-    allowed: ClassVar[Allowed] = {
-        "quant_method": None,
-        "fmt": ("e4m3", "float8_e4m3fn", None),
-        "activation_scheme": ("dynamic", "static", None),
-        "weight_block_size": None,
-        "modules_to_not_convert": None,
-        "ignored_layers": None,
-        "dequantize": None,
-        "scale_fmt": (None, "float", "ue8m0"),
-    }
-
-    def __init__(self, config: Mapping[str, Any], path: Path) -> None:
-        super().__init__(config, path)
-        self.block = self.block_of(config.get("weight_block_size"))
-
-    def block_of(self, given: Any) -> tuple[int, int] | None:
-        """The block of outputs and inputs that share a scale."""
-        if given is None:
-            return None
-        if not isinstance(given, list) or len(given) != 2 or any(type(size) is not int or size < 1 for size in given):
-            raise refused(self.path, "weight_block_size", given, "null, or two whole numbers from 1")
-        return given[0], given[1]
-
-    def weights(self, entries: Mapping[str, TensorEntry]) -> dict[str, dict[str, str]]:
-        """Those that are stored as E4M3, each with its scale; scales of activations belong to them."""
-        found: dict[str, dict[str, str]] = {}
-        for name, entry in entries.items():
-            if entry.dtype != FLOAT8:
-                continue
-            layer = name.removesuffix(".weight")
-            scale = next((f"{layer}.{own}" for own in SCALES if f"{layer}.{own}" in entries), None)
-            if scale is None or layer == name:
-                raise self.fail(name, f"is {FLOAT8} without a {' or '.join(SCALES)}")
-            beside = {own: f"{layer}.{own}" for own in ACTIVATIONS if f"{layer}.{own}" in entries}
-            found[name] = {"weight": name, "scale": scale, **beside}
-        return found
-
-    def shape(self, name: str, parts: Mapping[str, str], entries: Mapping[str, TensorEntry]) -> tuple[int, ...]:
-        """That of the floats."""
-        shape, scale = entries[parts["weight"]].shape, entries[parts["scale"]].shape
-        if self.block is not None:
-            fits = len(shape) == 2 and scale == (ceil(shape[0] / self.block[0]), ceil(shape[1] / self.block[1]))
-        else:
-            fits = prod(scale) == 1 or (len(shape) == 2 and scale in ((shape[0], 1), (shape[0],)))
-        if not fits:
-            said = f"blocks of {list(self.block)}" if self.block else "one scale, or one for each output"
-            raise self.fail(name, f"of shape {list(shape)} has scales {list(scale)}, which are not {said}")
-        return shape
-
-    def dequantized(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """The floats times their scales."""
-        weight, scale = parts["weight"].float(), parts["scale"].float()
-        if self.block is None:
-            return weight * (scale.reshape(-1, 1) if scale.numel() > 1 else scale.reshape(()))
-        whole = scale.repeat_interleave(self.block[0], 0).repeat_interleave(self.block[1], 1)
-        return weight * whole[: weight.shape[0], : weight.shape[1]]
-
-
-class CompressedTensors(Fp8):
-    """FP8 as the library compressed-tensors (llm-compressor, vLLM) writes it; its other formats are refused by name."""
-
-    allowed = dict.fromkeys(
-        ("quant_method", "ignore", "global_compression_ratio", "quantization_status", "version")
-    ) | {
-        "format": ("float-quantized", "naive-quantized"),
-        "config_groups": None,
-        "kv_cache_scheme": (None,),
-        "sparsity_config": (None, {}),
-        "transform_config": (None, {}),
-    }
-    of_weights: ClassVar[Allowed] = dict.fromkeys(
-        ("observer", "observer_kwargs", "dynamic", "strategy", "block_structure", "scale_dtype", "zp_dtype")
-    ) | {"num_bits": (8,), "type": ("float",), "symmetric": (True,), "group_size": (None,), "actorder": (None,)}
-
-    def __init__(self, config: Mapping[str, Any], path: Path) -> None:
-        StoredFormat.__init__(self, config, path)
-        groups = config.get("config_groups")
-        if not isinstance(groups, Mapping) or not groups:
-            raise refused(path, "config_groups", groups, "a description of the weights")
-        blocks = {self._block_of_group(name, group) for name, group in groups.items()}
-        if len(blocks) != 1:
-            raise refused(path, "config_groups", list(groups), "groups whose weights share one strategy")
-        self.block = blocks.pop()
-
-    def _block_of_group(self, name: str, group: Any) -> tuple[int, int] | None:
-        place = f"config_groups.{name}."
-        weights = group.get("weights") if isinstance(group, Mapping) else None
-        if not isinstance(weights, Mapping):
-            raise refused(self.path, f"{place}weights", weights, "an object")
-        known = dict.fromkeys(("targets", "weights", "input_activations")) | {"output_activations": (None,)}
-        require_known(group, known | {"format": (*self.allowed["format"], None)}, self.path, place)  # type: ignore[misc]
-        require_known(weights, self.of_weights, self.path, f"{place}weights.")
-        strategy = weights.get("strategy")
-        if strategy not in ("tensor", "channel", "block"):
-            raise refused(self.path, f"{place}weights.strategy", strategy, "'tensor', 'channel' or 'block'")
-        return self.block_of(weights.get("block_structure")) if strategy == "block" else None
 
 
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)

@@ -150,6 +150,10 @@ class LazyTensors(Mapping[str, "torch.Tensor"]):
         """Bytes of memory that weights take less than their numbers would as `dtype`."""
         return 0
 
+    def types(self) -> set[str]:
+        """The types that weights of floats are stored in, as safetensors calls them."""
+        return {entry.dtype for entry in self.entries.values()}
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)
 

@@ -23,6 +23,8 @@ class StoredFormat(ABC):
     """A way to store weights, as a `quantization_config` describes it."""
 
     allowed: ClassVar[Allowed]
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    """Types of devices on which kernels may multiply weights as they are stored."""
 
     def __init__(self, config: Mapping[str, Any], path: Path) -> None:
         self.path = path
@@ -39,6 +41,10 @@ class StoredFormat(ABC):
     @abstractmethod
     def dequantized(self, parts: Mapping[str, Tensor]) -> Tensor:
         """The weight in float32."""
+
+    def kept_bytes(self, parts: Mapping[str, str], entries: Mapping[str, TensorEntry]) -> int | None:
+        """The bytes of a weight that `in_blocks` gives, before it is read; None where it gives none."""
+        return sum(entries[own].nbytes for own in parts.values())
 
     def in_blocks(self, name: str, parts: Mapping[str, Tensor]) -> Tensor | None:  # noqa: ARG002 -- of some formats
         """The weight as a `BlockTensor`, which says the same numbers; None where no kernel would take it."""

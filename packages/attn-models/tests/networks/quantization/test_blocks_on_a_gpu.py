@@ -67,11 +67,11 @@ def test_products_of_blocks_are_programs_and_wait_for_nothing(folder, gpu):
     assert not gpu.syncs
 
 
-@pytest.mark.parametrize(("quantization", "kept"), [("int8", "q6_k"), ("int4", "q4_k")])
+@pytest.mark.parametrize(("quantization", "kept"), [("int8", "q6_k"), ("int4", "q4_k"), ("fp8", "q6_k")])
 def test_so_do_packed_models_where_blocks_take_no_more_bits(folder, gpu, quantization, kept):
     found = forms(load_model(folder, device="cuda", quantization=quantization).model)
     assert {kept, "q4_0", "q4_1"} < found
-    assert ("q8_0" in found) == (quantization == "int8")
+    assert ("q8_0" in found) == (quantization != "int4")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

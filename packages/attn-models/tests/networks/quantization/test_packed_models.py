@@ -8,9 +8,10 @@ import pytest
 import torch
 from attn_core import installed
 from attn_core.errors import InvalidValue, KernelRefused, WrongState
-from attn_core.kernels.linear import WEIGHT_FORMATS
+from attn_core.kernels.linear import QUANTIZATIONS, WEIGHT_FORMATS
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import load_model, save_model
+from attn_models.loading.sentences import load_sentence_encoder
 from attn_models.quantization.quantize import quantize_model
 
 LLAMA = {
@@ -35,7 +36,8 @@ GPT = {
 OF_FLOATS = [kernel.name for kernel in installed().linears if kernel.weights in WEIGHT_FORMATS]
 """Kernels to which weights come as floats."""
 ROUNDING = {"float32": 1e-5, "bfloat16": 2e-2, "int8": 5e-2, "int4": 0.3}
-"""How far logits may be off in the mean, as a share of their size; int4 keeps about 16 levels."""
+"""How far logits may be off in the mean, as a share of their size, by the formats of a CPU; int4 keeps about 16
+levels."""
 
 
 def built(tiny, fields):
@@ -57,7 +59,7 @@ def by_name(kernel):
 
 
 @pytest.mark.parametrize("fields", [LLAMA, GPT], ids=["llama", "gpt"])
-@pytest.mark.parametrize("weights", WEIGHT_FORMATS)
+@pytest.mark.parametrize("weights", ROUNDING)
 def test_packed_weights_round_and_do_nothing_else(weights, fields, tiny):
     model, plain = built(tiny, fields), built(tiny, fields)
     quantize_model(model, weights)
@@ -137,7 +139,7 @@ def test_the_fewer_bits_the_further_off(tiny):
     plain = built(tiny, LLAMA)
     tokens = torch.randint(48, (2, 16))
     errors = []
-    for weights in WEIGHT_FORMATS:
+    for weights in ROUNDING:
         model = built(tiny, LLAMA)
         quantize_model(model, weights)
         errors.append(off(model, plain, tokens))
@@ -169,6 +171,21 @@ def test_attention_maps_can_be_read_off_a_packed_model(tiny):
 def test_a_format_that_does_not_exist_is_refused_with_those_that_do(tiny):
     with pytest.raises(InvalidValue, match=r"int3.*float32, bfloat16, int8, int4"):
         quantize_model(built(tiny, LLAMA), "int3")
+
+
+def test_fp8_is_refused_on_a_cpu_before_a_model_is_read_with_what_is_allowed_there(tmp_path):
+    allowed = "auto, none, float32, bfloat16, int8, int4 on cpu; fp8 is multiplied on cuda alone"
+    with pytest.raises(InvalidValue, match=f"quantization: 'fp8' is not allowed; allowed: {allowed}"):
+        load_model(tmp_path / "nothing is here", quantization="fp8")
+    with pytest.raises(InvalidValue, match=allowed):
+        load_sentence_encoder(tmp_path / "nothing is here", quantization="fp8")
+    with pytest.raises(InvalidValue, match=", ".join(QUANTIZATIONS)):
+        load_model(tmp_path / "nothing is here", quantization="fp7")
+
+
+def test_a_format_without_a_kernel_for_the_device_is_refused_by_the_kernels_that_there_are(tiny):
+    with pytest.raises(KernelRefused, match=r"as fp8: triton_fp8_w8a16 \(.*triton_fp8_w8a8 \("):
+        quantize_model(built(tiny, LLAMA), "fp8")
 
 
 def test_inputs_that_are_no_whole_groups_are_refused_with_every_reason(tiny):

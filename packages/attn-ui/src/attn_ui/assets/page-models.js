@@ -24,7 +24,7 @@ class Models {
   loadForm() {
     const name = h("input", { required: true, pattern: "[A-Za-z0-9._\\-]{1,128}" });
     const source = h("input", {});
-    const quantization = h("select", {}, options([["", "auto"], "none", "float32", "bfloat16", "int8", "int4"], ""));
+    const quantization = h("select", {}, options([["", "auto"], "none", "float32", "bfloat16", "int8", "int4", "fp8"], ""));
     const cache = h("input", { placeholder: "shared" });
     const memory = h("input", { type: "number", min: 1, placeholder: "512" });
     const replicas = h("input", { type: "number", min: 1, max: 1000 });

@@ -1,0 +1,106 @@
+"""Linear layers with weights in FP8 (e4m3) on a GPU: weights alone, or rows too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from attn_core.kernels import devices
+from attn_core.kernels.base import Condition, MultipleOf
+from attn_core.kernels.linear import FP8_FORMATS, LinearKernel, LinearProblem
+
+from attn_kernels_triton.backends.conditions import FP8_CAPABILITY
+from attn_kernels_triton.backends.linears import TritonLinear
+from attn_kernels_triton.machine import interpreted
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+HELD_BITS = {"fp8": 8.0, "fp8_channel": 8.0, "fp8_block": 8.25}
+"""Bits of a weight on the device, with what it shares with others: each output has a scale of its own for 128 inputs,
+where a file has one for a block of 128 outputs."""
+SAID = {
+    "fp8": "FP8 weights (e4m3) with a scale per output",
+    "fp8_channel": "FP8 weights as they are stored, with a scale per output",
+    "fp8_block": "FP8 weights as they are stored, with a scale per 128 inputs of an output",
+}
+
+
+class TritonFp8W8A16(TritonLinear):
+    """Weights alone in FP8: they are widened to the rows' 16 bits in registers, on any GPU, as vLLM's Marlin does.
+
+    What is stored is multiplied exactly: scales are applied to sums, in float32.
+    """
+
+    weight_only: ClassVar[bool] = True
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> Any:
+        """See `products_fp8.fp8_weights`."""
+        from attn_kernels_triton.products import CodedLinear
+        from attn_kernels_triton.products_fp8 import fp8_weights
+
+        return CodedLinear(fp8_weights(self.weights, weight, bias), self.weights)
+
+    def remark(self, problem: LinearProblem) -> str | None:
+        """What becomes of what a checkpoint says of inputs."""
+        if not problem.weight_only:
+            return None
+        return "inputs keep 16 bits, whatever the checkpoint says of them; --quantization fp8 rounds them to FP8"
+
+
+class TritonFp8W8A8(TritonLinear):
+    """Weights and rows in FP8, which the matrix unit multiplies: twice the products of 16 bits.
+
+    A program of its own rounds rows with a scale for each, and for each 128 inputs where weights have such: vLLM's
+    dynamic scheme for each token.
+    """
+
+    def available(self) -> str | None:
+        """Why it cannot run on this machine, or None if it can: the first GPU decides."""
+        return super().available() or without_e4m3()
+
+    def cost(self, problem: LinearProblem) -> float:
+        """An estimate: as with weights alone, but that nothing is converted beside the matrix unit."""
+        return super().cost(problem) - 0.05
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> Any:
+        """See `products_fp8.fp8_weights`."""
+        from attn_kernels_triton.products_fp8 import RoundedRowsLinear, fp8_weights
+
+        return RoundedRowsLinear(fp8_weights(self.weights, weight, bias), self.weights)
+
+    def remark(self, problem: LinearProblem) -> str | None:
+        """How inputs are rounded, and what becomes of what a checkpoint says of them."""
+        shared = " and 128 inputs" if problem.weights == "fp8_block" else ""
+        unread = ", also where a checkpoint has a static scale (input_scale)" if problem.weights in FP8_FORMATS else ""
+        return f"inputs are rounded to FP8 with a scale for each row{shared}{unread}"
+
+
+def without_e4m3() -> str | None:
+    """Why the matrix unit of this machine's first GPU does not multiply e4m3, or None if it does."""
+    if interpreted():
+        return None
+    gpu = devices.nvidia_gpu()
+    if gpu is None:
+        return "only GPUs of NVIDIA: the FP8 of AMD's MI300 is e4m3fnuz, whose bits mean other numbers"
+    if gpu.capability < FP8_CAPABILITY:
+        had, needed = (".".join(map(str, part)) for part in (gpu.capability, FP8_CAPABILITY))
+        return f"{gpu.name} does not multiply FP8: its compute capability is {had}, needed is {needed}"
+    return None
+
+
+def in_fp8() -> list[LinearKernel]:
+    """Two kernels for each format: rows in FP8, too, and weights alone."""
+    kinds = {"w8a8": (TritonFp8W8A8, "inputs in FP8, too"), "w8a16": (TritonFp8W8A16, "inputs in 16 bits")}
+    found: list[LinearKernel] = []
+    for form, bits in HELD_BITS.items():
+        sizes: dict[str, Condition] = {"inputs": MultipleOf(128)} if form == "fp8_block" else {}
+        for way, (kind, inputs) in kinds.items():
+            said = {
+                "name": f"triton_{form}_{way}",
+                "summary": f"{SAID[form]}, {inputs}, on a GPU",
+                "weights": form,
+                "bits": bits,
+                "sizes": {**TritonLinear.sizes, **sizes},
+            }
+            found.append(type(f"{kind.__name__}{form.title()}", (kind,), said)())
+    return found

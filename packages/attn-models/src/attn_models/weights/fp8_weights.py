@@ -1,0 +1,230 @@
+"""Weights stored in FP8 (e4m3, arXiv 2209.05433): what folders say of them, and the bytes that kernels multiply.
+
+A folder has codes and scales in tensors of their own. For kernels, those for GPUs alone, each output is a row of bytes,
+with a float32 scale before the codes that share it: rows are split and joined as those of any matrix, whatever block of
+outputs a scale is for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import cache, partial
+from math import ceil, prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from attn_models.weights.block_layouts import BlockLayout, Bytes, Floats
+from attn_models.weights.safetensors_files import TensorEntry, is_finite
+from attn_models.weights.stored_format import Allowed, StoredFormat, refused, require_known
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+GROUP = 128
+"""Inputs that share a scale in the format `fp8_block`."""
+SCALE_BYTES = 4
+"""A scale is a float32."""
+LARGEST = 448.0
+"""The largest number of e4m3."""
+
+
+@cache
+def e4m3_numbers() -> Floats:
+    """The number of each byte (arXiv 2209.05433, table 1)."""
+    codes = np.arange(256)
+    exponents, fractions = codes >> 3 & 15, (codes & 7) / 8
+    sizes = np.where(exponents == 0, fractions * 2.0**-6, (1 + fractions) * 2.0 ** (exponents - 7.0))
+    sizes[(codes & 127) == 127] = np.nan
+    return np.where(codes & 128, -sizes, sizes).astype(np.float32)
+
+
+@cache
+def fp8_layout(inputs: int | None) -> BlockLayout:
+    """Rows of so many inputs that share a scale (`fp8_channel`); with None each 128 of them do (`fp8_block`)."""
+    size = GROUP if inputs is None else inputs
+    return BlockLayout(
+        weights="fp8_block" if inputs is None else "fp8_channel",
+        nbytes=SCALE_BYTES + size,
+        inputs=size,
+        halves=(),
+        read=partial(_numbers_of_rows, size=size),
+    )
+
+
+def _numbers_of_rows(rows: Bytes, size: int) -> Floats:
+    apart = rows.reshape(len(rows), -1, SCALE_BYTES + size)
+    scales = np.ascontiguousarray(apart[..., :SCALE_BYTES]).view(np.float32)
+    numbers: Floats = (e4m3_numbers()[apart[..., SCALE_BYTES:]] * scales).reshape(len(rows), -1)
+    return numbers
+
+
+def not_multiplied(shape: tuple[int, ...], block: tuple[int, int] | None) -> str | None:
+    """Why no kernel multiplies weights of a shape, with scales for blocks of outputs and inputs, as they are stored;
+    None where one does."""
+    if len(shape) != 2:
+        return f"it has {len(shape)} axes; only matrices stay in FP8"
+    if block is not None and (block[1] != GROUP or shape[1] % GROUP):
+        given = f"its blocks are of {block[0]} x {block[1]} and its rows of {shape[1]}"
+        return f"{given}; only whole blocks of {GROUP} inputs stay in FP8"
+    return None
+
+
+def fp8_rows(codes: Tensor, scales: Tensor, block: tuple[int, int] | None) -> Tensor:
+    """Codes [outputs, inputs], float8_e4m3fn, and scales as rows of bytes, uint8 [outputs, bytes of a row].
+
+    `scales` is one number, one for each output, or [blocks of outputs, blocks of 128 inputs], of which `block` is the
+    size.
+    """
+    import torch
+
+    outputs = len(codes)
+    if block is None:
+        shared = scales.float().reshape(-1, 1).expand(outputs, 1)
+    else:
+        shared = scales.float().repeat_interleave(block[0], 0)[:outputs]
+    heads = shared.contiguous().view(torch.uint8).view(outputs, -1, SCALE_BYTES)
+    apart = codes.contiguous().view(torch.uint8).view(outputs, heads.shape[1], -1)
+    return torch.cat([heads, apart], dim=-1).flatten(1)
+
+
+SCALES = ("weight_scale_inv", "weight_scale")
+ACTIVATIONS = ("input_scale", "activation_scale")
+FLOAT8 = "F8_E4M3"
+
+
+class Fp8(StoredFormat):
+    """Floats of 8 bits (E4M3, arXiv 2209.05433) times a scale: one for a tensor, a row of outputs or a block of both,
+    as DeepSeek-V3 has them (arXiv 2412.19437, section 3.3.2).
+
+    What is said of activations is read by no kernel: they keep the type that the model computes in, or are rounded to
+    FP8 as they come where `--quantization fp8` says so.
+    """
+
+    devices = ("cuda",)
+
+    allowed: ClassVar[Allowed] = {
+        "quant_method": None,
+        "fmt": ("e4m3", "float8_e4m3fn", None),
+        "activation_scheme": ("dynamic", "static", None),
+        "weight_block_size": None,
+        "modules_to_not_convert": None,
+        "ignored_layers": None,
+        "dequantize": None,
+        "scale_fmt": (None, "float", "ue8m0"),
+    }
+
+    def __init__(self, config: Mapping[str, Any], path: Path) -> None:
+        super().__init__(config, path)
+        self._said: set[str] = set()
+        self.block = self.block_of(config.get("weight_block_size"))
+
+    def block_of(self, given: Any) -> tuple[int, int] | None:
+        """The block of outputs and inputs that share a scale."""
+        if given is None:
+            return None
+        if not isinstance(given, list) or len(given) != 2 or any(type(size) is not int or size < 1 for size in given):
+            raise refused(self.path, "weight_block_size", given, "null, or two whole numbers from 1")
+        return given[0], given[1]
+
+    def weights(self, entries: Mapping[str, TensorEntry]) -> dict[str, dict[str, str]]:
+        """Those that are stored as E4M3, each with its scale; scales of activations belong to them."""
+        found: dict[str, dict[str, str]] = {}
+        for name, entry in entries.items():
+            if entry.dtype != FLOAT8:
+                continue
+            layer = name.removesuffix(".weight")
+            scale = next((f"{layer}.{own}" for own in SCALES if f"{layer}.{own}" in entries), None)
+            if scale is None or layer == name:
+                raise self.fail(name, f"is {FLOAT8} without a {' or '.join(SCALES)}")
+            beside = {own: f"{layer}.{own}" for own in ACTIVATIONS if f"{layer}.{own}" in entries}
+            found[name] = {"weight": name, "scale": scale, **beside}
+        return found
+
+    def shape(self, name: str, parts: Mapping[str, str], entries: Mapping[str, TensorEntry]) -> tuple[int, ...]:
+        """That of the floats."""
+        shape, scale = entries[parts["weight"]].shape, entries[parts["scale"]].shape
+        if self.block is not None:
+            fits = len(shape) == 2 and scale == (ceil(shape[0] / self.block[0]), ceil(shape[1] / self.block[1]))
+        else:
+            fits = prod(scale) == 1 or (len(shape) == 2 and scale in ((shape[0], 1), (shape[0],)))
+        if not fits:
+            said = f"blocks of {list(self.block)}" if self.block else "one scale, or one for each output"
+            raise self.fail(name, f"of shape {list(shape)} has scales {list(scale)}, which are not {said}")
+        return shape
+
+    def kept_bytes(self, parts: Mapping[str, str], entries: Mapping[str, TensorEntry]) -> int | None:
+        """See `StoredFormat`: those of `fp8_rows`."""
+        shape = entries[parts["weight"]].shape
+        if not_multiplied(shape, self.block) is not None:
+            return None
+        return shape[0] * (shape[1] + SCALE_BYTES * (shape[1] // GROUP if self.block else 1))
+
+    def in_blocks(self, name: str, parts: Mapping[str, Tensor]) -> Tensor | None:
+        """As they are stored, where kernels multiply them so; a warning says once for each reason where none does."""
+        from attn_models.quantization.block_tensor import BlockTensor
+
+        weight, scales = parts["weight"], parts["scale"]
+        why = not_multiplied(tuple(weight.shape), self.block)
+        if why is not None:
+            if why not in self._said:
+                log.warning("%s: %r and others of its kind are dequantised: %s", self.path.parent, name, why)
+            self._said.add(why)
+            return None
+        # Codes were looked at as they were read.
+        if not is_finite(LARGEST * scales.float()):
+            raise self.fail(name, "holds NaN or infinity once it is dequantised")
+        return BlockTensor(fp8_rows(weight, scales, self.block), fp8_layout(None if self.block else weight.shape[1]))
+
+    def dequantized(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """The floats times their scales."""
+        weight, scale = parts["weight"].float(), parts["scale"].float()
+        if self.block is None:
+            return weight * (scale.reshape(-1, 1) if scale.numel() > 1 else scale.reshape(()))
+        whole = scale.repeat_interleave(self.block[0], 0).repeat_interleave(self.block[1], 1)
+        return weight * whole[: weight.shape[0], : weight.shape[1]]
+
+
+class CompressedTensors(Fp8):
+    """FP8 as the library compressed-tensors (llm-compressor, vLLM) writes it; its other formats are refused by name."""
+
+    allowed = dict.fromkeys(
+        ("quant_method", "ignore", "global_compression_ratio", "quantization_status", "version")
+    ) | {
+        "format": ("float-quantized", "naive-quantized"),
+        "config_groups": None,
+        "kv_cache_scheme": (None,),
+        "sparsity_config": (None, {}),
+        "transform_config": (None, {}),
+    }
+    of_weights: ClassVar[Allowed] = dict.fromkeys(
+        ("observer", "observer_kwargs", "dynamic", "strategy", "block_structure", "scale_dtype", "zp_dtype")
+    ) | {"num_bits": (8,), "type": ("float",), "symmetric": (True,), "group_size": (None,), "actorder": (None,)}
+
+    def __init__(self, config: Mapping[str, Any], path: Path) -> None:
+        StoredFormat.__init__(self, config, path)
+        self._said = set()
+        groups = config.get("config_groups")
+        if not isinstance(groups, Mapping) or not groups:
+            raise refused(path, "config_groups", groups, "a description of the weights")
+        blocks = {self._block_of_group(name, group) for name, group in groups.items()}
+        if len(blocks) != 1:
+            raise refused(path, "config_groups", list(groups), "groups whose weights share one strategy")
+        self.block = blocks.pop()
+
+    def _block_of_group(self, name: str, group: Any) -> tuple[int, int] | None:
+        place = f"config_groups.{name}."
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        if not isinstance(weights, Mapping):
+            raise refused(self.path, f"{place}weights", weights, "an object")
+        known = dict.fromkeys(("targets", "weights", "input_activations")) | {"output_activations": (None,)}
+        require_known(group, known | {"format": (*self.allowed["format"], None)}, self.path, place)  # type: ignore[misc]
+        require_known(weights, self.of_weights, self.path, f"{place}weights.")
+        strategy = weights.get("strategy")
+        if strategy not in ("tensor", "channel", "block"):
+            raise refused(self.path, f"{place}weights.strategy", strategy, "'tensor', 'channel' or 'block'")
+        return self.block_of(weights.get("block_structure")) if strategy == "block" else None
