@@ -199,8 +199,8 @@ def heads_of(sizes):
     return [part.transpose(1, 2) for part in made], torch.randn(batch, heads, queries, value_size)
 
 
-def defined_attention(causal, scale):
-    """Of the equation, in the type of its operands."""
+def defined_attention(causal, scale, dropout=None):
+    """Of the equation, in the type of its operands; dropout keeps the pairs that its contract says."""
 
     def compute(query, key, value):
         group = query.shape[1] // key.shape[1]
@@ -208,7 +208,12 @@ def defined_attention(causal, scale):
         scores = scale * query @ key.transpose(2, 3)
         queries, keys = scores.shape[2:]
         unseen = torch.ones(queries, keys, dtype=torch.bool).triu(1 + keys - queries)
-        return scores.masked_fill(unseen & causal, -torch.inf).softmax(-1) @ value
+        weights = scores.masked_fill(unseen & causal, -torch.inf).softmax(-1)
+        if dropout is not None:
+            row = torch.arange(weights.shape[0] * weights.shape[1]).view(*weights.shape[:2], 1, 1)
+            row = row + dropout.first * weights.shape[1]
+            weights = weights * dropout.kept(row, torch.arange(queries)[:, None], torch.arange(keys)) * dropout.scale
+        return weights @ value
 
     return compute
 
@@ -257,31 +262,13 @@ def test_attention_of_other_shapes_is_refused_by_name():
 DROPOUT = Dropout(probability=0.3, seed=0xFEDC_BA98_7654_3210, offset=5, first=3)
 
 
-def dropped_attention(causal, scale, dropout):
-    """Of the equation, with the mask that the contract defines for each pair."""
-
-    def compute(query, key, value):
-        group = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
-        scores = scale * query @ key.transpose(2, 3)
-        queries, keys = scores.shape[2:]
-        unseen = torch.ones(queries, keys, dtype=torch.bool).triu(1 + keys - queries)
-        weights = scores.masked_fill(unseen & causal, -torch.inf).softmax(-1)
-        row = torch.arange(weights.shape[0] * weights.shape[1]).view(*weights.shape[:2], 1, 1)
-        row = row + dropout.first * weights.shape[1]
-        kept = dropout.kept(row, torch.arange(queries)[:, None], torch.arange(keys))
-        return (weights * kept * dropout.scale) @ value
-
-    return compute
-
-
 @pytest.mark.usefixtures("_kernels")
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("sizes", HEADS, ids=str)
 def test_attention_drops_the_weights_that_the_seed_says_and_so_do_its_gradients(sizes, causal):
     operands, change = heads_of(sizes)
     found = with_gradients(lambda *rows: attention(*rows, causal=causal, scale=0.3, dropout=DROPOUT), operands, change)
-    defined = dropped_attention(causal, 0.3, DROPOUT)
+    defined = defined_attention(causal, 0.3, DROPOUT)
     wanted = with_gradients(defined, [part.double() for part in operands], change.double())
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=2e-5)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from attn_core.errors import Unavailable
@@ -20,10 +18,6 @@ from attn_train.object_checkpoints import checkpoints_of
 from attn_train.settings import Layout
 from attn_train.store import JobStore
 from attn_train.supervisor import Supervisor, SupervisorSettings, supervisor_lease
-
-# With importlib mode a test file cannot import its neighbour.
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from s3_server import bucket_server
 
 SECONDS = 60

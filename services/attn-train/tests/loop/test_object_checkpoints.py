@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,6 @@ from attn_train.object_checkpoints import ObjectCheckpoints, checkpoints_of
 from attn_train.records import StopFlag
 from attn_train.sharded_checkpoint import read_whole
 from attn_train.trainer import Trainer
-
-# With importlib mode a test file cannot import its neighbour.
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from s3_server import bucket_server
 
 PARTS = ("weights", "optimizer", "random")

@@ -18,10 +18,6 @@ from attn_train.object_checkpoints import checkpoints_of
 from attn_train.records import StopFlag
 from attn_train.settings import Layout
 from attn_train.worker import work
-
-# With importlib mode a test file cannot import its neighbour.
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from s3_server import bucket_server
 
 SECONDS = 240

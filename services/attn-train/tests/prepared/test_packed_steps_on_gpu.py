@@ -7,56 +7,19 @@ from collections import Counter
 import pytest
 import torch
 from attn_schema.prepared import prepared_sources
-from attn_schema.training import (
-    CheckpointConfig,
-    DataConfig,
-    EvaluationConfig,
-    ModelConfig,
-    OptimizerConfig,
-    TrainingConfig,
-)
-from attn_testing.pretend_cuda import PretendCudaTensor, left_behind, pretended_gpu, tensors_in, to_pretended
-from attn_train.model import configured
+from attn_schema.training import CheckpointConfig, DataConfig, EvaluationConfig, OptimizerConfig, TrainingConfig
+from attn_testing.pretend_cuda import PretendCudaTensor
 from attn_train.tasks.packed import lengths_of, open_prepared
-from attn_train.trainer import NullReporter, Trainer
-from torch.utils._python_dispatch import TorchDispatchMode
+from attn_train.trainer import NullReporter
+from pretended_steps import LAYERS, MODELS, PRODUCTS, Seen, gpu, stepped
 
 pytest.importorskip("attn_kernels_triton")
 
-GPT2 = ModelConfig(hidden_size=128, num_layers=2, num_heads=2, max_seq_len=128, mechanism="mha", positions="learned")
-LLAMA = GPT2.replace(mechanism="gqa", num_kv_heads=1, positions="rotary", norm="rms", feed_forward="swiglu")
-MODELS = {
-    "gpt2": GPT2,
-    "llama": LLAMA,
-    "window": LLAMA.replace(mechanism="sliding_window", num_kv_heads=None),
-    "gla": GPT2.replace(mechanism="gla", positions="none"),
-}
+__all__ = ["gpu"]
 
 VARLEN = ["gpt2", "llama", "window"]
 """Models whose layers compute all documents at once; recurrences take them one by one."""
-LAYERS = GPT2.num_layers
 BACKWARD = ("attend_delta", "gradient_to_queries", "gradient_to_keys")
-
-
-class Devices(TorchDispatchMode):
-    """Operations that mix devices are `apart`; `multiplied` are the types that products read."""
-
-    def __init__(self):
-        super().__init__()
-        self.apart, self.multiplied = [], set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if left_behind(func, args, kwargs):
-            self.apart.append(func.overloadpacket.__name__)
-        if func.overloadpacket.__name__ in {"mm", "addmm", "bmm", "baddbmm"}:
-            self.multiplied |= {tensor.dtype for tensor in tensors_in(args)}
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.fixture
-def gpu():
-    with pretended_gpu() as counter:
-        yield counter
 
 
 @pytest.fixture
@@ -72,15 +35,7 @@ def trainer(gpu, prepared, lines, tmp_path):
             evaluation=EvaluationConfig(eval_steps=30, eval_batches=2, logging_steps=30),
             precision=precision,
         )
-        family, made = configured(asked.model, data.model_fields)
-        torch.manual_seed(0)
-        model = family.build(made).train()
-        to_pretended(model)
-        training = Trainer(model, data, asked)
-        for _ in range(2):
-            training._one_step(NullReporter())
-        gpu.reset()
-        return training
+        return stepped(gpu, data, asked)
 
     return make
 
@@ -98,13 +53,12 @@ def test_the_host_waits_in_no_step_over_packed_documents(name, precision, traine
 @pytest.mark.parametrize("name", VARLEN)
 def test_documents_of_all_rows_are_attended_in_one_launch_a_layer_and_their_gradients_in_three(name, trainer, gpu):
     training = trainer(name)
-    seen = Devices()
-    with seen:
+    with Seen() as seen:
         training._one_step(NullReporter())
     assert {name: gpu.programs[name] for name in BACKWARD} == dict.fromkeys(BACKWARD, LAYERS)
     assert gpu.programs["attend_forward"] == LAYERS
     assert seen.apart == []
-    assert seen.multiplied == {torch.bfloat16}
+    assert seen.types(*PRODUCTS) == {torch.bfloat16}
     for weight in training.model.parameters():
         assert isinstance(weight, PretendCudaTensor)
         assert weight.dtype == torch.float32
