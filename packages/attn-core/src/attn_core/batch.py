@@ -228,6 +228,26 @@ class SlotView(Protocol):
         ...
 
 
+@dataclass(frozen=True, eq=False)
+class SlotsInPlace:
+    """Where the states of a `Slot` lie, for kernels that read and replace them in the memory of all requests.
+
+    `fields[name]` is that memory, [slots, ...]; `slots` [requests], int64, on its device, say which one each request of
+    the batch has. They are different, but for those of padding in a `StaticBatch`, which share one that no request has.
+    """
+
+    fields: Fields
+    slots: Tensor
+
+
+class InPlaceSlotView(Protocol):
+    """A view of a `Slot` state whose memory can be reached as well."""
+
+    def in_place(self) -> SlotsInPlace | None:
+        """Where the states of all requests of the batch lie; None where they may not be reached so."""
+        ...
+
+
 class SourceView(Protocol):
     """What a layer sees of a `Source` state in one step."""
 
