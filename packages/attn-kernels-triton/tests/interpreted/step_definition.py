@@ -180,7 +180,7 @@ def drawn(
         query=rows(*into),
         key=rows(*into),
         value=rows(*heads),
-        state=SlotsInPlace(state, torch.tensor(slots)),
+        state=SlotsInPlace(state, torch.tensor(slots, dtype=torch.int64)),
         scales=(spec.key_size**-0.5, 0.5),
         convolution=convolution,
         cos_sin=None if spec.rotary == "none" else cos_sin(angles, spec.rotary),
