@@ -59,6 +59,7 @@ def divided(request, monkeypatch):
     """Programs that hold whole memories, or parts of 16 columns, whose sums another program finishes."""
     if request.param == "divided":
         monkeypatch.setattr(step, "WHOLE", 0)
+        monkeypatch.setattr(step, "UNEVEN", 0)
         monkeypatch.setattr(step, "PART", 16 * 16)
     return request.param == "divided"
 

@@ -23,6 +23,8 @@ from attn_kernels_triton.rowwise.rows import norm_tile, power
 
 WHOLE = 128 * 128
 """Elements of a memory that a program holds at most: 64 registers of each thread of eight warps."""
+UNEVEN = 64 * 128
+"""The same of memories with a sum of keys, whose rows have odd lengths: each element takes an address of its own."""
 PART = 32 * 128
 """Elements that it holds where nothing asks for whole memories, so that more programs share the reading."""
 BLOCK = 256
@@ -50,7 +52,7 @@ def plan_of(spec: RecurrentStepSpec) -> StepPlan:
     itself, unless heads are normed together. Memories too large for that, or for which nothing is spared, are divided.
     """
     key_width, value_width = power_of_two(spec.key_size), power_of_two(spec.value_size)
-    fits = key_width * value_width <= WHOLE
+    fits = key_width * value_width <= (UNEVEN if spec.normalizer else WHOLE)
     convolved_within = spec.taps > 0 and fits and spec.num_heads == spec.num_key_heads
     reduced = spec.norm_heads > 0 or spec.normalizer
     reduced_within = reduced and fits and spec.norm_heads <= 1
@@ -60,14 +62,8 @@ def plan_of(spec: RecurrentStepSpec) -> StepPlan:
         convolves=spec.taps > 0 and not convolved_within,
         finishes=reduced and not reduced_within,
         columns=columns,
-        warps=warps_of(key_width * columns, lone=spec.normalizer),
+        warps=8 if key_width * columns > PART else 4,
     )
-
-
-def warps_of(elements: int, *, lone: bool) -> int:
-    """Warps of a program that holds so many elements of a memory; twice as many where each has an address of its
-    own, as rows with a sum of keys behind them have no even lengths."""
-    return (8 if elements > PART else 4) * (2 if lone and elements > PART else 1)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
