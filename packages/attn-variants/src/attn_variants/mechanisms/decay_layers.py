@@ -146,7 +146,7 @@ class GatedLinearLayer(RecurrenceLayer):
 
     def steps(self, inputs: Inputs) -> Steps:
         """Queries over √key_size, and the log of every channel's gate."""
-        decay = logsigmoid(wide(self.fade[1](inputs.projected["fade.0"]))) / self.temperature
+        decay = logsigmoid(wide(inputs.projected.through("fade"))) / self.temperature
         query = wide(inputs.query) * self.heads.key_size**-0.5
         return Steps(query, wide(inputs.key), wide(inputs.value), by_heads(decay, self.heads.query))
 
@@ -157,7 +157,7 @@ class GatedLinearLayer(RecurrenceLayer):
 
     def step_inputs(self, projected: Projections, batch: RaggedBatch, state: SlotsInPlace) -> RecurrentStepInputs:
         """See `RecurrenceLayer`."""
-        gate, fade = projected["gate"], self.fade[1](projected["fade.0"])
+        gate, fade = projected["gate"], projected.through("fade")
         return dataclasses.replace(
             super().step_inputs(projected, batch, state),
             scales=(self.heads.key_size**-0.5, 1.0),

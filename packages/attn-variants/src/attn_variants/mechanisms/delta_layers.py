@@ -88,20 +88,18 @@ class KimiDeltaLayer(DeltaLayer):
 
     def steps(self, inputs: Inputs) -> Steps:
         """DeltaNet's, and the log decay of every channel."""
-        size = softplus(
-            by_heads(wide(self.fade[1](inputs.projected["fade.0"])), self.heads.query) + wide(self.step_bias)
-        )
+        size = softplus(by_heads(wide(inputs.projected.through("fade")), self.heads.query) + wide(self.step_bias))
         return super().steps(inputs)._replace(decay=-wide(self.rate).exp()[:, None] * size)
 
     def finish(self, out: Tensor, projected: Projections) -> Tensor:
         """Each head normed, gated and projected."""
-        gate = by_heads(torch.sigmoid(wide(self.gate[1](projected["gate.0"]))), self.heads.query)
+        gate = by_heads(torch.sigmoid(wide(projected.through("gate"))), self.heads.query)
         return super(DeltaLayer, self).finish(rms_normed(out, self.norm, DELTA_EPSILON) * gate, projected)
 
     def step_inputs(self, projected: Projections, batch: RaggedBatch, state: SlotsInPlace) -> RecurrentStepInputs:
         """See `RecurrenceLayer`."""
         given = super().step_inputs(projected, batch, state)
-        fade, gate = self.fade[1](projected["fade.0"]), self.gate[1](projected["gate.0"])
+        fade, gate = projected.through("fade"), projected.through("gate")
         return dataclasses.replace(
             given,
             decay=DecayInputs(by_heads(fade, self.heads.query), self.rate, self.step_bias),

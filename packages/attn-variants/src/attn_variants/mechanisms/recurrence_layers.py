@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from functools import reduce
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
@@ -83,11 +82,22 @@ class Projections:
         """The output [..., outputs] of a linear layer, such as "query" or "fade.0"."""
         joint = self.layer.joint
         if joint is None or name not in joint.names:
-            found: Tensor = reduce(getattr, name.split("."), cast("Any", self.layer))(self.rows)
+            module = self.layer.get_submodule(name) if "." in name else getattr(self.layer, name)
+            found: Tensor = module(self.rows)
             return found
         if self._known is None:
             self._known = dict(zip(joint.names, joint(self.rows), strict=True))
         return self._known[name]
+
+    def through(self, name: str) -> Tensor:
+        """The output of a sequence of two linear layers, of which the first may be joined."""
+        pair: nn.Sequential = getattr(self.layer, name)
+        joint = self.layer.joint
+        if joint is None or f"{name}.0" not in joint.names:
+            found: Tensor = pair(self.rows)
+            return found
+        second: Tensor = pair[1](self[f"{name}.0"])
+        return second
 
     def at(self, *index: slice | None) -> Projections:
         """Those of some of the rows; where all are joined, slices of what is computed for all rows at once."""
@@ -235,7 +245,7 @@ class RecurrenceLayer(nn.Module):
     def _in_place(self, projected: Projections, batch: RaggedBatch, view: Any) -> Tensor | None:
         """The output of a decode step by a kernel over states in place; None where there is none, or another kernel was
         asked for by name."""
-        if self.step_spec is None or self.plan.name is not None:
+        if self.step_spec is None or not self.step_plan.able or self.plan.name is not None:
             return None
         out = self.step_plan.run(
             self.step_spec,
