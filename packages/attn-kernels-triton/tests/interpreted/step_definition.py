@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
 from attn_core.batch import SlotsInPlace
@@ -30,19 +31,23 @@ def defined(inputs: RecurrentStepInputs, dtype: torch.dtype) -> Result:
 
 def widened(inputs: RecurrentStepInputs, dtype: torch.dtype) -> RecurrentStepInputs:
     """The same tensors in another type of floats."""
+    return mapped(inputs, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
-    def cast(value):
+
+def mapped(inputs: RecurrentStepInputs, change: Callable[[Tensor], Tensor]) -> RecurrentStepInputs:
+    """The inputs with every tensor changed."""
+
+    def of(value):
         if isinstance(value, Tensor):
-            return value.to(dtype) if value.is_floating_point() else value
+            return change(value)
         if isinstance(value, tuple):
-            parts = [cast(part) for part in value]
+            parts = [of(part) for part in value]
             return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
         if isinstance(value, SlotsInPlace):
-            return SlotsInPlace({name: cast(field) for name, field in value.fields.items()}, value.slots)
+            return SlotsInPlace({name: of(field) for name, field in value.fields.items()}, of(value.slots))
         return value
 
-    named = {field.name: cast(getattr(inputs, field.name)) for field in dataclasses.fields(inputs)}
-    return RecurrentStepInputs(**named)
+    return RecurrentStepInputs(**{field.name: of(getattr(inputs, field.name)) for field in dataclasses.fields(inputs)})
 
 
 def one_request(inputs: RecurrentStepInputs, request: int, state: dict[str, Tensor], slot: int) -> Tensor:
