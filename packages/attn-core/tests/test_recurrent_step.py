@@ -156,3 +156,11 @@ def test_where_a_chip_cannot_run_a_kernel_the_next_one_computes_or_the_layer():
 def test_inputs_name_what_is_there():
     inputs = RecurrentStepInputs(spec=SPEC, query=1, key=2, value=3, state=KEPT)
     assert (inputs.scales, inputs.convolution, inputs.decay, inputs.output.gate) == ((1.0, 1.0), None, None, None)
+
+
+def test_a_request_that_computes_one_token_beside_others_is_given_its_slot_alone():
+    kept = SlotsInPlace({"S": 1}, [7, 8, 9])
+    view = SimpleNamespace(in_place=lambda: kept)
+    plan = RecurrentStepDispatcher((Everything(),))
+    found = plan.run(SPEC, ROWS, view, lambda given: given, gradients=False, request=1)
+    assert (found.fields, found.slots) == (kept.fields, [8])

@@ -106,6 +106,15 @@ class RaggedBatch:
             yield Span(request, start, start + length)
             start += length
 
+    def single_tokens(self) -> Iterator[tuple[Span, RaggedBatch]]:
+        """The requests that compute one token, each as a batch of its own."""
+        for span in self.spans():
+            if span.stop - span.start == 1:
+                row, context = slice(span.start, span.stop), (self.contexts[span.request],)
+                # Its offset is 0, and so is its number in a batch of one.
+                first = self.offset_of[row]
+                yield span, RaggedBatch((1,), context, self.positions[row], first, first)
+
 
 class StaticBatch(RaggedBatch):
     """A decode step that is recorded once and repeated, such as a CUDA graph: one token for each of its requests.

@@ -146,3 +146,29 @@ def test_steps_in_bfloat16_are_as_close_to_float64_as_those_that_the_layer_compu
                 for one, kept in lanes
             ]
         require_close(*outs, f"{name} {number}")
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_a_token_beside_a_chunk_of_a_prompt_is_computed_as_in_a_step_of_single_tokens(name, programs):
+    """Request 0 computes 3 tokens more and request 2 a single one; then the same of 2 in a step of single tokens."""
+    layer, store = prepared(name, CACHES[name], PROMPTS)
+    _, other = prepared(name, CACHES[name], PROMPTS)
+    rows, contexts = rows_of(3, 4), (PROMPTS[0], PROMPTS[2])
+    batch = RaggedBatch.of((3, 1), contexts, torch.tensor)
+    single = RaggedBatch.of((1,), contexts[1:], torch.tensor)
+    programs.clear()
+    with torch.inference_mode():
+        mixed = layer.step(rows, batch, store.view(batch, [0, 2])["layer"])
+        started = programs.count("step_heads")
+        alone = layer.step(rows[3:], single, other.view(single, [2])["layer"])
+    assert started == 1
+    torch.testing.assert_close(mixed[3:], alone, rtol=1e-6, atol=1e-7)
+    found, expected = (kept._slots.export_rows(kept._index(2)) for kept in (store, other))
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+    exact, plain = copy.deepcopy(layer).double(), prepared(name, CACHES[name], PROMPTS)[1]
+    with torch.inference_mode():
+        truth = exact.step(rows.double(), batch, plain.view(batch, [0, 2])["layer"])
+    torch.testing.assert_close(mixed.double(), truth, rtol=1e-4, atol=1e-5)
+    for request in (0, 2):
+        found, expected = (kept._slots.export_rows(kept._index(request)) for kept in (store, plain))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

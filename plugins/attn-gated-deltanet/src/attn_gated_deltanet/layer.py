@@ -126,10 +126,16 @@ class GatedDeltaLayer(nn.Module):
             in_place = self._step_in_place(query, state["memory"])
             if in_place is not None:
                 return in_place
+        done = {} if batch.decoding else self._single_tokens(query, batch, state["memory"])
         held = state["memory"].read()
         outs, memories, tails = [], [], []
         for rows, who in pieces(query, batch):
             tail = held["tail"][who] if "tail" in held else None
+            if who.start in done:
+                outs.append(done[who.start])
+                memories.append(held["S"][who])
+                tails.append(tail)
+                continue
             projected = self._projected(rows)
             rule, tail = self._rule(projected, None, tail)
             out, memory = self._read(rule, held["S"][who].to(rule.value.dtype), rows)
@@ -137,12 +143,25 @@ class GatedDeltaLayer(nn.Module):
             memories.append(memory.to(held["S"].dtype))
             tails.append(tail if "tail" not in held else tail.to(held["tail"].dtype))
         after = {"S": torch.cat(memories)}
-        state["memory"].write({**after, "tail": torch.cat(tails)} if "tail" in held else after)
+        if "tail" in held:
+            after["tail"] = torch.cat(tails)  # type: ignore[arg-type]
+        state["memory"].write(after)
         return torch.cat(outs)
 
-    def _step_in_place(self, rows: Tensor, view: Any) -> Tensor | None:
-        """The output of a decode step by a kernel over states in place; None where there is none, or another kernel was
-        asked for by name."""
+    def _single_tokens(self, rows: Tensor, batch: RaggedBatch, view: Any) -> dict[int, Tensor]:
+        """By their numbers, the outputs [1, hidden_size] of requests that compute one token beside others that compute
+        several, as in a step of single tokens; none where no kernel computes those in place."""
+        found: dict[int, Tensor] = {}
+        for span, _ in batch.single_tokens() if self.step_plan.able else ():
+            out = self._step_in_place(rows[span.start : span.stop], view, span.request)
+            if out is None:
+                break
+            found[span.request] = out
+        return found
+
+    def _step_in_place(self, rows: Tensor, view: Any, request: int | None = None) -> Tensor | None:
+        """The output of a decode step by a kernel over states in place, of all requests of a view or of one of them;
+        None where there is none, or another kernel was asked for by name."""
         if self.plan.name is not None:
             return None
 
@@ -150,7 +169,7 @@ class GatedDeltaLayer(nn.Module):
             return self._step_inputs(self._projected(rows), state)
 
         gradients = torch.is_grad_enabled()
-        out = self.step_plan.run(self.step_spec, rows, view, inputs, gradients=gradients)
+        out = self.step_plan.run(self.step_spec, rows, view, inputs, gradients=gradients, request=request)
         if out is None:
             return None
         found: Tensor = self.output(out.to(rows.dtype))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from attn_core import LayerState, RaggedBatch, installed
@@ -76,27 +77,54 @@ class Mamba2Layer(nn.Module):
         [requests, taps - 1, channels].
         """
         if batch.decoding:
-            found = self.step_plan.run(
-                self.step_spec,
-                query,
-                state["memory"],
-                lambda memory: self._step_inputs(query, memory),
-                gradients=torch.is_grad_enabled(),
-            )
-            if found is not None:
-                projected: Tensor = self.output(found.to(query.dtype))
-                return projected
+            in_place = self._step_in_place(query, state["memory"])
+            if in_place is not None:
+                return in_place
+        done = {} if batch.decoding else self._single_tokens(query, batch, state["memory"])
         held = state["memory"].read()
         outs: list[Tensor] = []
         after: dict[str, list[Tensor]] = {name: [] for name in held}
         for rows, who in pieces(query, batch):
-            out, memory, tail = self._run(rows, None, held["S"][who], held["tail"][who] if "tail" in held else None)
+            mine = {name: part[who] for name, part in held.items()}
+            if who.start in done:
+                outs.append(done[who.start])
+                for name, part in mine.items():
+                    after[name].append(part)
+                continue
+            out, memory, tail = self._run(rows, None, mine["S"], mine.get("tail"))
             outs.append(out.flatten(0, 1))
             for name, part in (("S", memory), ("tail", tail)):
                 if name in after:
                     after[name].append(part.to(held[name].dtype))
         state["memory"].write({name: torch.cat(parts) for name, parts in after.items()})
         return torch.cat(outs)
+
+    def _single_tokens(self, rows: Tensor, batch: RaggedBatch, view: Any) -> dict[int, Tensor]:
+        """By their numbers, the outputs [1, hidden_size] of requests that compute one token beside others that compute
+        several, as in a step of single tokens; none where no kernel computes those in place."""
+        found: dict[int, Tensor] = {}
+        for span, _ in batch.single_tokens() if self.step_plan.able else ():
+            out = self._step_in_place(rows[span.start : span.stop], view, span.request)
+            if out is None:
+                break
+            found[span.request] = out
+        return found
+
+    def _step_in_place(self, rows: Tensor, view: Any, request: int | None = None) -> Tensor | None:
+        """The output of a decode step by a kernel over states in place, of all requests of a view or of one of them;
+        None where there is none."""
+        out = self.step_plan.run(
+            self.step_spec,
+            rows,
+            view,
+            lambda memory: self._step_inputs(rows, memory),
+            gradients=torch.is_grad_enabled(),
+            request=request,
+        )
+        if out is None:
+            return None
+        found: Tensor = self.output(out.to(rows.dtype))
+        return found
 
     def _step_inputs(self, rows: Tensor, state: SlotsInPlace) -> RecurrentStepInputs:
         """What a kernel is given for a decode step of rows [requests, hidden_size]."""

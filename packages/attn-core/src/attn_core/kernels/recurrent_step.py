@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
+from attn_core.batch import SlotsInPlace
 from attn_core.errors import InvalidValue
 from attn_core.kernels.base import Kernel, Problem
 from attn_core.kernels.dispatch import KernelTable
@@ -20,8 +21,6 @@ from attn_core.plugins.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from attn_core.batch import SlotsInPlace
 else:
     Tensor = Any
 
@@ -207,12 +206,14 @@ class RecurrentStepDispatcher:
         inputs: Callable[[SlotsInPlace], RecurrentStepInputs],
         *,
         gradients: bool,
+        request: int | None = None,
     ) -> Tensor | None:
         """What a kernel makes of a decode step, see `RecurrentStepKernel.run`; None where the layer is to compute it.
 
         That is where no kernel accepts, and where the store behind `view`, a `SlotView`, does not show where its states
-        lie. `like` are the layer's input rows; `inputs` is called only where there is a kernel. Where this chip cannot
-        run one, the next is taken, which is said once.
+        lie. `like` are the layer's input rows, of all requests of the batch or of one that computes one token beside
+        others that compute several, of which `request` is the number; `inputs` is called only where there is a kernel.
+        Where this chip cannot run one, the next is taken, which is said once.
         """
         if not self.able:
             return None
@@ -223,6 +224,8 @@ class RecurrentStepDispatcher:
         kept = None if in_place is None else in_place()
         if kept is None:
             return None
+        if request is not None:
+            kept = SlotsInPlace(kept.fields, kept.slots[request : request + 1])
         given = inputs(kept)
         return self.table.run_below(call, lambda kernel: kernel.run(given), below=PLAIN)
 

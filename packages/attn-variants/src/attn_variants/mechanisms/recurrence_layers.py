@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
-from attn_core import Heads, LayerState, RaggedBatch, installed
+from attn_core import Fields, Heads, LayerState, RaggedBatch, installed
 from attn_core.batch import SlotsInPlace
 from attn_core.kernels.linear import Pack
 from attn_core.kernels.recurrence import RecurrenceDispatcher, Steps
@@ -234,17 +234,34 @@ class RecurrenceLayer(nn.Module):
             found = self._in_place(projected, batch, state["memory"])
             if found is not None:
                 return found
+        done = {} if decoding else self._single_tokens(projected, batch, state["memory"])
         before = state["memory"].read()
         if decoding:
             out, after = self._decode(projected, batch, before["S"], before.get("tail"))
         else:
-            out, after = self._prefill(projected, batch, before["S"], before.get("tail"))
+            out, after = self._prefill(projected, batch, before, done)
         state["memory"].write({name: part.to(before[name].dtype) for name, part in after.items()})
-        return self.finish(out[None], projected.at(None))[0]
+        finished = self.finish(out[None], projected.at(None))[0]
+        for row, found in done.items():
+            finished[row] = found[0]
+        return finished
 
-    def _in_place(self, projected: Projections, batch: RaggedBatch, view: Any) -> Tensor | None:
-        """The output of a decode step by a kernel over states in place; None where there is none, or another kernel was
-        asked for by name."""
+    def _single_tokens(self, projected: Projections, batch: RaggedBatch, view: Any) -> dict[int, Tensor]:
+        """By their rows, the outputs [1, hidden_size] of requests that compute one token beside others that compute
+        several, as in a step of single tokens; none where no kernel computes those in place."""
+        found: dict[int, Tensor] = {}
+        for span, alone in batch.single_tokens() if self.step_plan.able else ():
+            out = self._in_place(projected.at(slice(span.start, span.stop)), alone, view, span.request)
+            if out is None:
+                break
+            found[span.start] = out
+        return found
+
+    def _in_place(
+        self, projected: Projections, batch: RaggedBatch, view: Any, request: int | None = None
+    ) -> Tensor | None:
+        """The output of a decode step by a kernel over states in place, of all requests of a view or of one of them;
+        None where there is none, or another kernel was asked for by name."""
         if self.step_spec is None or not self.step_plan.able or self.plan.name is not None:
             return None
         out = self.step_plan.run(
@@ -253,6 +270,7 @@ class RecurrenceLayer(nn.Module):
             view,
             lambda state: self.step_inputs(projected, batch, state),
             gradients=torch.is_grad_enabled(),
+            request=request,
         )
         return None if out is None else self.output(out.to(projected.rows.dtype))
 
@@ -265,12 +283,19 @@ class RecurrenceLayer(nn.Module):
         return out[:, 0], _kept(after, tail)
 
     def _prefill(
-        self, projected: Projections, batch: RaggedBatch, memory: Tensor, tail: Tensor | None
+        self, projected: Projections, batch: RaggedBatch, before: Fields, done: Mapping[int, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        """What is read, and states after it; those of requests whose rows are `done` stay, and what they read is 0."""
+        memory, tail = before["S"], before.get("tail")
         pieces, memories, tails = [], [], []
         for span in batch.spans():
             piece, request = slice(span.start, span.stop), slice(span.request, span.request + 1)
             mine = None if tail is None else tail[request]
+            if span.start in done:
+                pieces.append(memory.new_zeros(1, self.heads.query, memory.shape[-1]))
+                memories.append(memory[request])
+                tails.append(mine)
+                continue
             places = Places(batch.positions[None, piece], batch.longest)
             steps, mine = self._steps(projected.at(None, piece), places, None, mine)
             held = memory[request].to(steps.value.dtype)
