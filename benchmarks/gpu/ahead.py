@@ -37,6 +37,7 @@ WITHOUT_A_GPU = (
     "attn_kernels_triton.checks",
     "attn_kernels_triton.attention.forward",
     "attn_kernels_triton.recurrence.compute",
+    "attn_kernels_triton.recurrence.step_checks",
     "attn_kernels_triton.rowwise.rows",
     "attn_kernels_triton.paged.attend",
     "attn_kernels_triton.products",

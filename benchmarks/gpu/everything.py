@@ -70,6 +70,7 @@ TABLES = (
     Table(Part("rowwise", "tables", 40), ("rowwise.verdicts",)),
     Table(Part("packed_weights", "tables", 40), ("packed_weights.verdicts",)),
     Table(Part("attention", "features", 25), ("family.learned",)),
+    Table(Part("recurrent_steps", "tables", 30), ("recurrent_steps.verdicts",)),
     Table(Part("rowwise", "compiled", 60), ("rowwise.verdicts",)),
 )
 """What bars are about first: what there is no time for is what comes last."""

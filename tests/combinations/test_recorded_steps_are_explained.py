@@ -8,9 +8,11 @@ from typing import ClassVar
 
 import pytest
 import torch
-from attn_cli.facts import eager_reason, recorded_step
+from attn_cli.facts import eager_reason, recorded_step, step_verdicts
 from attn_cli.main import application
 from attn_core import AttentionSpec, Capability, Slot, configure, installed
+from attn_core.computation import WholeCall
+from attn_core.kernels import devices
 from attn_core.kernels.attend import BAND, PagedAttendKernel, PagedAttendProblem, PagedAttentionInputs
 from attn_core.kernels.base import AtMost, Condition, OneOf
 from attn_engine import EngineConfig, Request, SamplingParams, build_engine
@@ -148,3 +150,31 @@ def test_steps_are_recorded_where_a_kernel_meets_rows_in_place_and_plans_nothing
 def test_an_encoder_has_no_decode_step() -> None:
     shown = [CliRunner().invoke(application(), ["explain", "mha", *more]).output for more in ((), ("--bidirectional",))]
     assert ["CUDA graph" in output for output in shown] == [True, False]
+
+
+STEPPED = ("linear", "retnet", "lightning", "gla", "deltanet", "kda", "gated_deltanet", "mamba2")
+"""Recurrences that ask kernels to compute a decode step over states in place."""
+
+
+@pytest.mark.parametrize("name", STEPPED)
+def test_which_kernel_computes_a_step_over_states_of_fixed_size_is_said_and_why_not(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mechanism = installed().mechanisms.get(name)
+    config = configure(mechanism, **SIZES)
+    call = {"dtype": "bfloat16", "device": "cuda"}
+    own, refused = step_verdicts(mechanism, config, WholeCall(**call))
+    assert (own["part"], own["name"], own["verdict"]) == ("decode step", "its own module", "runs")
+    assert (refused["name"], refused["verdict"]) == ("triton_recurrent_step", "refuses")
+    monkeypatch.setattr(devices, "has_gpu", lambda: True)
+    (runs,) = step_verdicts(mechanism, config, WholeCall(**call))
+    assert (runs["part"], runs["name"], runs["verdict"]) == ("decode step", "triton_recurrent_step", "runs")
+    _, refused = step_verdicts(mechanism, config, WholeCall(**call | {"dtype": "float64"}))
+    assert "dtype" in refused["reasons"]
+
+
+def test_mechanisms_over_rows_and_calls_beyond_a_step_say_nothing_of_it() -> None:
+    gqa = installed().mechanisms.get("gqa")
+    assert step_verdicts(gqa, configure(gqa, **SIZES), WholeCall(dtype="float32")) == []
+    shown = [CliRunner().invoke(application(), ["explain", "gla", *more]).output for more in ((), ("--training",))]
+    assert ["triton_recurrent_step   " in output for output in shown] == [True, False]

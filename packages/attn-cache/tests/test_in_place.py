@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_core import Field, Paged, RaggedBatch, installed
+from attn_core import Field, Paged, RaggedBatch, Slot, installed
 from attn_core.stores import StoreSize
 
 SPECS = {
@@ -75,3 +75,41 @@ def test_codes_of_a_state_that_keeps_a_field_as_it_is_are_not_shown():
     view = store.view(RaggedBatch.of([3], [0], torch.tensor), [0])["layer"]["kv"]
     view.append({"key": torch.randn(3, 2, 64), "short": torch.randn(3, 2, 2)})
     assert view.coded_in_place() is None
+
+
+@pytest.mark.parametrize("cache", ["paged", "shared", "contiguous"])
+def test_states_of_fixed_size_in_place_are_those_that_are_handed_out(cache):
+    torch.manual_seed(0)
+    specs = {"layer": {"memory": Slot({"S": Field((2, 3, 4), dtype="float32"), "tail": Field((3, 5))})}}
+    store = installed().caches.get(cache).create(specs, StoreSize(tokens=512, requests=4, dtype="bfloat16"))
+    for request in range(3):
+        assert store.admit(request)
+    batch = RaggedBatch.of([1, 1, 1], [0, 0, 0], torch.tensor)
+    view = store.view(batch, [2, 0, 1])["layer"]["memory"]
+    given = {"S": torch.randn(3, 2, 3, 4), "tail": torch.randn(3, 3, 5).bfloat16()}
+    view.write(given)
+    found = view.in_place()
+    assert found.slots.dtype == torch.int64
+    for name, memory in found.fields.items():
+        assert memory.shape[1:] == given[name].shape[1:]
+        assert torch.equal(memory[found.slots], given[name])
+        memory[found.slots[1]] += 1
+        assert torch.equal(view.read()[name][1], given[name][1] + 1)
+        assert torch.equal(store.view(batch, [0, 1, 2])["layer"]["memory"].read()[name][0], given[name][1] + 1)
+
+
+def test_padding_of_a_static_step_has_a_slot_that_no_request_has():
+    specs = {"layer": {"memory": Slot({"S": Field((2,))})}}
+    store = installed().caches.get("paged").create(specs, StoreSize(tokens=64, requests=3))
+    for request in range(2):
+        assert store.admit(request)
+        assert store.reserve(request, 2)
+    static = store.static_decode(3, 64)
+    static.load([0, 0], [0, 0], [1, 0], 3)
+    found = static.view(3)["layer"]["memory"].in_place()
+    assert found.slots.tolist() == [1, 0, 3]
+    assert len(found.fields["S"]) == 4
+    address = found.slots.data_ptr()
+    static.load([0], [1], [0], 3)
+    assert found.slots.tolist() == [0, 3, 3]
+    assert static.view(3)["layer"]["memory"].in_place().slots.data_ptr() == address

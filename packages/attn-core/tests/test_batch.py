@@ -31,3 +31,14 @@ def test_spans_lie_end_to_end():
 def test_a_step_decodes_when_every_request_computes_one_token():
     assert RaggedBatch.of([1, 1], [4, 0], list).decoding
     assert not RaggedBatch.of([1, 2], [4, 0], list).decoding
+
+
+@given(requests)
+def test_requests_of_one_token_are_batches_of_their_own(pairs):
+    lengths, contexts = [n for n, _ in pairs], [c for _, c in pairs]
+    batch = RaggedBatch.of(lengths, contexts, list)
+    found = list(batch.single_tokens())
+    assert [span.request for span, _ in found] == [request for request, length in enumerate(lengths) if length == 1]
+    for span, alone in found:
+        assert span in list(batch.spans())
+        assert vars(alone) == vars(RaggedBatch.of([1], [contexts[span.request]], list))

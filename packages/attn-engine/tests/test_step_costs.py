@@ -271,11 +271,53 @@ def require_repeated(engine, gpu):
     assert seen[0] == seen[1] == seen[2]
 
 
-@pytest.mark.parametrize("name", ["retnet", "gla", "deltanet", "kda", "gated_deltanet", "mamba2", "linear"])
+FIXED = {
+    "linear": 8,
+    "retnet": 8,
+    "deltanet": 8,
+    "gated_deltanet": 8,
+    "gla": 9,
+    "lightning": 9,
+    "kda": 10,
+    "mamba2": 10,
+}
+"""Mechanisms that remember states of fixed size, with the kernels of a layer at most."""
+
+
+def recurrent_model(layers: int, name: str) -> Decoder:
+    return model_of(layers, name, positions="rotary" if name == "retnet" else "none")
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_a_layer_over_states_of_fixed_size_takes_no_more_kernels_than_its_bound(gpu, name):
+    counts = []
+    for layers in (1, 3):
+        model = recurrent_model(layers, name)
+        join_projections(model)
+        engine = decoding(model, gpu, GREEDY)
+        step(engine)
+        assert (engine.eager_reason, gpu.syncs.total(), gpu.copies) == (None, 1, 1)
+        assert gpu.programs["step_heads"] == layers
+        assert gpu.launches["index_copy_"] == 0
+        counts.append(gpu.total)
+    assert (counts[1] - counts[0]) / 2 <= FIXED[name], gpu.launches + gpu.programs
+
+
+@pytest.mark.parametrize("name", FIXED)
 def test_a_step_over_states_of_fixed_size_repeats_over_the_same_memory(gpu, name):
-    options = {"positions": "rotary" if name == "retnet" else "none"}
-    engine = decoding(model_of(2, name, **options), gpu, GREEDY)
+    engine = decoding(recurrent_model(2, name), gpu, GREEDY)
     require_repeated(engine, gpu)
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_states_of_fixed_size_are_read_and_written_where_the_store_keeps_them(gpu, name):
+    engine = decoding(recurrent_model(2, name), gpu, GREEDY)
+    memory = engine._store._slots._memory
+    step(engine)
+    given = [set(pointers) for program, _, pointers in gpu.grids if program == "step_heads"]
+    kept = [fields["S"].data_ptr() for fields in memory.values()]
+    assert len(given) == len(kept) == 2
+    assert all(address in pointers for address, pointers in zip(kept, given, strict=True))
 
 
 def test_a_model_of_states_of_fixed_size_and_rows_is_recorded_whole(gpu):
@@ -283,7 +325,7 @@ def test_a_model_of_states_of_fixed_size_and_rows_is_recorded_whole(gpu):
     engine = decoding(model_of(2, "mha", pattern=pattern, positions="learned"), gpu, GREEDY)
     step(engine)
     assert (engine.eager_reason, gpu.syncs.total(), gpu.copies) == (None, 1, 1)
-    assert gpu.programs["go_through"] == gpu.programs["lay_out"] == 1
+    assert gpu.programs["step_heads"] == gpu.programs["lay_out"] == 1
 
 
 @pytest.mark.parametrize(

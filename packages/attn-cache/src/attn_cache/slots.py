@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from attn_core import Field, Fields, Slot
+from attn_core.batch import SlotsInPlace
 from attn_core.stores import ModelSpecs, StoreSize
 from torch import Tensor
 
@@ -91,7 +92,7 @@ class SlotStates:
 
 
 class SlotStateView:
-    """The view of one state of one layer in a step; implements `attn_core.batch.SlotView`."""
+    """The view of one state of one layer in a step; implements `attn_core.batch.SlotView` and `InPlaceSlotView`."""
 
     def __init__(self, name: str, memory: Mapping[str, Tensor], index: Tensor) -> None:
         self._name = name
@@ -101,6 +102,10 @@ class SlotStateView:
     def read(self) -> Fields:
         """A copy of the state of every request of the batch, [requests, ...] each."""
         return {name: memory.index_select(0, self._index) for name, memory in self._memory.items()}
+
+    def in_place(self) -> SlotsInPlace:
+        """Where the states of all requests lie."""
+        return SlotsInPlace(self._memory, self._index)
 
     def write(self, fields: Fields) -> None:
         """Replace the state of every request; raises `InvalidValue` for other fields or shapes."""

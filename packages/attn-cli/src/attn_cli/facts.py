@@ -13,9 +13,13 @@ from attn_core.graph_safety import REPLAYED, always_as_many, gathers, plans_on_t
 from attn_core.kernels.attend import PagedAttendKernel, paged_problem
 from attn_core.kernels.base import Problem
 from attn_core.kernels.dispatch import explain
+from attn_core.kernels.recurrent_step import PLAIN
 from attn_core.kernels.rowwise import ROW_FORMS, row_problem
 from attn_core.options import option_fields
 from attn_core.states import Paged, Slot, StateSpec
+
+DECODE_STEP = "decode step"
+"""What `attn explain` calls a step in which each request computes one token."""
 
 CACHE_FORMS = ("plain", "int8", "int4", "latent")
 """How caches keep rows; see `attn_core.kernels.attend.paged_problem`."""
@@ -89,11 +93,22 @@ def paged_verdicts(
     return kernel_rows(computation, paged_problem(computation.asked, dtype=dtype, device=device, rows=rows))
 
 
+def step_verdicts(mechanism: Mechanism, config: MechanismConfig, call: WholeCall) -> list[dict[str, Any]]:
+    """A row per kernel for a decode step over states of fixed size where a store keeps them; none where the mechanism
+    asks no kernel. Where all refuse, its own module computes the step."""
+    asked = mechanism.recurrent_step(config)
+    if asked is None:
+        return []
+    computation = Computation(part=DECODE_STEP, asked=asked, below=PLAIN)
+    found = kernel_rows(computation, computation.problem(call))
+    return [row for row in found if row["verdict"] != "refuse"]  # kernels of other operations are named above
+
+
 def recorded_step(mechanism: Mechanism, config: MechanismConfig, *, dtype: str, device: str) -> dict[str, Any]:
     """The row that says whether a decode step can be recorded once and repeated, as a CUDA graph."""
     reason = eager_reason(mechanism, config, dtype=dtype, device=device)
     verdict = "can be recorded" if reason is None else "runs eagerly"
-    return row_of(Computation(part="decode step"), "CUDA graph", verdict, reasons=reason or "")
+    return row_of(Computation(part=DECODE_STEP), "CUDA graph", verdict, reasons=reason or "")
 
 
 def eager_reason(mechanism: Mechanism, config: MechanismConfig, *, dtype: str, device: str) -> str | None:

@@ -106,6 +106,15 @@ class RaggedBatch:
             yield Span(request, start, start + length)
             start += length
 
+    def single_tokens(self) -> Iterator[tuple[Span, RaggedBatch]]:
+        """The requests that compute one token, each as a batch of its own."""
+        for span in self.spans():
+            if span.stop - span.start == 1:
+                row, context = slice(span.start, span.stop), (self.contexts[span.request],)
+                # Its offset is 0, and so is its number in a batch of one.
+                first = self.offset_of[row]
+                yield span, RaggedBatch((1,), context, self.positions[row], first, first)
+
 
 class StaticBatch(RaggedBatch):
     """A decode step that is recorded once and repeated, such as a CUDA graph: one token for each of its requests.
@@ -225,6 +234,26 @@ class SlotView(Protocol):
 
     def write(self, fields: Fields) -> None:
         """Replace the state of every request of the batch, [requests, ...] each."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class SlotsInPlace:
+    """Where the states of a `Slot` lie, for kernels that read and replace them in the memory of all requests.
+
+    `fields[name]` is that memory, [slots, ...]; `slots` [requests], int64, on its device, say which one each request of
+    the batch has. They are different, but for those of padding in a `StaticBatch`, which share one that no request has.
+    """
+
+    fields: Fields
+    slots: Tensor
+
+
+class InPlaceSlotView(Protocol):
+    """A view of a `Slot` state whose memory can be reached as well."""
+
+    def in_place(self) -> SlotsInPlace | None:
+        """Where the states of all requests of the batch lie; None where they may not be reached so."""
         ...
 
 

@@ -9,6 +9,7 @@ from attn_core.errors import InvalidValue
 from attn_core.kernels.attend import attend_problem
 from attn_core.kernels.base import Problem
 from attn_core.kernels.recurrence import RecurrenceSpec, recurrence_problem
+from attn_core.kernels.recurrent_step import RecurrentStepSpec, recurrent_step_problem
 from attn_core.kernels.selected import SelectedBlocksSpec, selected_blocks_problem
 from attn_core.spec import AttentionSpec
 
@@ -40,7 +41,7 @@ class Computation:
     """
 
     part: str = "attention"
-    asked: AttentionSpec | SelectedBlocksSpec | RecurrenceSpec | None = None
+    asked: AttentionSpec | SelectedBlocksSpec | RecurrenceSpec | RecurrentStepSpec | None = None
     below: float = math.inf
     rows: tuple[str, ...] = ()
 
@@ -54,6 +55,8 @@ class Computation:
             return recurrence_problem(
                 self.asked, dtype=dtype, device=call.device, gradients=call.gradients, tokens=call.tokens
             )
+        if isinstance(self.asked, RecurrentStepSpec):
+            return recurrent_step_problem(self.asked, dtype=call.dtype, device=call.device, gradients=call.gradients)
         if isinstance(self.asked, SelectedBlocksSpec):
             return selected_blocks_problem(
                 self.asked, dtype=call.dtype, device=call.device, gradients=call.gradients, padded=call.padded

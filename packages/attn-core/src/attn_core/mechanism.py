@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attn_core.kernels.recurrence import RecurrenceSpec
+    from attn_core.kernels.recurrent_step import RecurrentStepSpec
     from attn_core.spec import AttentionSpec
 else:
     Tensor = Any
@@ -221,8 +222,11 @@ class Mechanism(ABC):
         return (Computation() if found is None else Computation(part="recurrence", asked=found),)
 
     def paged_computation(self, config: MechanismConfig) -> Computation | None:
-        """What its step asks of kernels that meet remembered rows where a cache keeps them; None where it never
-        does."""
+        """What its step asks of kernels that meet remembered rows where a cache keeps them; None if it never does."""
+        return None
+
+    def recurrent_step(self, config: MechanismConfig) -> RecurrentStepSpec | None:
+        """What a decode step asks of kernels over states of fixed size in place; None where it asks nothing."""
         return None
 
     def can(self, *capabilities: Capability) -> bool:

@@ -17,7 +17,7 @@ from meanings import become_plain
 from triton.runtime.errors import OutOfResources
 
 STATIC = ["gqa", "mqa", "sliding_window", "t5_bias", "sink", "qk_norm", "soft_cap", "mla"]
-RECURRENT = ["retnet", "gla", "gated_deltanet"]
+RECURRENT = ["retnet", "gla", "gated_deltanet", "linear", "lightning", "deltanet", "kda", "mamba2"]
 EAGER = {"compressive": ASKS_THE_HOST, "most_used": "gathered before they are read"}
 
 
@@ -35,12 +35,18 @@ def test_recorded_decode_steps_say_what_the_definition_says(name, programs):
     require_defined(model, found)
 
 
+@pytest.mark.parametrize("joined", [False, True], ids=["apart", "joined"])
 @pytest.mark.parametrize("name", RECURRENT)
-def test_recorded_steps_over_states_of_fixed_size_say_what_the_definition_says(name):
+def test_recorded_steps_over_states_of_fixed_size_say_what_the_definition_says(name, joined, programs):
     model = model_of(name)
-    found, graphs = generated(model, "shared")
+    served = copy.deepcopy(model)
+    if joined:
+        join_projections(served)
+    found, graphs = generated(served, "shared")
     assert graphs.reason is None
     assert graphs.replayed >= NEW - 1
+    assert programs.count("step_heads") >= 2 * (NEW - 1)
+    assert "go_through" not in programs
     require_defined(model, found)
 
 
@@ -107,7 +113,7 @@ def uncompilable(monkeypatch, caplog):
     rowwise.row_table.cache_clear()
 
 
-@pytest.mark.parametrize("name", ["gqa", "mla", *RECURRENT[::2]])
+@pytest.mark.parametrize("name", ["gqa", "mla", "retnet", "gated_deltanet"])
 def test_where_no_program_compiles_other_kernels_compute_and_each_is_said_once(name, uncompilable):
     model = model_of(name)
     found, graphs = generated(model, "shared")

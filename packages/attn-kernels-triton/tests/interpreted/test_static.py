@@ -5,64 +5,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_core import MechanismConfig, RaggedBatch, configure, installed
+from attn_core import RaggedBatch, configure, installed
 from attn_core.errors import NotGraphSafe
 from attn_core.stores import StoreSize
 from attn_kernels_triton.launch import Launch
-
-PROMPTS, STEPS, PADDED, WIDTH = (14, 1, 70), 4, 4, 64
-OPTIONS = {
-    "gqa": {},
-    "mha": {},
-    "mqa": {},
-    "sliding_window": {"window": 9},
-    "t5_bias": {"buckets": 8, "max_distance": 20},
-    "mla": {"latent": 32, "rotary_size": 16, "nope_size": 16, "value_size": 16},
-    "retnet": {},
-    "gla": {},
-    "deltanet": {},
-    "kda": {},
-    "linear": {},
-}
-
-
-def config_of(name: str) -> MechanismConfig:
-    mechanism = installed().mechanisms.get(name)
-    groups = {"gqa": 2, "mqa": 1}.get(name)
-    heads = 32 if name == "mqa" else 4
-    return configure(
-        mechanism, OPTIONS[name], hidden_size=WIDTH, num_heads=heads, num_kv_heads=groups, causal=True, head_dim=32
-    )
-
-
-def prepared(name: str, cache: str, numbers: tuple[int, ...] = (0, 1, 2)):
-    """A layer, and a store in which each request's prompt has been computed."""
-    torch.manual_seed(0)
-    mechanism, config = installed().mechanisms.get(name), config_of(name)
-    layer = mechanism.build(config)
-    specs = {"layer": mechanism.state(config)}
-    store = installed().caches.get(cache).create(specs, StoreSize(tokens=1024, requests=PADDED))
-    for number in numbers:
-        assert store.admit(number)
-        assert store.reserve(number, PROMPTS[number] + STEPS)
-    rows = torch.randn(sum(PROMPTS), WIDTH, generator=torch.Generator().manual_seed(1))
-    batch = RaggedBatch.of(PROMPTS, [0] * len(PROMPTS), torch.tensor)
-    with torch.inference_mode():
-        layer.step(rows, batch, store.view(batch, [0, 1, 2])["layer"])
-    return layer, store
-
-
-def inputs(step: int) -> torch.Tensor:
-    """The rows of three requests at a step."""
-    return torch.randn(len(PROMPTS), WIDTH, generator=torch.Generator().manual_seed(100 + step))
-
-
-def static_step(layer, static, step: int) -> torch.Tensor:
-    """What a padded step of inputs in place computes for its real requests."""
-    static.load([0, 0, 0], [prompt + step for prompt in PROMPTS], [0, 1, 2], PADDED)
-    rows = torch.cat([inputs(step), torch.zeros(PADDED - len(PROMPTS), WIDTH)])
-    with torch.inference_mode():
-        return layer.step(rows, static.batch(PADDED), static.view(PADDED)["layer"])[: len(PROMPTS)]
+from static_steps import PADDED, PROMPTS, STEPS, WIDTH, inputs, prepared, static_step
 
 
 @pytest.fixture(autouse=True)
@@ -82,11 +29,6 @@ def few_processors(monkeypatch):
         ("sliding_window", "paged"),
         ("t5_bias", "paged"),
         ("mla", "paged"),
-        ("retnet", "paged"),
-        ("gla", "shared"),
-        ("deltanet", "shared"),
-        ("kda", "int8"),
-        ("linear", "paged"),
     ],
 )
 def test_a_static_step_computes_what_a_planned_one_does(name, cache):

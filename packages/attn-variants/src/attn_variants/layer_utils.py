@@ -104,17 +104,23 @@ def with_dropout(inputs: AttentionInputs, layer: DropsWeights) -> AttentionInput
 
 
 class JointProjection(nn.Module):
-    """`whole` maps rows [..., inputs] to the outputs of several layers, `sizes` of each, side by side."""
+    """`whole` maps rows [..., inputs] to the outputs of several layers, `sizes` of each, side by side.
 
-    def __init__(self, whole: nn.Module, sizes: Sequence[int]) -> None:
+    `names` are those of the layers.
+    """
+
+    def __init__(self, whole: nn.Module, sizes: Sequence[int], names: Sequence[str]) -> None:
         super().__init__()
         self.whole = whole
         self.sizes = list(sizes)
+        self.names = tuple(names)
 
     @classmethod
-    def of(cls, pack: Pack, layers: Sequence[nn.Linear]) -> JointProjection:
+    def of(
+        cls, pack: Pack, layers: Sequence[nn.Linear], names: Sequence[str] = ("query", "key", "value")
+    ) -> JointProjection:
         """Layers of one input, packed as one."""
-        return cls(pack(layers), [layer.out_features for layer in layers])
+        return cls(pack(layers), [layer.out_features for layer in layers], names)
 
     def forward(self, rows: Tensor) -> list[Tensor]:
         """The outputs [..., size] of each layer."""

@@ -4,7 +4,8 @@ import pytest
 import torch
 from attn_core import configure, installed
 from attn_core.errors import Incompatible, InvalidValue
-from attn_variants.mechanisms.recurrence_layers import Places, log_retention, slopes_of
+from attn_variants.mechanisms.decay_layers import log_retention, slopes_of
+from attn_variants.mechanisms.recurrence_layers import Places, Projections
 from torch.nn.functional import silu
 
 CAUSAL_ONLY = ["retnet", "gla", "deltanet", "kda", "lightning"]
@@ -52,7 +53,9 @@ def test_rotary_positions_of_retention_depend_on_distances_only():
     layer = made("retnet")
     given = rows(6)
     at = torch.arange(6)[None]
-    near, far = (layer._steps(given, Places(places, 2000), None, None)[0] for places in (at, at + 1000))
+    near, far = (
+        layer._steps(Projections(layer, given), Places(places, 2000), None, None)[0] for places in (at, at + 1000)
+    )
     scores = [torch.einsum("bqhd,bkhd->bhqk", steps.query, steps.key) for steps in (near, far)]
     torch.testing.assert_close(*scores, rtol=1e-9, atol=1e-9)
     plain = made("retnet", {"base": None})

@@ -57,7 +57,7 @@ def test_linear_attention_without_its_features(agrees, steps):
 
 
 def test_retention(agrees, steps):
-    from attn_variants.mechanisms.recurrence_layers import log_retention
+    from attn_variants.mechanisms.decay_layers import log_retention
 
     decay = log_retention(HEADS, steps.key)[None, None].expand(1, TOKENS, -1, 1)
     ours = chunked(steps._replace(query=steps.query * KEY**-0.5, decay=decay), None, 16)[0]

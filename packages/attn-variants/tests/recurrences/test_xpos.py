@@ -6,7 +6,7 @@ import pytest
 import torch
 from attn_core import Rotary, Shape, configure, installed
 from attn_core.errors import InvalidValue
-from attn_variants.mechanisms.recurrence_layers import Places
+from attn_variants.mechanisms.recurrence_layers import Places, Projections
 from attn_variants.mechanisms.recurrence_scan import chunked, parallel, recurrent
 from torch.nn.functional import silu
 from torch.utils.flop_counter import FlopCounterMode
@@ -75,7 +75,7 @@ def test_scores_depend_on_distances_only_and_far_positions_overflow_nothing(buil
     given = rows(6).float()
     at = torch.arange(6)[None]
     places = (Places(at + first, 2**17) for first in (0, 10**5))
-    near, far = (chunked(layer._steps(given, place, None, None)[0], None, 4)[0] for place in places)
+    near, far = (chunked(layer._steps(Projections(layer, given), place, None, None)[0], None, 4)[0] for place in places)
     assert torch.isfinite(layer(rows(600).float())).all()
     torch.testing.assert_close(near, far, rtol=1e-3, atol=1e-4)
 

@@ -24,8 +24,9 @@ from attn_core import (
 )
 from attn_core.errors import InvalidValue
 from attn_core.kernels.recurrence import RecurrenceSpec
+from attn_core.kernels.recurrent_step import RecurrentStepSpec
 
-from attn_gated_deltanet.config import GatedDeltaConfig
+from attn_gated_deltanet.config import GatedDeltaConfig, gated_delta_step
 
 
 class GatedDeltaNet(ComputedMechanism):
@@ -90,6 +91,11 @@ class GatedDeltaNet(ComputedMechanism):
         heads, _, key, value = GatedDeltaConfig.of(config).sizes
         layout = Heads(query=heads, key_value=heads, key_size=key, value_size=value)
         return RecurrenceSpec(heads=layout, decay="head", delta_rule=True)
+
+    def recurrent_step(self, config: MechanismConfig) -> RecurrentStepSpec | None:
+        """A decode step over states in place."""
+        own = GatedDeltaConfig.of(config)
+        return gated_delta_step(own.sizes, own.taps)
 
     def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:
         """The recurrence, where a kernel costs less than the layer's own plain computation."""

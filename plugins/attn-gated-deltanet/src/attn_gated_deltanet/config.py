@@ -10,6 +10,7 @@ from attn_core import (
 )
 from attn_core.checks import require_number, require_whole
 from attn_core.errors import InvalidValue
+from attn_core.kernels.recurrent_step import RecurrentStepSpec
 
 
 class Sizes(NamedTuple):
@@ -34,6 +35,24 @@ class Sizes(NamedTuple):
     def channels(self) -> int:
         """Elements of all queries, keys and values of a token."""
         return 2 * self.into + self.out
+
+
+def gated_delta_step(sizes: Sizes, taps: int) -> RecurrentStepSpec:
+    """What a layer asks kernels to compute of a decode step."""
+    return RecurrentStepSpec(
+        num_heads=sizes.heads,
+        num_key_heads=sizes.key_heads,
+        key_size=sizes.key,
+        value_size=sizes.value,
+        taps=taps,
+        feature_map="silu",
+        unit=True,
+        decay="head",
+        decay_form="softplus",
+        delta_rule=True,
+        norm_heads=1,
+        gate="silu",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,20 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from attn_core import LayerState, RaggedBatch, installed
+from attn_core.batch import SlotsInPlace
 from attn_core.errors import InvalidValue
+from attn_core.kernels.linear import Pack
 from attn_core.kernels.recurrence import RecurrenceDispatcher, Steps
+from attn_core.kernels.recurrent_step import (
+    ConvolutionInputs,
+    DecayInputs,
+    OutputInputs,
+    RecurrentStepDispatcher,
+    RecurrentStepInputs,
+)
 from attn_core.masking import wide
 from torch import Tensor, nn
 from torch.nn.functional import pad, silu, softplus
 
-from attn_gated_deltanet.config import Sizes
+from attn_gated_deltanet.config import Sizes, gated_delta_step
 from attn_gated_deltanet.rule import Rule, by_chunks, weights
 
 UNIT_EPS = 1e-6
+
+
+class Projected(NamedTuple):
+    """What the linear layers of these names make of rows [..., hidden_size]."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    gate: Tensor
+    fade: Tensor
+    strength: Tensor
+
+
+class Joint(nn.Module):
+    """Layers of one input as one, `whole`, that gives their outputs, `sizes` of each, side by side."""
+
+    def __init__(self, whole: nn.Module, sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.whole = whole
+        self.sizes = list(sizes)
+
+    def forward(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """The outputs [..., size] of each layer."""
+        return torch.split(self.whole(rows), self.sizes, dim=-1)
+
+
+class JointPart(nn.Module):
+    """One of the layers of a `Joint`; computes the others too."""
+
+    def __init__(self, joint: Joint, index: int) -> None:
+        super().__init__()
+        self.joint = joint
+        self.index = index
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """The outputs [..., size] of this layer alone."""
+        parts: tuple[Tensor, ...] = self.joint(rows)
+        return parts[self.index]
 
 
 class GatedDeltaLayer(nn.Module):
@@ -29,13 +77,16 @@ class GatedDeltaLayer(nn.Module):
         super().__init__()
         self.sizes, self.chunk, self.eps = sizes, chunk, eps
         self.plan = RecurrenceDispatcher(installed().kernels)
+        self.step_plan = RecurrentStepDispatcher(installed().kernels)
+        self.step_spec = gated_delta_step(sizes, taps)
+        self.joint: Joint | None = None
         self.query = nn.Linear(hidden_size, sizes.into, bias=bias)
         self.key = nn.Linear(hidden_size, sizes.into, bias=bias)
         self.value = nn.Linear(hidden_size, sizes.out, bias=bias)
         self.gate = nn.Linear(hidden_size, sizes.out, bias=False)
         self.fade = nn.Linear(hidden_size, sizes.heads, bias=False)
         self.strength = nn.Linear(hidden_size, sizes.heads, bias=False)
-        self.output = nn.Linear(sizes.out, hidden_size, bias=bias)
+        self.output: nn.Module = nn.Linear(sizes.out, hidden_size, bias=bias)
         self.filters = nn.Parameter(torch.empty(sizes.channels, taps).uniform_(-(taps**-0.5), taps**-0.5))
         self.rate = nn.Parameter(torch.empty(sizes.heads).uniform_(0.01, 16).log())
         self.fade_bias = nn.Parameter(torch.ones(sizes.heads))
@@ -47,12 +98,23 @@ class GatedDeltaLayer(nn.Module):
         `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
         given.
         """
-        rule, _ = self._rule(query, source, key_padding_mask, None)
-        return self._out(self._read(rule, self._empty(rule), query)[0], query)
+        refuse_source(source)
+        projected = self._projected(query)
+        rule, _ = self._rule(projected, key_padding_mask, None)
+        return self._out(self._read(rule, self._empty(rule), query)[0], projected.gate, query.dtype)
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """The effective weights [batch, heads, query, key] of the values in what each head reads, unnormed."""
-        return weights(self._rule(query, source, key_padding_mask, None)[0])
+        refuse_source(source)
+        return weights(self._rule(self._projected(query), key_padding_mask, None)[0])
+
+    def join(self, pack: Pack) -> None:
+        """Join all layers of the input as one, of floats, whose outputs no format rounds."""
+        layers = [getattr(self, name) for name in Projected._fields]
+        self.joint = Joint(pack(layers), [layer.out_features for layer in layers])
+        for index, name in enumerate(Projected._fields):
+            setattr(self, name, JointPart(self.joint, index))
+        self.output = pack([cast("nn.Linear", self.output)])
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """New rows [tokens, hidden_size] of many requests -> [tokens, hidden_size].
@@ -60,18 +122,81 @@ class GatedDeltaLayer(nn.Module):
         Reads and replaces the state "memory": "S" [requests, heads, key_size, value_size], float32, and "tail"
         [requests, taps - 1, channels].
         """
+        if batch.decoding:
+            in_place = self._step_in_place(query, state["memory"])
+            if in_place is not None:
+                return in_place
+        done = {} if batch.decoding else self._single_tokens(query, batch, state["memory"])
         held = state["memory"].read()
         outs, memories, tails = [], [], []
         for rows, who in pieces(query, batch):
             tail = held["tail"][who] if "tail" in held else None
-            rule, tail = self._rule(rows, None, None, tail)
+            if who.start in done:
+                outs.append(done[who.start])
+                memories.append(held["S"][who])
+                tails.append(tail)
+                continue
+            projected = self._projected(rows)
+            rule, tail = self._rule(projected, None, tail)
             out, memory = self._read(rule, held["S"][who].to(rule.value.dtype), rows)
-            outs.append(self._out(out, rows).flatten(0, 1))
+            outs.append(self._out(out, projected.gate, rows.dtype).flatten(0, 1))
             memories.append(memory.to(held["S"].dtype))
             tails.append(tail if "tail" not in held else tail.to(held["tail"].dtype))
         after = {"S": torch.cat(memories)}
-        state["memory"].write({**after, "tail": torch.cat(tails)} if "tail" in held else after)
+        if "tail" in held:
+            after["tail"] = torch.cat(tails)  # type: ignore[arg-type]
+        state["memory"].write(after)
         return torch.cat(outs)
+
+    def _single_tokens(self, rows: Tensor, batch: RaggedBatch, view: Any) -> dict[int, Tensor]:
+        """By their numbers, the outputs [1, hidden_size] of requests that compute one token beside others that compute
+        several, as in a step of single tokens; none where no kernel computes those in place."""
+        found: dict[int, Tensor] = {}
+        for span, _ in batch.single_tokens() if self.step_plan.able else ():
+            out = self._step_in_place(rows[span.start : span.stop], view, span.request)
+            if out is None:
+                break
+            found[span.request] = out
+        return found
+
+    def _step_in_place(self, rows: Tensor, view: Any, request: int | None = None) -> Tensor | None:
+        """The output of a decode step by a kernel over states in place, of all requests of a view or of one of them;
+        None where there is none, or another kernel was asked for by name."""
+        if self.plan.name is not None:
+            return None
+
+        def inputs(state: SlotsInPlace) -> RecurrentStepInputs:
+            return self._step_inputs(self._projected(rows), state)
+
+        gradients = torch.is_grad_enabled()
+        out = self.step_plan.run(self.step_spec, rows, view, inputs, gradients=gradients, request=request)
+        if out is None:
+            return None
+        found: Tensor = self.output(out.to(rows.dtype))
+        return found
+
+    def _step_inputs(self, projected: Projected, state: SlotsInPlace) -> RecurrentStepInputs:
+        sizes = self.sizes
+        query, key = (part.reshape(len(part), sizes.key_heads, sizes.key) for part in projected[:2])
+        value, gate = (part.reshape(len(part), sizes.heads, sizes.value) for part in projected[2:4])
+        return RecurrentStepInputs(
+            spec=self.step_spec,
+            query=query,
+            key=key,
+            value=value,
+            state=state,
+            scales=(sizes.key**-0.5, 1.0),
+            convolution=ConvolutionInputs(self.filters, None, (0, sizes.into, 2 * sizes.into)),
+            decay=DecayInputs(projected.fade[..., None], self.rate, self.fade_bias[:, None]),
+            strength=projected.strength,
+            output=OutputInputs(norm=self.norm, eps=self.eps, gate=gate),
+        )
+
+    def _projected(self, rows: Tensor) -> Projected:
+        """What all layers of the input make of rows [..., hidden_size]."""
+        if self.joint is not None:
+            return Projected(*self.joint(rows))
+        return Projected(*(getattr(self, name)(rows) for name in Projected._fields))
 
     def _read(self, rule: Rule, memory: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs and memory, see `by_chunks`, from a kernel where one is quicker, for rows [batch, tokens,
@@ -86,19 +211,15 @@ class GatedDeltaLayer(nn.Module):
         out, memory = found
         return out.transpose(1, 2).to(rule.value.dtype), memory
 
-    def _rule(
-        self, rows: Tensor, source: Tensor | None, key_padding_mask: Tensor | None, tail: Tensor | None
-    ) -> tuple[Rule, Tensor]:
-        if source is not None:
-            raise InvalidValue.of("source", tuple(source.shape), "None: 'gated_deltanet' runs over one sequence")
-        mixed = wide(torch.cat([self.query(rows), self.key(rows), self.value(rows)], dim=-1))
+    def _rule(self, projected: Projected, key_padding_mask: Tensor | None, tail: Tensor | None) -> tuple[Rule, Tensor]:
+        mixed = wide(torch.cat(projected[:3], dim=-1))
         mixed = mixed if key_padding_mask is None else torch.where(key_padding_mask[..., None], mixed, 0)
         mixed, tail = self._convolved(mixed, tail)
         sizes = self.sizes
         query, key, value = torch.split(mixed, [sizes.into, sizes.into, sizes.out], dim=-1)
         query, key = (self._for_each_head(unit(by_heads(part, sizes.key_heads))) for part in (query, key))
-        decay = -wide(self.rate).exp() * softplus(wide(self.fade(rows)) + wide(self.fade_bias))
-        strength = wide(self.strength(rows)).sigmoid()
+        decay = -wide(self.rate).exp() * softplus(wide(projected.fade) + wide(self.fade_bias))
+        strength = wide(projected.strength).sigmoid()
         if key_padding_mask is not None:
             decay, strength = (torch.where(key_padding_mask[..., None], part, 0) for part in (decay, strength))
         decay, strength = (part.transpose(1, 2)[..., None] for part in (decay, strength))
@@ -122,11 +243,17 @@ class GatedDeltaLayer(nn.Module):
     def _empty(self, rule: Rule) -> Tensor:
         return rule.value.new_zeros(rule.value.shape[0], self.sizes.heads, self.sizes.key, self.sizes.value)
 
-    def _out(self, read: Tensor, rows: Tensor) -> Tensor:
+    def _out(self, read: Tensor, gate: Tensor, dtype: torch.dtype) -> Tensor:
         normed = read * torch.rsqrt(read.square().mean(-1, keepdim=True) + self.eps) * wide(self.norm)
-        gated = normed.transpose(1, 2).flatten(-2) * silu(wide(self.gate(rows)))
-        projected: Tensor = self.output(gated.to(rows.dtype))
+        gated = normed.transpose(1, 2).flatten(-2) * silu(wide(gate))
+        projected: Tensor = self.output(gated.to(dtype))
         return projected
+
+
+def refuse_source(source: Tensor | None) -> None:
+    """Raise `InvalidValue` where a source is given."""
+    if source is not None:
+        raise InvalidValue.of("source", tuple(source.shape), "None: 'gated_deltanet' runs over one sequence")
 
 
 def pieces(rows: Tensor, batch: RaggedBatch) -> Iterator[tuple[Tensor, slice]]:

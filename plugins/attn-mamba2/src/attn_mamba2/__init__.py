@@ -18,8 +18,9 @@ from attn_core import (
     Step,
     hookimpl,
 )
+from attn_core.kernels.recurrent_step import RecurrentStepSpec
 
-from attn_mamba2.config import Mamba2Config
+from attn_mamba2.config import Mamba2Config, mamba2_step
 
 
 class Mamba2(ComputedMechanism):
@@ -65,6 +66,10 @@ class Mamba2(ComputedMechanism):
         return Mamba2Layer(
             own.sizes, hidden_size=own.hidden_size, bias=own.bias, chunk=own.chunk, norm_eps=own.norm_eps
         )
+
+    def recurrent_step(self, config: MechanismConfig) -> RecurrentStepSpec | None:
+        """A decode step over states in place."""
+        return mamba2_step(Mamba2Config.of(config).sizes)
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """One matrix a head in float32, and the last inputs of the convolution in the model's type."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from attn_core import MechanismConfig
 from attn_core.checks import require_number, require_whole
 from attn_core.errors import InvalidValue
+from attn_core.kernels.recurrent_step import RecurrentStepSpec
 
 
 class Sizes(NamedTuple):
@@ -28,6 +29,25 @@ class Sizes(NamedTuple):
     def channels(self) -> int:
         """Elements that pass the convolution: x, B and C."""
         return self.inner + 2 * self.groups * self.state
+
+
+def mamba2_step(sizes: Sizes) -> RecurrentStepSpec:
+    """What a layer asks kernels to compute of a decode step: C, B and x are queries, keys and values."""
+    return RecurrentStepSpec(
+        num_heads=sizes.num_heads,
+        num_key_heads=sizes.groups,
+        key_size=sizes.state,
+        value_size=sizes.head,
+        taps=sizes.taps,
+        feature_map="silu",
+        decay="head",
+        decay_form="softplus",
+        step_size=True,
+        skip=True,
+        norm_heads=sizes.num_heads // sizes.groups,
+        gate="silu",
+        norm_before_gate=False,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

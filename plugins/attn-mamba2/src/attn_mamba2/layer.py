@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
-from attn_core import LayerState, RaggedBatch
+from attn_core import LayerState, RaggedBatch, installed
+from attn_core.batch import SlotsInPlace
 from attn_core.errors import InvalidValue
+from attn_core.kernels.recurrent_step import (
+    ConvolutionInputs,
+    DecayInputs,
+    OutputInputs,
+    RecurrentStepDispatcher,
+    RecurrentStepInputs,
+)
 from attn_core.masking import wide
 from torch import Tensor, nn
 from torch.nn.functional import pad, silu, softplus
 
-from attn_mamba2.config import Sizes
+from attn_mamba2.config import Sizes, mamba2_step
 from attn_mamba2.duality import System, by_chunks, weights
 
 STEPS = (1e-3, 1e-1)
@@ -30,6 +39,8 @@ class Mamba2Layer(nn.Module):
     def __init__(self, sizes: Sizes, *, hidden_size: int, bias: bool, chunk: int, norm_eps: float) -> None:
         super().__init__()
         self.sizes, self.chunk, self.norm_eps = sizes, chunk, norm_eps
+        self.step_plan = RecurrentStepDispatcher(installed().kernels)
+        self.step_spec = mamba2_step(sizes)
         self.input = nn.Linear(hidden_size, sizes.inner + sizes.channels + sizes.num_heads, bias=bias)
         self.output = nn.Linear(sizes.inner, hidden_size, bias=bias)
         spread = sizes.taps**-0.5
@@ -65,17 +76,72 @@ class Mamba2Layer(nn.Module):
         Reads and replaces the state "memory": "S" [requests, heads, state_size, head_dim], float32, and "tail"
         [requests, taps - 1, channels].
         """
+        if batch.decoding:
+            in_place = self._step_in_place(query, state["memory"])
+            if in_place is not None:
+                return in_place
+        done = {} if batch.decoding else self._single_tokens(query, batch, state["memory"])
         held = state["memory"].read()
         outs: list[Tensor] = []
         after: dict[str, list[Tensor]] = {name: [] for name in held}
         for rows, who in pieces(query, batch):
-            out, memory, tail = self._run(rows, None, held["S"][who], held["tail"][who] if "tail" in held else None)
+            mine = {name: part[who] for name, part in held.items()}
+            if who.start in done:
+                outs.append(done[who.start])
+                for name, part in mine.items():
+                    after[name].append(part)
+                continue
+            out, memory, tail = self._run(rows, None, mine["S"], mine.get("tail"))
             outs.append(out.flatten(0, 1))
             for name, part in (("S", memory), ("tail", tail)):
                 if name in after:
                     after[name].append(part.to(held[name].dtype))
         state["memory"].write({name: torch.cat(parts) for name, parts in after.items()})
         return torch.cat(outs)
+
+    def _single_tokens(self, rows: Tensor, batch: RaggedBatch, view: Any) -> dict[int, Tensor]:
+        """By their numbers, the outputs [1, hidden_size] of requests that compute one token beside others that compute
+        several, as in a step of single tokens; none where no kernel computes those in place."""
+        found: dict[int, Tensor] = {}
+        for span, _ in batch.single_tokens() if self.step_plan.able else ():
+            out = self._step_in_place(rows[span.start : span.stop], view, span.request)
+            if out is None:
+                break
+            found[span.request] = out
+        return found
+
+    def _step_in_place(self, rows: Tensor, view: Any, request: int | None = None) -> Tensor | None:
+        """The output of a decode step by a kernel over states in place, of all requests of a view or of one of them;
+        None where there is none."""
+        out = self.step_plan.run(
+            self.step_spec,
+            rows,
+            view,
+            lambda memory: self._step_inputs(rows, memory),
+            gradients=torch.is_grad_enabled(),
+            request=request,
+        )
+        if out is None:
+            return None
+        found: Tensor = self.output(out.to(rows.dtype))
+        return found
+
+    def _step_inputs(self, rows: Tensor, state: SlotsInPlace) -> RecurrentStepInputs:
+        """What a kernel is given for a decode step of rows [requests, hidden_size]."""
+        sizes, shared = self.sizes, self.sizes.groups * self.sizes.state
+        parts = torch.split(self.input(rows), [sizes.inner, sizes.inner, shared, shared, sizes.num_heads], dim=-1)
+        gate, value = (part.reshape(len(rows), sizes.num_heads, sizes.head) for part in parts[:2])
+        writing, reading = (part.reshape(len(rows), sizes.groups, sizes.state) for part in parts[2:4])
+        return RecurrentStepInputs(
+            spec=self.step_spec,
+            query=reading,
+            key=writing,
+            value=value,
+            state=state,
+            convolution=ConvolutionInputs(self.filters, self.filter_bias, (sizes.inner + shared, sizes.inner, 0)),
+            decay=DecayInputs(parts[4][..., None], self.rate, self.step_bias[:, None]),
+            output=OutputInputs(skip=self.skip, norm=self.norm, eps=self.norm_eps, gate=gate),
+        )
 
     def _run(
         self, rows: Tensor, key_padding_mask: Tensor | None, memory: Tensor | None, tail: Tensor | None

@@ -22,6 +22,7 @@ from attn_cli.facts import (
     price,
     recorded_step,
     rowwise_verdicts,
+    step_verdicts,
     verdicts,
     weights_statement,
 )
@@ -150,8 +151,9 @@ def explain_command(
     """Say which kernel computes a mechanism here, and why each of the others refuses.
 
     The accepting kernel of least predicted cost runs; cost is a share of the plain computation's time. What the
-    mechanism's own module computes, wholly or in part, asks no kernel and says so. The last row says whether a decode
-    step on a GPU can be recorded once and repeated as a CUDA graph, and if not, why.
+    mechanism's own module computes, wholly or in part, asks no kernel and says so. Rows of the decode step say which
+    kernel computes one token of each request over states of fixed size; the last row, whether that can be recorded on a
+    GPU once and repeated as a CUDA graph, and if not, why.
 
     Of a linear layer it says so for each --quantization with which a model has weights of the format --form, as of
     `attn list linears`; --dtype is what the model computes in, and a kernel is chosen once for any number of rows.
@@ -189,9 +191,11 @@ def explain_command(
 
 
 def whole_rows(mechanism: Mechanism, config: MechanismConfig, call: WholeCall) -> list[dict[str, Any]]:
-    """The verdicts on a call over whole sequences, and on recording a decode step, where steps do all that is asked."""
+    """The verdicts on a call over whole sequences, and on a decode step, where steps do all that is asked: which kernel
+    computes one over states of fixed size, and whether it is recorded."""
     found = verdicts(mechanism, config, call)
     if not beyond_a_step(call) and (config.causal or config.cross):
+        found += step_verdicts(mechanism, config, call)
         found.append(recorded_step(mechanism, config, dtype=call.dtype, device=RECORDED))
     if call.varlen and all(row["verdict"] != "runs" for row in found):
         note("no kernel here computes documents together: each is computed alone, see without --varlen")

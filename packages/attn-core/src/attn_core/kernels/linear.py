@@ -46,7 +46,9 @@ side.
 
 A layer that joins layers of one input, or keeps some as they are, has a method `pack(pack)`, which replaces those that
 it only calls. In an attention without it, and in what it leaves, linear layers are packed one by one; `read_weights`, a
-tuple of attributes of the module that they are in, names those whose matrices are read apart from their products.
+tuple of attributes of the module that they are in, names those whose matrices are read apart from their products. Where
+weights stay floats as they are, `join(pack)` is called in place of `pack(pack)` if a layer has it: it may join narrow
+layers too, which other formats would round.
 """
 
 

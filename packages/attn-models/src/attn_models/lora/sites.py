@@ -75,20 +75,19 @@ def _routes(plain: nn.Module, name: str) -> bool:
     return isinstance(plain.get_submodule(owner), Router) or leaf == "shared_expert_gate"
 
 
-JOINT = ("query", "key", "value")
-
-
 def _site(model: nn.Module, name: str, plain: nn.Linear) -> LoraSite:
     owner_name, _, leaf = name.rpartition(".")
     owner: Any = model.get_submodule(owner_name)
     sizes = plain.in_features, plain.out_features
-    joint = getattr(owner, "joint", None)
-    if joint is not None and leaf in JOINT:
-        return LoraSite(name, joint.whole, sum(joint.sizes[: JOINT.index(leaf)]), *sizes)
     both = getattr(owner, "both", None)
     if both is not None and leaf in ("gate", "up"):
         return LoraSite(name, both, 0 if leaf == "gate" else sizes[1], *sizes)
-    return LoraSite(name, getattr(owner, leaf), 0, *sizes)
+    part: Any = getattr(owner, leaf)
+    joint = getattr(part, "joint", None)
+    if joint is not None:
+        # One of several layers of one input that are joined.
+        return LoraSite(name, joint.whole, sum(joint.sizes[: part.index]), *sizes)
+    return LoraSite(name, part, 0, *sizes)
 
 
 WEIGHT = ".weight"

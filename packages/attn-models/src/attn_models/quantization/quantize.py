@@ -169,10 +169,14 @@ def _problem(form: str, weight: Tensor, quantization: str, dtype: torch.dtype) -
 
 
 def _bias_of(layers: Sequence[nn.Linear]) -> Tensor | None:
+    """The biases of layers side by side, zeros for those without; None where none has any."""
     # torch's stubs say that a layer always has a bias.
-    if cast("Tensor | None", layers[0].bias) is None:
+    biases = [cast("Tensor | None", layer.bias) for layer in layers]
+    known = next((bias for bias in biases if bias is not None), None)
+    if known is None:
         return None
-    return torch.cat([layer.bias.detach() for layer in layers])
+    parts = zip(layers, biases, strict=True)
+    return torch.cat([known.new_zeros(layer.out_features) if b is None else b.detach() for layer, b in parts])
 
 
 def _of_blocks(weight: BlockTensor, layers: Sequence[nn.Linear], form: str, packing: Packing) -> nn.Module | None:
@@ -196,10 +200,11 @@ def _side_by_side(packed: Sequence[nn.Module]) -> nn.Module:
 
 
 def join_projections(model: Any, dtype: torch.dtype | None = None) -> None:
-    """Let linear layers of one input be one matrix, in the type that they have: queries, keys and values, and both
-    inputs of a gate. Weights that are stored in blocks (`BlockTensor`) stay in these where a kernel multiplies them so
-    in `dtype`, by default the parameters' own; else they become `dtype`, which a warning says. Nothing else changes;
-    afterwards the model can be run, but neither trained nor saved.
+    """Let linear layers of one input be one matrix, in the type that they have: queries, keys and values, beside them
+    the gates and decays of recurrences, and both inputs of a feed-forward's gate. Weights that are stored in blocks
+    (`BlockTensor`) stay in these where a kernel multiplies them so in `dtype`, by default the parameters' own; else
+    they become `dtype`, which a warning says. Nothing else changes; afterwards the model can be run, but neither
+    trained nor saved.
 
     Raises `WrongState` for a model that is packed already.
     """
@@ -224,9 +229,10 @@ def join_projections(model: Any, dtype: torch.dtype | None = None) -> None:
             _keep_unembedding(model, pack)
             widen_parameters(model, dtype)
         else:
-            for part in _packing_parts(model):
-                if part is not model:
-                    part.pack(pack)
+            for part in _parts(model, PARTS):
+                join = getattr(part, "join", None) or getattr(part, "pack", None)
+                if join is not None:
+                    join(pack)
     packing.say()
     model.quantization = name
 

@@ -12,7 +12,7 @@ from attn_core.errors import InternalError
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.lora import AdaptedModel, AdapterConfig, LoraAdapter, lora_sites, merge_adapter
-from attn_models.quantization.quantize import quantize_model
+from attn_models.quantization.quantize import join_projections, quantize_model
 from attn_testing import DictionaryStore
 from torch import nn
 
@@ -67,6 +67,26 @@ def test_whole_sequences_and_steps_are_those_of_merged_weights(
     )
     assert (whole - before).abs().max() > 1e-4
     assert torch.equal(plain(TOKENS), before), "outside of using, the base alone computes"
+
+
+@pytest.mark.parametrize(
+    "mechanism", ["gqa", "linear", "retnet", "lightning", "gla", "deltanet", "kda", "gated_deltanet", "mamba2"]
+)
+def test_adapters_change_layers_that_are_joined_as_they_change_those_apart(
+    mechanism: str, tiny: Callable[..., DecoderConfig], stepwise: Callable
+) -> None:
+    plain = decoder(tiny(mechanism=mechanism, num_layers=1, feed_forward="swiglu"))
+    adapter = random_adapter(plain, 1)
+    expected, chunks = merged(plain, adapter), [[5, 1, 1, 4, 1]]
+    joined = copy.deepcopy(plain)
+    join_projections(joined)
+    torch.testing.assert_close(joined(TOKENS), plain(TOKENS), rtol=1e-9, atol=1e-10)
+    assert set(lora_sites(joined)) == set(lora_sites(plain))
+    adapted = AdaptedModel(joined)
+    with torch.no_grad(), adapted.stepping([(adapter, TOKENS.numel())]):
+        torch.testing.assert_close(joined(TOKENS), expected(TOKENS), rtol=1e-8, atol=1e-9)
+        steps = stepwise(joined, [TOKENS[0].tolist()], chunks)[0]
+    torch.testing.assert_close(steps, stepwise(expected, [TOKENS[0].tolist()], chunks)[0], rtol=1e-6, atol=1e-7)
 
 
 def run_step(model: Decoder, prompts: list[list[int]]) -> torch.Tensor:

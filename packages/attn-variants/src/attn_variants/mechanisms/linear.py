@@ -23,8 +23,10 @@ from attn_core import (
 from attn_core.checks import require_choice, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.kernels.recurrence import RecurrenceSpec
+from attn_core.kernels.recurrent_step import RecurrentStepSpec
 
 from attn_variants.mechanisms.common import BASIC, projection_biases, projection_weights
+from attn_variants.mechanisms.decode_steps import linear_step
 from attn_variants.mechanisms.recurrences import (
     Extra,
     Recurrence,
@@ -94,6 +96,10 @@ class LinearAttention(ComputedMechanism):
     def recurrence(self, config: MechanismConfig) -> RecurrenceSpec | None:
         """The sums that kernels are asked for, but where the order is ignored."""
         return RecurrenceSpec(heads=self.summed(config)) if config.causal else None
+
+    def recurrent_step(self, config: MechanismConfig) -> RecurrentStepSpec | None:
+        """A decode step of `LinearAttentionLayer`."""
+        return linear_step(self.heads(config)) if config.causal else None
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Projections, pairs within a chunk and the sums; keys before the queries cost nothing any more."""

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import torch
 from attn_core import Heads, LayerState, RaggedBatch
+from attn_core.batch import SlotsInPlace
 from attn_core.errors import WrongState
 from attn_core.kernels.recurrence import RecurrenceDispatcher, Steps
+from attn_core.kernels.recurrent_step import OutputInputs, RecurrentStepInputs
 from attn_core.masking import wide
 from torch import Generator, Tensor, nn
 from torch.nn.functional import pad, relu
 
 from attn_variants.layer_utils import by_heads, fresh_linear, refuse_source
-from attn_variants.mechanisms.recurrence_layers import Inputs, Places, RecurrenceLayer
+from attn_variants.mechanisms.decode_steps import linear_step
+from attn_variants.mechanisms.recurrence_layers import Inputs, Places, Projections, RecurrenceLayer
 from attn_variants.mechanisms.recurrence_scan import effective_weights
 
 EPSILON = 1e-6
@@ -56,6 +60,7 @@ class LinearAttentionLayer(RecurrenceLayer):
     def __init__(self, heads: Heads, *, hidden_size: int, causal: bool, bias: bool, chunk: int) -> None:
         super().__init__(heads, hidden_size=hidden_size, bias=bias, chunk=chunk)
         self.causal = causal
+        self.step_spec = linear_step(heads) if causal else None
 
     def steps(self, inputs: Inputs) -> Steps:
         """Features of queries and keys, and values with a column of ones."""
@@ -73,9 +78,14 @@ class LinearAttentionLayer(RecurrenceLayer):
         pairs = pairs.tril() if self.causal else pairs
         return pairs / (pairs.sum(-1, keepdim=True) + EPSILON)
 
-    def finish(self, out: Tensor, rows: Tensor) -> Tensor:
+    def finish(self, out: Tensor, projected: Projections) -> Tensor:
         """Sums of values by sums of ones, projected."""
-        return super().finish(divided(out), rows)
+        return super().finish(divided(out), projected)
+
+    def step_inputs(self, projected: Projections, batch: RaggedBatch, state: SlotsInPlace) -> RecurrentStepInputs:
+        """See `RecurrenceLayer`."""
+        output = OutputInputs(normalizer_eps=EPSILON)
+        return dataclasses.replace(super().step_inputs(projected, batch, state), output=output)
 
 
 class EfficientLayer(nn.Module):
@@ -274,6 +284,7 @@ class RandomFeatureLayer(LinearAttentionLayer):
         **sizes: Any,
     ) -> None:
         super().__init__(heads, **sizes)
+        self.step_spec = None
         self.epsilon = epsilon
         self.redraw_every = redraw
         self.register_buffer("projection", orthogonal(features, heads.key_size))
@@ -307,10 +318,10 @@ class RandomFeatureLayer(LinearAttentionLayer):
         # Another tensor: a backward pass may still need the old one.
         self.projection = orthogonal(features, size, generator).to(self.projection)
 
-    def finish(self, out: Tensor, rows: Tensor) -> Tensor:
+    def finish(self, out: Tensor, projected: Projections) -> Tensor:
         """Sums of values by sums of ones, projected."""
-        projected: Tensor = self.output(quotient(out).flatten(-2).to(rows.dtype))
-        return projected
+        found: Tensor = self.output(quotient(out).flatten(-2).to(projected.rows.dtype))
+        return found
 
 
 class ReluFeatureLayer(RandomFeatureLayer):
@@ -351,7 +362,7 @@ class SoftmaxFeatureLayer(RandomFeatureLayer):
             sums, _ = self._sums(parts, None, self.chunk)
         else:
             sums = parts[2]
-        return self.finish(sums, query)
+        return self.finish(sums, Projections(self, query))
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """The shares [batch, heads, query, key] of the values in what each head reads, zero for padded keys."""
@@ -365,7 +376,8 @@ class SoftmaxFeatureLayer(RandomFeatureLayer):
         value_size + 1] and "top" [requests, heads], all float32; see `Memory`.
         """
         held = state["memory"].read()
-        steps, _ = self._steps(query[None], Places(batch.positions[None], batch.longest), None, None)
+        projected = Projections(self, query[None])
+        steps, _ = self._steps(projected, Places(batch.positions[None], batch.longest), None, None)
         before = Memory(*(held[name].to(steps.value.dtype) for name in ("S", "seen", "top")))
         if batch.decoding:
             query_rows, key, value = (part.transpose(0, 1) for part in steps[:3])
@@ -383,7 +395,7 @@ class SoftmaxFeatureLayer(RandomFeatureLayer):
             after = Memory(*(torch.cat(parts) for parts in zip(*memories, strict=True)))
         kept = zip(("S", "seen", "top"), after, strict=True)
         state["memory"].write({name: part.to(held[name].dtype) for name, part in kept})
-        return self.finish(sums, query[None])[0]
+        return self.finish(sums, projected)[0]
 
     def _sums(self, parts: tuple[Tensor, Tensor, Tensor], before: Memory | None, chunk: int) -> tuple[Tensor, Memory]:
         """Sums over earlier keys; see `causal_sums`."""

@@ -25,8 +25,16 @@ from attn_core import (
 from attn_core.checks import require_number, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.kernels.recurrence import Decay, RecurrenceSpec
+from attn_core.kernels.recurrent_step import RecurrentStepSpec
 
 from attn_variants.mechanisms.common import BASIC, projection_biases, projection_weights
+from attn_variants.mechanisms.decode_steps import (
+    delta_step,
+    gated_linear_step,
+    kimi_delta_step,
+    lightning_step,
+    retention_step,
+)
 
 
 class Update(NamedTuple):
@@ -259,19 +267,28 @@ class Retention(Recurrence):
 
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `RetentionLayer`; raises as `heads` does, and `InvalidValue` for an odd rotary size."""
-        from attn_variants.mechanisms.recurrence_layers import RetentionLayer
+        from attn_variants.mechanisms.decay_layers import RetentionLayer
 
         own = self.Config.of(config)
-        turned = None if own.base is None else Rotary(base=own.base, interleaved=True)
         return RetentionLayer(
             self.heads(config),
             hidden_size=config.hidden_size,
             bias=config.bias,
             chunk=own.chunk,
-            rotary=config.rotary or turned,
+            rotary=self.rotary_of(config),
             scale_base=own.scale_base,
             first_head=0 if config.heads_of is None else config.heads_of.first,
         )
+
+    def rotary_of(self, config: MechanismConfig) -> Rotary | None:
+        """The model's rotary positions, else those of the option."""
+        base = self.Config.of(config).base
+        return config.rotary or (None if base is None else Rotary(base=base, interleaved=True))
+
+    def recurrent_step(self, config: MechanismConfig) -> RecurrentStepSpec | None:
+        """A decode step of `RetentionLayer`."""
+        apart = self.update_of(config).decay == "channel"
+        return retention_step(self.heads(config), self.rotary_of(config), fades_apart=apart)
 
     def update_of(self, config: MechanismConfig) -> Update:
         """One rate a head, or with xPos one a channel."""
@@ -322,7 +339,7 @@ class GatedLinearAttention(Recurrence):
 
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `GatedLinearLayer`; raises as `heads` does."""
-        from attn_variants.mechanisms.recurrence_layers import GatedLinearLayer
+        from attn_variants.mechanisms.decay_layers import GatedLinearLayer
 
         own = self.Config.of(config)
         return GatedLinearLayer(
@@ -341,6 +358,10 @@ class GatedLinearAttention(Recurrence):
         return Extra(
             linear=rank * (config.hidden_size + into) + config.hidden_size * out, other=into + heads.value_size
         )
+
+    def recurrent_step(self, config: MechanismConfig) -> RecurrentStepSpec | None:
+        """A decode step of `GatedLinearLayer`."""
+        return gated_linear_step(self.heads(config))
 
     def key_size(self, head_dim: int) -> int:
         """Half the head size."""
@@ -368,10 +389,14 @@ class LightningAttention(Recurrence):
 
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `LightningLayer`; raises as `heads` does."""
-        from attn_variants.mechanisms.recurrence_layers import LightningLayer
+        from attn_variants.mechanisms.decay_layers import LightningLayer
 
         own = RecurrenceConfig.of(config)
         return LightningLayer(self.heads(config), hidden_size=config.hidden_size, bias=config.bias, chunk=own.chunk)
+
+    def recurrent_step(self, config: MechanismConfig) -> RecurrentStepSpec | None:
+        """A decode step of `LightningLayer`."""
+        return lightning_step(self.heads(config))
 
     def extras(self, config: MechanismConfig) -> Extra:
         """The norm."""
@@ -403,12 +428,16 @@ class DeltaNet(Recurrence):
 
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `DeltaLayer`; raises as `heads` does."""
-        from attn_variants.mechanisms.recurrence_layers import DeltaLayer
+        from attn_variants.mechanisms.delta_layers import DeltaLayer
 
         own = ConvolvedConfig.of(config)
         return DeltaLayer(
             self.heads(config), hidden_size=config.hidden_size, bias=config.bias, chunk=own.chunk, taps=own.convolution
         )
+
+    def recurrent_step(self, config: MechanismConfig) -> RecurrentStepSpec | None:
+        """A decode step of `DeltaLayer`."""
+        return delta_step(self.heads(config), self.taps(config))
 
     def extras(self, config: MechanismConfig) -> Extra:
         """The strengths, one a head, and the norm."""
@@ -441,12 +470,16 @@ class KimiDeltaAttention(Recurrence):
 
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `KimiDeltaLayer`; raises as `heads` does."""
-        from attn_variants.mechanisms.recurrence_layers import KimiDeltaLayer
+        from attn_variants.mechanisms.delta_layers import KimiDeltaLayer
 
         own = ConvolvedConfig.of(config)
         return KimiDeltaLayer(
             self.heads(config), hidden_size=config.hidden_size, bias=config.bias, chunk=own.chunk, taps=own.convolution
         )
+
+    def recurrent_step(self, config: MechanismConfig) -> RecurrentStepSpec | None:
+        """A decode step of `KimiDeltaLayer`."""
+        return kimi_delta_step(self.heads(config), self.taps(config))
 
     def extras(self, config: MechanismConfig) -> Extra:
         """The strengths, the two low-rank gates, the rates and biases of the decay, and the norm."""

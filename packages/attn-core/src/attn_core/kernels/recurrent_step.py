@@ -1,0 +1,234 @@
+"""A decode step of a linear recurrence over states in slots: what a layer asks of kernels, and what they are given.
+
+A kernel of this operation computes one token of each request, from the layer's input projections to what its output
+projection is given, and reads and writes the states where a store keeps them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+
+from attn_core.batch import SlotsInPlace
+from attn_core.errors import InvalidValue
+from attn_core.kernels.base import Kernel, Problem
+from attn_core.kernels.dispatch import KernelTable
+from attn_core.kernels.recurrence import Decay
+from attn_core.plugins.registry import Registry
+
+if TYPE_CHECKING:
+    from torch import Tensor
+else:
+    Tensor = Any
+
+FeatureMap = Literal["none", "silu", "elu_plus_one"]
+DecayForm = Literal["log", "log_sigmoid", "softplus"]
+RotaryForm = Literal["none", "halves", "pairs"]
+OutputGate = Literal["none", "silu", "sigmoid"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentStepSpec:
+    """A decode step as data: a memory S [key_size, value_size] for each of `num_heads` heads, and what surrounds it.
+
+    Queries and keys have `num_key_heads` heads, each used by as many neighbouring memories; values, decays, strengths
+    and gates have `num_heads`. In this order:
+
+    - a causal convolution over the last `taps` queries, keys and values, each channel by itself; 0 for none
+    - `feature_map`: SiLU of queries, keys and values, or elu(x) + 1 of queries and keys
+    - `rotary` positions of queries and keys, of which "halves" or neighbouring "pairs" turn together
+    - `unit`: queries and keys of length one (their squared length plus 1e-6); then both are scaled
+    - g, the log decay of each head or channel (`decay`): given as it is ("log"), ln σ(x) / temperature ("log_sigmoid"),
+      or -e^rate softplus(x + bias) ("softplus")
+    - `step_size`: values v are multiplied by softplus(x + bias), the step size of Mamba-2
+    - the update S' = diag(e^g) S, S = S' + k v^T, by the `delta_rule` S = S' + σ(β) k (v - S'^T k)^T; then o = S^T q
+    - `normalizer`: S has one more column, the sum of keys z; o is divided by z^T q + ε
+    - `skip`: o plus D_h times the value before its step size
+    - RMSNorm of o over `norm_heads` heads at a time, 0 for none, and a gate, σ(x) or SiLU(x), after it or before it
+    """
+
+    num_heads: int = 1
+    num_key_heads: int = 1
+    key_size: int = 1
+    value_size: int = 1
+    taps: int = 0
+    feature_map: FeatureMap = "none"
+    rotary: RotaryForm = "none"
+    unit: bool = False
+    decay: Decay = "none"
+    decay_form: DecayForm = "log"
+    step_size: bool = False
+    delta_rule: bool = False
+    normalizer: bool = False
+    skip: bool = False
+    norm_heads: int = 0
+    gate: OutputGate = "none"
+    norm_before_gate: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("num_heads", "num_key_heads", "key_size", "value_size"):
+            if getattr(self, name) < 1:
+                raise InvalidValue.of(name, getattr(self, name), "a whole number from 1")
+        if self.num_heads % self.num_key_heads:
+            raise InvalidValue.of("num_key_heads", self.num_key_heads, f"a divisor of the {self.num_heads} heads")
+        if self.norm_heads < 0 or (self.norm_heads and self.num_heads % self.norm_heads):
+            raise InvalidValue.of("norm_heads", self.norm_heads, f"0, or a divisor of the {self.num_heads} heads")
+        if self.step_size and self.decay_form != "softplus":
+            raise InvalidValue.of("decay_form", self.decay_form, "softplus, of which step sizes are a part")
+
+    @property
+    def channels(self) -> int:
+        """Elements of the queries, keys and values of a token."""
+        return 2 * self.num_key_heads * self.key_size + self.num_heads * self.value_size
+
+    @property
+    def columns(self) -> int:
+        """Columns of a memory."""
+        return self.value_size + self.normalizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentStepProblem(RecurrentStepSpec, Problem):
+    """A decode step of this kind, of rows of `dtype`; memories are float32."""
+
+    operation: ClassVar[str] = "recurrent_step"
+
+    gradients: bool = False
+
+
+def recurrent_step_problem(
+    spec: RecurrentStepSpec, *, dtype: str, device: str, gradients: bool = False
+) -> RecurrentStepProblem:
+    """The problem of computing a step as the spec says."""
+    known = {field.name: getattr(spec, field.name) for field in dataclasses.fields(RecurrentStepSpec)}
+    return RecurrentStepProblem(**known, dtype=dtype, device=device, gradients=gradients)
+
+
+class ConvolutionInputs(NamedTuple):
+    """A causal convolution of each channel: `weight` [channels, taps], the newest token last, and `bias` [channels] or
+    None. `starts` are the first channels of queries, of keys and of values, each of which lie side by side."""
+
+    weight: Tensor
+    bias: Tensor | None
+    starts: tuple[int, int, int]
+
+
+class DecayInputs(NamedTuple):
+    """What log decays follow from: `rows` [requests, num_heads, key_size or 1], or [1, ...] where they are the same for
+    all; `rate` [num_heads], natural logarithms, and `bias` [num_heads, key_size or 1] of the form "softplus", the
+    `temperature` of "log_sigmoid"."""
+
+    rows: Tensor
+    rate: Tensor | None = None
+    bias: Tensor | None = None
+    temperature: float = 1.0
+
+
+class OutputInputs(NamedTuple):
+    """What outputs become: `skip` [num_heads]; `norm` [value_size] the same for all heads, [num_heads * value_size], or
+    None, and its `eps`; `gate` [requests, num_heads, value_size]; `normalizer_eps` is added to what divides."""
+
+    skip: Tensor | None = None
+    norm: Tensor | None = None
+    eps: float = 0.0
+    gate: Tensor | None = None
+    normalizer_eps: float = 0.0
+
+
+NO_OUTPUT = OutputInputs()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RecurrentStepInputs:
+    """The tensors of a step, floats of any type, dense along their last axis.
+
+    `query`, `key` [requests, num_key_heads, key_size] and `value` [requests, num_heads, value_size] as they were
+    projected. `state` says where the memories "S" [slots, num_heads, key_size, columns], float32, and the last inputs
+    of the convolution "tail" [slots, taps - 1, channels] lie; requests are in different slots. `scales` multiply
+    queries and keys. `cos_sin` are cosines and signed sines [requests, 1, rotated], float32, as of `RotaryKernel`.
+    `strength` [requests, num_heads] are β before their sigmoid.
+    """
+
+    spec: RecurrentStepSpec
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    state: SlotsInPlace
+    scales: tuple[float, float] = (1.0, 1.0)
+    convolution: ConvolutionInputs | None = None
+    cos_sin: tuple[Tensor, Tensor] | None = None
+    decay: DecayInputs | None = None
+    strength: Tensor | None = None
+    output: OutputInputs = NO_OUTPUT
+
+
+class RecurrentStepKernel(Kernel[RecurrentStepProblem]):
+    """Computes a decode step of a linear recurrence over states in place."""
+
+    problem: ClassVar[type[Problem]] = RecurrentStepProblem
+
+    @abstractmethod
+    def run(self, inputs: RecurrentStepInputs) -> Tensor:
+        """Outputs [requests, num_heads * value_size] in the type of the values; the states of the slots are replaced.
+
+        Where this chip cannot run the kernel, it raises before any state is changed. Grids and addresses of what it
+        reads follow from the shapes and the addresses of the inputs alone, so that it may be recorded as a CUDA graph.
+        """
+
+
+PLAIN = 1.0
+"""What a layer's own computation of a step costs: kernels that cost no less are not taken."""
+
+
+class RecurrentStepDispatcher:
+    """Chooses the kernels of one layer's decode steps among `kernels`, which `installed().kernels` are."""
+
+    def __init__(self, kernels: Registry[Kernel[Any]]) -> None:
+        offered: Any = RecurrentStepKernel
+        self.table: KernelTable[RecurrentStepKernel] = KernelTable(kernels, offered, _problem)
+        self._able: bool | None = None
+
+    @property
+    def able(self) -> bool:
+        """Whether any kernel can run on this machine."""
+        if self._able is None:
+            self._able = any(kernel.available() is None for kernel in self.table.kernels)
+        return self._able
+
+    def run(
+        self,
+        spec: RecurrentStepSpec,
+        like: Tensor,
+        view: Any,
+        inputs: Callable[[SlotsInPlace], RecurrentStepInputs],
+        *,
+        gradients: bool,
+        request: int | None = None,
+    ) -> Tensor | None:
+        """What a kernel makes of a decode step, see `RecurrentStepKernel.run`; None where the layer is to compute it.
+
+        That is where no kernel accepts, and where the store behind `view`, a `SlotView`, does not show where its states
+        lie. `like` are the layer's input rows, of all requests of the batch or of one that computes one token beside
+        others that compute several, of which `request` is the number; `inputs` is called only where there is a kernel.
+        Where this chip cannot run one, the next is taken, which is said once.
+        """
+        if not self.able:
+            return None
+        call = spec, like.dtype, like.device.type, gradients
+        if self.table.find(*call, below=PLAIN) is None:
+            return None
+        in_place = getattr(view, "in_place", None)
+        kept = None if in_place is None else in_place()
+        if kept is None:
+            return None
+        if request is not None:
+            kept = SlotsInPlace(kept.fields, kept.slots[request : request + 1])
+        given = inputs(kept)
+        return self.table.run_below(call, lambda kernel: kernel.run(given), below=PLAIN)
+
+
+def _problem(spec: RecurrentStepSpec, dtype: Any, device: str, gradients: bool) -> RecurrentStepProblem:  # noqa: FBT001 -- part of a key
+    return recurrent_step_problem(spec, dtype=str(dtype).removeprefix("torch."), device=device, gradients=gradients)

@@ -1,0 +1,80 @@
+"""Decode steps of linear recurrences on a GPU, over states where a store keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from attn_core.kernels.base import Anything, AtMost, Condition, OneOf
+from attn_core.kernels.recurrent_step import RecurrentStepInputs, RecurrentStepKernel, RecurrentStepProblem
+
+from attn_kernels_triton.backends.conditions import MAX_KEY_SIZE, MAX_NORM_ROW, OnGpu
+from attn_kernels_triton.machine import absence, uncompilable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_TAPS = 8
+"""Inputs of a short convolution that one program reads, each by an instruction of its own."""
+
+
+class TritonRecurrentStep(RecurrentStepKernel):
+    """From the input projections to the output projection of a layer in one to three programs."""
+
+    name = "triton_recurrent_step"
+    summary = "decode steps of linear recurrences on a GPU, over states in place"
+    accepts: ClassVar[Mapping[str, Condition]] = {
+        "num_heads": Anything(),
+        "num_key_heads": Anything(),
+        "key_size": AtMost(MAX_KEY_SIZE),
+        "value_size": AtMost(MAX_NORM_ROW),
+        "taps": AtMost(MAX_TAPS),
+        "feature_map": OneOf("none", "silu", "elu_plus_one"),
+        "rotary": OneOf("none", "halves", "pairs"),
+        "unit": Anything(),
+        "decay": OneOf("none", "head", "channel"),
+        "decay_form": OneOf("log", "log_sigmoid", "softplus"),
+        "step_size": Anything(),
+        "delta_rule": Anything(),
+        "normalizer": Anything(),
+        "skip": Anything(),
+        "norm_heads": Anything(),
+        "gate": OneOf("none", "silu", "sigmoid"),
+        "norm_before_gate": Anything(),
+        "dtype": OneOf("float32", "bfloat16", "float16"),
+        "device": OnGpu(),
+    }
+
+    def available(self) -> str | None:
+        """Why it cannot run on this machine, or None if it can."""
+        return absence()
+
+    def unsupported(self, error: Exception) -> str | None:
+        """What Triton says where it cannot compile a program for this chip."""
+        return uncompilable(error)
+
+    def further_refusals(self, problem: RecurrentStepProblem) -> list[str]:
+        """Stages that the programs do not compute beside one another, and rows that are too long to be normed."""
+        reasons = []
+        if problem.rotary != "none" and (problem.taps or problem.feature_map != "none"):
+            reasons.append("rotary: only of queries and keys as they are projected")
+        if problem.step_size and problem.decay != "head":
+            reasons.append(f"step_size: only where heads fade, not {problem.decay!r}")
+        if problem.normalizer:
+            beside = {"delta_rule": problem.delta_rule, "skip": problem.skip, "norm_heads": problem.norm_heads > 1}
+            reasons += [f"normalizer: not beside {name}" for name, there in beside.items() if there]
+        row = problem.norm_heads * problem.value_size
+        if row > MAX_NORM_ROW:
+            reasons.append(f"norm_heads: {row} elements that are normed together are more than {MAX_NORM_ROW}")
+        return reasons
+
+    def cost(self, problem: RecurrentStepProblem) -> float:  # noqa: ARG002 -- the same for all
+        """An estimate: the layer's own computation starts some twenty programs more, and copies states twice."""
+        return 0.1
+
+    def run(self, inputs: RecurrentStepInputs) -> Tensor:
+        """See `RecurrentStepKernel.run`."""
+        from attn_kernels_triton.recurrence.step import run_step
+
+        found: Tensor = run_step(inputs)
+        return found

@@ -1,0 +1,94 @@
+"""What stands before the update of a memory: features of queries and keys, log decays, step sizes and strengths."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from attn_kernels_triton.kernels.arguments import Rows
+from attn_kernels_triton.kernels.common import start_of
+
+
+class Decaying(NamedTuple):
+    """What log decays follow from: `rows` [request, head, channel or 1], the stride of requests 0 where they are the
+    same for all; `rate` [head] and `bias` [head, channel or 1], dense, of the form "softplus", else None; `temperature`
+    divides those of "log_sigmoid". `form` is a constant of `attn_core.kernels.recurrent_step.DecayForm`, and whether
+    `channels` fade apart another. All is None where nothing fades."""
+
+    rows: Rows
+    rate: Any
+    bias: Any
+    temperature: Any
+    form: Any
+    channels: Any
+
+
+UNIT_EPS = tl.constexpr(1e-6)
+
+
+@triton.jit
+def log1p(share):
+    """ln(1 + x) of x from 0 to 1, by the series of 2 artanh(x / (2 + x)).
+
+    The logarithm of a chip is inexact near 1, where a step size is as small as what it says.
+    """
+    part = share / (2.0 + share)
+    square = part * part
+    series = 1.0 / 11 + square / 13
+    series = 1.0 / 7 + square * (1.0 / 9 + square * series)
+    series = 1.0 + square * (1.0 / 3 + square * (1.0 / 5 + square * series))
+    return 2.0 * part * series
+
+
+@triton.jit
+def softplus(rows):
+    """ln(1 + e^x)."""
+    return tl.maximum(rows, 0.0) + log1p(tl.exp(-tl.abs(rows)))
+
+
+@triton.jit
+def silu(rows):
+    """x σ(x)."""
+    return rows * tl.sigmoid(rows)
+
+
+@triton.jit
+def elu_plus_one(rows, inside):
+    """elu(x) + 1 inside, which is positive for all x, zero outside."""
+    return tl.where(inside, tl.exp(tl.minimum(rows, 0.0)) + tl.maximum(rows, 0.0), 0.0)
+
+
+@triton.jit
+def unit(rows):
+    """Numbers of length one."""
+    return rows * tl.rsqrt(tl.sum(rows * rows, 0) + UNIT_EPS)
+
+
+@triton.jit
+def step_size_of(decaying, request, head):
+    """softplus(x + bias) of a head whose channels fade alike."""
+    rows = tl.load(start_of(decaying.rows, request, head)).to(tl.float32)
+    return softplus(rows + tl.load(decaying.bias + head).to(tl.float32))
+
+
+@triton.jit
+def left_of(decaying, request, head, columns, size: tl.constexpr):
+    """The share e^g of a memory that a token leaves, [columns] where channels fade apart, else one number."""
+    start = start_of(decaying.rows, request, head)
+    if decaying.channels:
+        inside = columns < size
+        rows = tl.load(start + columns, mask=inside, other=0.0).to(tl.float32)
+    else:
+        rows = tl.load(start).to(tl.float32)
+    found = rows
+    if decaying.form == "log_sigmoid":
+        found = (tl.minimum(rows, 0.0) - log1p(tl.exp(-tl.abs(rows)))) / decaying.temperature
+    elif decaying.form == "softplus":
+        if decaying.channels:
+            bias = tl.load(decaying.bias + head * size + columns, mask=columns < size, other=0.0).to(tl.float32)
+        else:
+            bias = tl.load(decaying.bias + head).to(tl.float32)
+        found = -tl.exp(tl.load(decaying.rate + head).to(tl.float32)) * softplus(rows + bias)
+    return tl.exp(found)

@@ -1,0 +1,274 @@
+"""Decode steps of linear recurrences over states in slots: how they are divided into programs, and launches."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+import triton.language as tl
+from attn_core.batch import SlotsInPlace
+from attn_core.kernels.recurrent_step import ConvolutionInputs, DecayInputs, RecurrentStepInputs, RecurrentStepSpec
+from torch import Tensor
+
+from attn_kernels_triton.kernels.arguments import NO_ROWS, Rows
+from attn_kernels_triton.kernels.gated_norm import Finish, GatedNorm, finish_rows
+from attn_kernels_triton.kernels.recurrent_gates import Decaying
+from attn_kernels_triton.kernels.recurrent_step import Step, StepTile, StepTurn, step_heads
+from attn_kernels_triton.kernels.short_convolution import Convolution, Convolve, convolve_rows
+from attn_kernels_triton.launch import Launch, power_of_two
+from attn_kernels_triton.recurrence.step_checks import check_step
+from attn_kernels_triton.rowwise.rows import norm_tile, power
+
+WHOLE = 128 * 128
+"""Elements of a memory that a program holds at most: 64 registers of each thread of eight warps."""
+UNEVEN = 64 * 128
+"""The same of memories with a sum of keys, whose rows have odd lengths: each element takes an address of its own."""
+PART = 32 * 128
+"""Elements that it holds where nothing asks for whole memories, so that more programs share the reading."""
+BLOCK = 256
+"""Channels that a program convolves."""
+
+NO_CONVOLUTION = Convolution(None, None, NO_ROWS, None, None, None, None, None)
+NO_TURN = StepTurn(None, None, None, None, None)
+NO_DECAY = Decaying(NO_ROWS, None, None, None, None, None)
+
+
+class StepPlan(NamedTuple):
+    """How a step is divided: whether a program `convolves` before, and one `finishes` after, the program that updates
+    memories, which takes so many `columns` of each at once."""
+
+    convolves: bool
+    finishes: bool
+    columns: int
+    warps: int
+
+
+def plan_of(spec: RecurrentStepSpec) -> StepPlan:
+    """The fewest programs.
+
+    One that holds whole memories convolves what they are given itself, unless heads share it, and norms their outputs
+    itself, unless heads are normed together. Memories too large for that, or for which nothing is spared, are divided.
+    """
+    key_width, value_width = power_of_two(spec.key_size), power_of_two(spec.value_size)
+    fits = key_width * value_width <= (UNEVEN if spec.normalizer else WHOLE)
+    convolved_within = spec.taps > 0 and fits and spec.num_heads == spec.num_key_heads
+    reduced = spec.norm_heads > 0 or spec.normalizer
+    reduced_within = reduced and fits and spec.norm_heads <= 1
+    whole = convolved_within or reduced_within
+    columns = value_width if whole else min(value_width, max(16, PART // key_width))
+    return StepPlan(
+        convolves=spec.taps > 0 and not convolved_within,
+        finishes=reduced and not reduced_within,
+        columns=columns,
+        warps=8 if key_width * columns > PART else 4,
+    )
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def run_step(inputs: RecurrentStepInputs) -> Tensor:
+    """See `attn_core.kernels.recurrent_step.RecurrentStepKernel.run`; raises `InvalidValue`, see `step_checks`."""
+    check_step(inputs)
+    spec, requests = inputs.spec, inputs.value.shape[0]
+    out = torch.empty(requests, spec.num_heads * spec.value_size, dtype=inputs.value.dtype, device=inputs.value.device)
+    if requests:
+        try_programs(inputs, out)
+        for launch in step_launches(inputs, out):
+            launch.run(out.device)
+    return out
+
+
+_tried: set[Hashable] = set()
+
+
+def try_programs(inputs: RecurrentStepInputs, out: Tensor) -> None:
+    """Run the programs of a kind of step, the first time that it is met, over copies of the states of one slot.
+
+    Where several programs change states, what a chip cannot run so fails before any state has changed.
+    """
+    state = inputs.state.fields.items()
+    kind = inputs.spec, inputs.value.dtype, *(field.dtype for _, field in state), out.device
+    if kind in _tried:
+        return
+    copies = {name: field[:1].clone() for name, field in state}
+    tried = replace(inputs, state=SlotsInPlace(copies, torch.zeros_like(inputs.state.slots)))
+    launches = step_launches(tried, torch.empty_like(out))
+    if len(launches) > 1:
+        for launch in launches:
+            launch.run(out.device)
+    _tried.add(kind)
+
+
+def step_launches(inputs: RecurrentStepInputs, out: Tensor) -> list[Launch]:
+    """The programs in the order in which they run; `out` is [requests, num_heads * value_size]."""
+    spec, plan, launches = inputs.spec, plan_of(inputs.spec), []
+    convolution = NO_CONVOLUTION
+    if inputs.convolution is not None:
+        convolution = convolution_of(inputs.convolution, inputs.state.fields.get("tail"))
+        if plan.convolves:
+            mixed = torch.empty(out.shape[0], spec.channels, dtype=torch.float32, device=out.device)
+            launches.append(convolve_launch(inputs, convolution, mixed))
+            inputs, convolution = convolved_inputs(inputs, inputs.convolution.starts, mixed), NO_CONVOLUTION
+    total = None
+    if plan.finishes:
+        total = torch.empty(out.shape[0], spec.num_heads, spec.columns, dtype=torch.float32, device=out.device)
+    output = output_of(inputs, out)
+    launches.append(step_launch(inputs, convolution, total, output))
+    if total is not None:
+        launches.append(finish_launch(inputs, total, output))
+    return launches
+
+
+def step_launch(
+    inputs: RecurrentStepInputs, convolution: Convolution, total: Tensor | None, output: GatedNorm
+) -> Launch:
+    """The program that updates the memories; without `total`, which takes their sums, it writes the output too."""
+    spec, plan, memory = inputs.spec, plan_of(inputs.spec), inputs.state.fields["S"]
+    slot, head, channel, _ = memory.stride()
+    call = Step(
+        query=by_head(inputs.query),
+        key=by_head(inputs.key),
+        value=by_head(inputs.value),
+        memory=Rows(memory, slot, tl.constexpr(channel), head),
+        slots=inputs.state.slots,
+        convolution=convolution,
+        turn=turn_of(inputs),
+        decaying=NO_DECAY if inputs.decay is None else decaying_of(spec, inputs.decay),
+        strength=inputs.strength,
+        strength_row=None if inputs.strength is None else inputs.strength.stride(0),
+        skip=inputs.output.skip,
+        query_scale=inputs.scales[0],
+        key_scale=inputs.scales[1],
+        normalizer_eps=inputs.output.normalizer_eps if spec.normalizer else None,
+        total=NO_ROWS if total is None else by_head(total),
+        output=output,
+        heads=spec.num_heads,
+        tile=tile_of(spec, plan),
+    )
+    programs = inputs.value.shape[0] * spec.num_heads * call.tile.parts.value
+    return Launch(program=step_heads, programs=programs, call=call, warps=plan.warps, stages=1)
+
+
+def tile_of(spec: RecurrentStepSpec, plan: StepPlan) -> StepTile:
+    """The constants of the program."""
+    constants = {
+        "key_size": spec.key_size,
+        "value_size": spec.value_size,
+        "key_width": power_of_two(spec.key_size),
+        "columns": plan.columns,
+        "parts": -(-spec.value_size // plan.columns),
+        "share": spec.num_heads // spec.num_key_heads,
+        "feature_map": spec.feature_map,
+        "unit": spec.unit,
+        "step_size": spec.step_size,
+        "delta_rule": spec.delta_rule,
+    }
+    return StepTile(**{name: tl.constexpr(value) for name, value in constants.items()})
+
+
+def convolve_launch(inputs: RecurrentStepInputs, convolution: Convolution, mixed: Tensor) -> Launch:
+    """The program that convolves queries, keys and values into `mixed` [requests, channels]."""
+    spec = inputs.spec
+    query_size, value_size = spec.num_key_heads * spec.key_size, spec.num_heads * spec.value_size
+    query_blocks, value_blocks = -(-query_size // BLOCK), -(-value_size // BLOCK)
+    call = Convolve(
+        query=by_head(side_by_side(inputs.query)),
+        key=by_head(side_by_side(inputs.key)),
+        value=by_head(side_by_side(inputs.value)),
+        out=Rows(mixed, mixed.stride(0), None, 0),
+        slots=inputs.state.slots,
+        convolution=convolution,
+        query_size=query_size,
+        value_size=value_size,
+        query_blocks=query_blocks,
+        value_blocks=value_blocks,
+        block=tl.constexpr(BLOCK),
+    )
+    programs = len(mixed) * (2 * query_blocks + value_blocks)
+    return Launch(program=convolve_rows, programs=programs, call=call, warps=4, stages=1)
+
+
+def finish_launch(inputs: RecurrentStepInputs, total: Tensor, output: GatedNorm) -> Launch:
+    """The program that divides, norms and gates the sums `total` [requests, heads, columns]."""
+    spec, heads = inputs.spec, group_of(inputs.spec)
+    tile, warps = norm_tile(heads * spec.value_size)
+    call = Finish(
+        total=Rows(total, total.stride(0), None, heads * total.stride(1)),
+        normalizer_eps=inputs.output.normalizer_eps if spec.normalizer else None,
+        output=output,
+        groups=spec.num_heads // heads,
+        width=tile.width,
+    )
+    return Launch(program=finish_rows, programs=len(total) * call.groups, call=call, warps=warps, stages=1)
+
+
+def convolved_inputs(inputs: RecurrentStepInputs, starts: tuple[int, int, int], mixed: Tensor) -> RecurrentStepInputs:
+    """The inputs with queries, keys and values that lie in `mixed` [requests, channels], those of each from its start
+    on."""
+    query, key, value = (
+        mixed[:, start : start + rows.shape[1] * rows.shape[2]].view(rows.shape)
+        for start, rows in zip(starts, (inputs.query, inputs.key, inputs.value), strict=True)
+    )
+    return replace(inputs, query=query, key=key, value=value)
+
+
+def convolution_of(given: ConvolutionInputs, tail: Tensor | None) -> Convolution:
+    """The view of a convolution whose last inputs are kept in `tail` [slots, taps - 1, channels]."""
+    taps = given.weight.shape[1]
+    kept = NO_ROWS if tail is None or taps == 1 else Rows(tail, tail.stride(0), tail.stride(1), 0)
+    places = tl.constexpr(max(2, power(taps)))
+    return Convolution(given.weight, given.bias, kept, *given.starts, tl.constexpr(taps), places)
+
+
+def decaying_of(spec: RecurrentStepSpec, given: DecayInputs) -> Decaying:
+    """The view of what log decays follow from."""
+    rows = given.rows
+    view = Rows(rows, 0 if rows.shape[0] == 1 else rows.stride(0), None, rows.stride(1))
+    form, channels = tl.constexpr(spec.decay_form), tl.constexpr(spec.decay == "channel")
+    return Decaying(view, given.rate, given.bias, float(given.temperature), form, channels)
+
+
+def turn_of(inputs: RecurrentStepInputs) -> StepTurn:
+    """The view of cosines and sines."""
+    if inputs.cos_sin is None:
+        return NO_TURN
+    cosines, sines = (part.contiguous() for part in inputs.cos_sin)
+    turned, neighbours = tl.constexpr(cosines.shape[-1]), tl.constexpr(inputs.spec.rotary == "pairs")
+    return StepTurn(cosines, sines, cosines.stride(0), turned, neighbours)
+
+
+def output_of(inputs: RecurrentStepInputs, out: Tensor) -> GatedNorm:
+    """The view of what sums become, by groups of the heads that are normed together."""
+    spec, given = inputs.spec, inputs.output
+    size = group_of(spec) * spec.value_size
+    own = given.norm is not None and given.norm.shape[0] == spec.num_heads * spec.value_size
+    gate = NO_ROWS
+    if given.gate is not None:
+        gate = Rows(given.gate, given.gate.stride(0), None, group_of(spec) * given.gate.stride(1))
+    return GatedNorm(
+        weight=given.norm,
+        step=size if own else 0,
+        gate=gate,
+        out=Rows(out, out.stride(0), None, size),
+        eps=given.eps,
+        size=tl.constexpr(size),
+        normed=tl.constexpr(spec.norm_heads > 0),
+        gate_form=tl.constexpr(spec.gate),
+        norm_first=tl.constexpr(spec.norm_before_gate),
+    )
+
+
+def group_of(spec: RecurrentStepSpec) -> int:
+    """How many heads are finished together."""
+    return max(1, spec.norm_heads)
+
+
+def by_head(rows: Tensor) -> Rows:
+    """The view of rows [request, head, size]."""
+    return Rows(rows, rows.stride(0), None, rows.stride(1))
+
+
+def side_by_side(rows: Tensor) -> Tensor:
+    """Rows [request, head, size] whose heads lie side by side."""
+    return rows if rows.stride(1) == rows.shape[2] or rows.shape[1] == 1 else rows.contiguous()

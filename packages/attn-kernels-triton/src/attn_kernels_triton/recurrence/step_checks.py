@@ -1,0 +1,144 @@
+"""Checks of the tensors of a decode step over states in slots before anything is launched."""
+
+from __future__ import annotations
+
+import torch
+from attn_core.errors import InvalidValue
+from attn_core.kernels.recurrent_step import RecurrentStepInputs, RecurrentStepSpec
+from torch import Tensor
+
+from attn_kernels_triton.checks import DTYPES, check_count, check_like
+from attn_kernels_triton.machine import interpreted
+
+Shapes = dict[str, tuple[Tensor | None, tuple[int, ...] | None]]
+"""Tensors by name, None where they are absent, with the shape that each must have, None where it must be absent."""
+
+
+def check_step(inputs: RecurrentStepInputs) -> None:
+    """Raise `InvalidValue` for tensors that the programs would misread, overrun or compute in the wrong type."""
+    query = inputs.query
+    if query.dim() != 3:
+        raise InvalidValue.of("query", list(query.shape), "three axes: request, head, size")
+    if query.device.type != "cuda" and not interpreted():
+        raise InvalidValue.of("query.device", str(query.device), "a GPU: these kernels do not run on a CPU")
+    requests = query.shape[0]
+    for name, (tensor, shape) in {**rows_of(inputs, requests), **parameters_of(inputs)}.items():
+        if tensor is None or shape is None:
+            if tensor is not None or shape is not None:
+                given, allowed = ("None", str(list(shape))) if shape else ("a tensor", "None, by the spec")
+                raise InvalidValue.of(name, given, allowed)
+            continue
+        check_like(name, tensor, shape, query.device)
+        check_dtype(name, tensor)
+        if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+            raise InvalidValue.of(
+                f"{name}.stride", list(tensor.stride()), "one that ends in 1: rows lie dense in memory"
+            )
+    check_state(inputs, requests)
+    check_output(inputs)
+    check_count("elements of the states of all requests' heads", requests * inputs.spec.num_heads * 32)
+
+
+def rows_of(inputs: RecurrentStepInputs, requests: int) -> Shapes:
+    """What there is of each request."""
+    spec, decay = inputs.spec, inputs.decay
+    turned = None if inputs.cos_sin is None else inputs.cos_sin[0].shape[-1]
+    angles = (requests, 1, turned or 0) if spec.rotary != "none" else None
+    cosines, sines = inputs.cos_sin or (None, None)
+    fading = None
+    if spec.decay != "none":
+        given = 1 if decay is not None and decay.rows.shape[0] == 1 else requests
+        fading = (given, spec.num_heads, spec.key_size if spec.decay == "channel" else 1)
+    heads = (requests, spec.num_heads)
+    return {
+        "query": (inputs.query, (requests, spec.num_key_heads, spec.key_size)),
+        "key": (inputs.key, (requests, spec.num_key_heads, spec.key_size)),
+        "value": (inputs.value, (*heads, spec.value_size)),
+        "cos_sin[0]": (cosines, angles),
+        "cos_sin[1]": (sines, angles),
+        "decay.rows": (None if decay is None else decay.rows, fading),
+        "strength": (inputs.strength, heads if spec.delta_rule else None),
+        "output.gate": (inputs.output.gate, (*heads, spec.value_size) if spec.gate != "none" else None),
+    }
+
+
+def parameters_of(inputs: RecurrentStepInputs) -> Shapes:
+    """What there is of a layer."""
+    spec, decay, convolution, output = inputs.spec, inputs.decay, inputs.convolution, inputs.output
+    soft = spec.decay != "none" and spec.decay_form == "softplus"
+    biases = (spec.num_heads, spec.key_size if spec.decay == "channel" else 1)
+    filters = (spec.channels, spec.taps) if spec.taps else None
+    found: Shapes = {
+        "decay.rate": (None if decay is None else decay.rate, (spec.num_heads,) if soft else None),
+        "decay.bias": (None if decay is None else decay.bias, biases if soft else None),
+        "convolution.weight": (None if convolution is None else convolution.weight, filters),
+        "output.skip": (output.skip, (spec.num_heads,) if spec.skip else None),
+    }
+    if convolution is not None and convolution.bias is not None:
+        found["convolution.bias"] = convolution.bias, (spec.channels,)
+    if output.norm is not None:
+        of_each = spec.norm_heads == 1 and output.norm.shape == (spec.value_size,)
+        whole = (spec.value_size if of_each else spec.num_heads * spec.value_size,)
+        found["output.norm"] = output.norm, whole if spec.norm_heads else None
+    for name, (tensor, _) in found.items():
+        if tensor is not None and not tensor.is_contiguous():
+            raise InvalidValue.of(f"{name}.stride", list(tensor.stride()), "a tensor that lies dense in memory")
+    return found
+
+
+def check_dtype(name: str, tensor: Tensor) -> None:
+    """A type of floats that programs read; angles and memories are float32."""
+    exact = name.startswith("cos_sin")
+    if tensor.dtype not in DTYPES or (exact and tensor.dtype != torch.float32):
+        raise InvalidValue.of(
+            f"{name}.dtype", str(tensor.dtype), "float32" if exact else "float32, bfloat16 or float16"
+        )
+
+
+def check_state(inputs: RecurrentStepInputs, requests: int) -> None:
+    """Memories and the rows of a convolution in slots, and which slots are whose."""
+    spec, state = inputs.spec, inputs.state
+    memory = state.fields["S"]
+    device = inputs.query.device
+    check_like("state.fields['S']", memory, (len(memory), spec.num_heads, spec.key_size, spec.columns), device)
+    if memory.dtype != torch.float32 or memory.stride(-1) != 1:
+        given = f"{memory.dtype}, strides {list(memory.stride())}"
+        raise InvalidValue.of("state.fields['S']", given, "float32, rows dense in memory")
+    if spec.taps > 1:
+        if "tail" not in state.fields:
+            raise InvalidValue.of("state.fields", sorted(state.fields), "S and tail, the inputs of the convolution")
+        tail = state.fields["tail"]
+        check_like("state.fields['tail']", tail, (len(memory), spec.taps - 1, spec.channels), device)
+        check_dtype("state.fields['tail']", tail)
+        if tail.stride(-1) != 1:
+            raise InvalidValue.of("state.fields['tail'].stride", list(tail.stride()), "rows dense in memory")
+    check_like("state.slots", state.slots, (requests,), device)
+    if state.slots.dtype != torch.int64 or not state.slots.is_contiguous():
+        given = f"{state.slots.dtype}, stride {state.slots.stride()}"
+        raise InvalidValue.of("state.slots", given, "int64, dense in memory")
+
+
+def check_output(inputs: RecurrentStepInputs) -> None:
+    """Heads that are normed together have gates that lie side by side; those that turn are an even number of
+    elements; channels of a convolution are its own."""
+    spec, gate = inputs.spec, inputs.output.gate
+    if gate is not None and spec.norm_heads > 1 and gate.stride(1) != spec.value_size:
+        given = list(gate.stride())
+        raise InvalidValue.of("output.gate.stride", given, "heads side by side, where they are normed together")
+    if inputs.cos_sin is not None:
+        turned = inputs.cos_sin[0].shape[-1]
+        if turned % 2 or not 2 <= turned <= spec.key_size:
+            raise InvalidValue.of("cos_sin", turned, f"an even number of elements up to {spec.key_size}")
+    if inputs.convolution is not None:
+        check_starts(spec, inputs.convolution.starts)
+
+
+def check_starts(spec: RecurrentStepSpec, starts: tuple[int, int, int]) -> None:
+    """Queries, keys and values are channels apart."""
+    into = spec.num_key_heads * spec.key_size
+    spans = sorted(zip(starts, (into, into, spec.num_heads * spec.value_size), strict=True))
+    at = 0
+    for start, length in spans:
+        if start != at:
+            raise InvalidValue.of("convolution.starts", starts, f"queries, keys and values in {spec.channels} channels")
+        at += length

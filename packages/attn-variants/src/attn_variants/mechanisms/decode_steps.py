@@ -1,0 +1,61 @@
+"""Decode steps of recurrences as data: what layers ask of kernels, see `attn_core.kernels.recurrent_step`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attn_core.kernels.recurrent_step import RecurrentStepSpec
+
+if TYPE_CHECKING:
+    from attn_core import Heads, Rotary
+
+
+def linear_step(heads: Heads) -> RecurrentStepSpec:
+    """Linear attention: positive features, and a sum of keys that divides."""
+    return RecurrentStepSpec(**sizes(heads), feature_map="elu_plus_one", normalizer=True)
+
+
+def retention_step(heads: Heads, rotary: Rotary | None, *, fades_apart: bool) -> RecurrentStepSpec:
+    """RetNet; with xPos channels fade apart."""
+    return RecurrentStepSpec(
+        **sizes(heads),
+        rotary="none" if rotary is None else "pairs" if rotary.interleaved else "halves",
+        decay="channel" if fades_apart else "head",
+        norm_heads=1,
+        gate="silu",
+    )
+
+
+def gated_linear_step(heads: Heads) -> RecurrentStepSpec:
+    """Gated linear attention."""
+    return RecurrentStepSpec(**sizes(heads), decay="channel", decay_form="log_sigmoid", norm_heads=1, gate="silu")
+
+
+def lightning_step(heads: Heads) -> RecurrentStepSpec:
+    """Lightning attention, whose norm is over all heads."""
+    return RecurrentStepSpec(**sizes(heads), feature_map="silu", decay="head", norm_heads=heads.query)
+
+
+def delta_step(heads: Heads, taps: int) -> RecurrentStepSpec:
+    """DeltaNet."""
+    return RecurrentStepSpec(**sizes(heads), **delta(taps))
+
+
+def kimi_delta_step(heads: Heads, taps: int) -> RecurrentStepSpec:
+    """Kimi Delta Attention: DeltaNet whose channels fade, with a gate."""
+    return RecurrentStepSpec(**sizes(heads), **delta(taps), decay="channel", decay_form="softplus", gate="sigmoid")
+
+
+def delta(taps: int) -> dict[str, Any]:
+    """What the layers of the delta rule have in common."""
+    return {"taps": taps, "feature_map": "silu", "unit": True, "delta_rule": True, "norm_heads": 1}
+
+
+def sizes(heads: Heads) -> dict[str, Any]:
+    """Those of heads that all have queries, keys and values of their own."""
+    return {
+        "num_heads": heads.query,
+        "num_key_heads": heads.query,
+        "key_size": heads.key_size,
+        "value_size": heads.value_size,
+    }

@@ -1,0 +1,107 @@
+"""Layers of the delta rule: DeltaNet and Kimi Delta Attention."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import torch
+from attn_core import Heads, RaggedBatch
+from attn_core.batch import SlotsInPlace
+from attn_core.kernels.recurrence import Steps
+from attn_core.kernels.recurrent_step import DecayInputs, OutputInputs, RecurrentStepInputs
+from attn_core.masking import wide
+from torch import Tensor, nn
+from torch.nn.functional import silu, softplus
+
+from attn_variants.layer_utils import by_heads, fresh_linear, rms_normed, unit
+from attn_variants.mechanisms.decode_steps import delta_step, kimi_delta_step
+from attn_variants.mechanisms.recurrence_layers import Inputs, Projections, RecurrenceLayer
+
+DELTA_EPSILON = 1e-5
+
+
+class DeltaLayer(RecurrenceLayer):
+    """DeltaNet (Yang et al. 2024, arXiv 2406.06484, §3.4).
+
+    Learned beside the projections: `convolution`, `strength` (`nn.Linear` to one number a head) and `norm`
+    [value_size].
+    """
+
+    further: ClassVar[tuple[str, ...]] = ("strength",)
+
+    def __init__(self, heads: Heads, *, hidden_size: int, bias: bool, chunk: int, taps: int) -> None:
+        super().__init__(heads, hidden_size=hidden_size, bias=bias, chunk=chunk, taps=taps)
+        self.strength = fresh_linear(hidden_size, heads.query, bias=False)
+        self.norm = nn.Parameter(torch.ones(heads.value_size))
+        self.step_spec = delta_step(heads, taps)
+
+    def steps(self, inputs: Inputs) -> Steps:
+        """Queries and keys of length one, queries over √key_size, and the strength of every write."""
+        query, key, value = (wide(rows) for rows in (inputs.query, inputs.key, inputs.value))
+        if self.convolution is None:
+            # The convolution has it already.
+            query, key, value = silu(query), silu(key), silu(value)
+        strength = torch.sigmoid(wide(inputs.projected["strength"]))
+        return Steps(unit(query) * self.heads.key_size**-0.5, unit(key), value, strength=strength)
+
+    def finish(self, out: Tensor, projected: Projections) -> Tensor:
+        """Each head normed, and projected."""
+        return super().finish(rms_normed(out, self.norm, DELTA_EPSILON), projected)
+
+    def step_inputs(self, projected: Projections, batch: RaggedBatch, state: SlotsInPlace) -> RecurrentStepInputs:
+        """See `RecurrenceLayer`."""
+        return dataclasses.replace(
+            super().step_inputs(projected, batch, state),
+            scales=(self.heads.key_size**-0.5, 1.0),
+            strength=projected["strength"],
+            output=OutputInputs(norm=self.norm, eps=DELTA_EPSILON),
+        )
+
+
+RATES = (1.0, 16.0)
+STEPS = (1e-3, 1e-1)
+"""Ranges that the decay is drawn from, as in the authors' code: a head's rate evenly, a channel's step log-evenly."""
+
+
+class KimiDeltaLayer(DeltaLayer):
+    """Kimi Delta Attention (Kimi Team 2025, arXiv 2510.26692, §3).
+
+    Learned beside DeltaNet's: `fade` and `gate` (two `nn.Linear` each), `rate` [heads], natural logarithms, and
+    `step_bias` [heads, key_size].
+    """
+
+    further = ("strength", "fade.0", "gate.0")
+
+    def __init__(self, heads: Heads, *, hidden_size: int, bias: bool, chunk: int, taps: int) -> None:
+        super().__init__(heads, hidden_size=hidden_size, bias=bias, chunk=chunk, taps=taps)
+        into, out, rank = heads.query * heads.key_size, heads.query * heads.value_size, heads.value_size
+        self.fade = nn.Sequential(fresh_linear(hidden_size, rank, bias=False), fresh_linear(rank, into, bias=False))
+        self.gate = nn.Sequential(fresh_linear(hidden_size, rank, bias=False), fresh_linear(rank, out, bias=False))
+        self.rate = nn.Parameter(torch.empty(heads.query).uniform_(*RATES).log())
+        low, high = (math.log(size) for size in STEPS)
+        size = torch.empty(heads.query, heads.key_size).uniform_(low, high).exp()
+        # The inverse of softplus, so that a bias alone gives the step that was drawn.
+        self.step_bias = nn.Parameter(size + torch.log(-torch.expm1(-size)))
+        self.step_spec = kimi_delta_step(heads, taps)
+
+    def steps(self, inputs: Inputs) -> Steps:
+        """DeltaNet's, and the log decay of every channel."""
+        size = softplus(by_heads(wide(inputs.projected.through("fade")), self.heads.query) + wide(self.step_bias))
+        return super().steps(inputs)._replace(decay=-wide(self.rate).exp()[:, None] * size)
+
+    def finish(self, out: Tensor, projected: Projections) -> Tensor:
+        """Each head normed, gated and projected."""
+        gate = by_heads(torch.sigmoid(wide(projected.through("gate"))), self.heads.query)
+        return super(DeltaLayer, self).finish(rms_normed(out, self.norm, DELTA_EPSILON) * gate, projected)
+
+    def step_inputs(self, projected: Projections, batch: RaggedBatch, state: SlotsInPlace) -> RecurrentStepInputs:
+        """See `RecurrenceLayer`."""
+        given = super().step_inputs(projected, batch, state)
+        fade, gate = projected.through("fade"), projected.through("gate")
+        return dataclasses.replace(
+            given,
+            decay=DecayInputs(by_heads(fade, self.heads.query), self.rate, self.step_bias),
+            output=given.output._replace(gate=by_heads(gate, self.heads.query)),
+        )
