@@ -88,28 +88,6 @@ def test_a_price_without_known_models_says_which_package_has_them() -> None:
     assert answer.stderr.splitlines() == ["attn: the price of a known model needs attn-models: pip install attn-models"]
 
 
-def test_explain_says_who_multiplies_weights_of_a_format_and_what_becomes_of_them_otherwise() -> None:
-    answer = attn("explain", "linear", "--form", "q8_0", "--hidden-size", "64", "--json")
-    rows = json.loads(answer.stdout)
-    assert {row["part"] for row in rows} == {"linear, auto", "linear, int8"}
-    for part in ("linear, auto", "linear, int8"):
-        assert [row["verdict"] for row in rows if row["part"] == part].count("runs") == 1
-    # Blocks hold 32 inputs: nobody multiplies half of one.
-    answer = attn("explain", "linear", "--form", "q8_0", "--hidden-size", "48", "--json")
-    rows = json.loads(answer.stdout)
-    assert {row["name"] for row in rows if row["verdict"] == "runs"} == {"torch", "those of int8"}
-    assert all(row["reasons"] for row in rows)
-
-
-def test_explain_says_what_of_fp8_a_cpu_does_not_compute() -> None:
-    rows = json.loads(attn("explain", "linear", "--form", "fp8", "--json").stdout)
-    assert {row["verdict"] for row in rows} == {"refuses"}
-    assert {row["name"] for row in rows} >= {"triton_fp8_w8a8", "triton_fp8_w8a16", "none"}
-    rows = json.loads(attn("explain", "linear", "--form", "fp8_block", "--json").stdout)
-    assert {row["part"] for row in rows} == {"linear, auto", "linear, int8"}
-    assert [row["name"] for row in rows if row["verdict"] == "runs"] == ["torch", "those of int8"]
-
-
 def test_explain_linear_refuses_formats_that_do_not_exist_and_outputs_of_anything_else() -> None:
     answer = attn("explain", "linear", "--form", "q9")
     assert answer.returncode == 2

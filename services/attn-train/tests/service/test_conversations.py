@@ -75,9 +75,10 @@ async def trained(stub, config, submit, watch) -> tuple[pb.TrainingJob, list[flo
 
 @pytest.mark.parametrize("rank", [None, 4])
 async def test_answers_are_learned_from_conversations(server, config, submit, watch, rank):
+    # At 3e-2 an adapter of this base jumps about: whether it ends lower is then a matter of the chip's rounding.
+    config.optimizer.learning_rate = 1e-2
     if rank is None:
         config.ClearField("lora")
-        config.optimizer.learning_rate = 1e-2
     async with server() as stub:
         job, losses = await trained(stub, config, submit, watch)
     assert losses[-1] < losses[0] - 0.2
