@@ -1,8 +1,9 @@
 """What Triton's interpreter computes wrongly or slowly, repaired for tests; seen on 3.6 and 3.9, declined upstream.
 
-Products of bfloat16 multiply bit patterns, conversion to bfloat16 cuts off instead of rounding, that to e4m3 rounds
-some numbers to the wrong side and that from it reads bit patterns, every call of a device function patches the whole
-language anew, and every sum is checked for overflow.
+Products of bfloat16 multiply bit patterns; sums of any product have an order that numpy's library chooses by the chip
+and the number of rows, where a matrix unit has one. Conversion to bfloat16 cuts off instead of rounding, that to e4m3
+rounds some numbers to the wrong side and that from it reads bit patterns. Every call of a device function patches the
+whole language anew, and every sum is checked for overflow.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ def install() -> None:
     product, conversion = builder.create_dot, builder.cast_impl
 
     def create_dot(self, a, b, d, *options):
-        if not {tl.bfloat16, tl.float8e4nv} & {a.dtype.scalar, b.dtype.scalar}:
+        if not d.dtype.scalar.is_floating():
             return product(self, a, b, d, *options)
-        return interpreter.TensorHandle(np.matmul(widened(a), widened(b), dtype=d.data.dtype) + d.data, d.dtype.scalar)
+        sums = np.matmul(widened(a), widened(b), dtype=np.float64).astype(d.data.dtype)
+        return interpreter.TensorHandle(sums + d.data, d.dtype.scalar)
 
     def cast_impl(self, source, target):
         if source.dtype.scalar == tl.float8e4nv and target.scalar in WIDER:
@@ -57,7 +59,7 @@ class PatchOnce:
 
 
 def widened(handle) -> np.ndarray:
-    """The numbers of a handle in float32."""
+    """The numbers of a handle in float32, or as they are in types that numpy knows."""
     if handle.dtype.scalar == tl.float8e4nv:
         codes = torch.from_numpy(np.ascontiguousarray(handle.data, dtype=np.uint8))
         return codes.view(torch.float8_e4m3fn).float().numpy()
