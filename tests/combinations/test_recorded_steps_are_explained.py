@@ -16,7 +16,8 @@ from attn_core.kernels import devices
 from attn_core.kernels.attend import BAND, PagedAttendKernel, PagedAttendProblem, PagedAttentionInputs
 from attn_core.kernels.base import AtMost, Condition, OneOf
 from attn_engine import EngineConfig, Request, SamplingParams, build_engine
-from attn_engine.decode_graphs import DecodeGraphs, Rerun
+from attn_engine.decode_graphs import DecodeGraphs
+from attn_engine.recorded_steps import Rerun
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from torch import Tensor

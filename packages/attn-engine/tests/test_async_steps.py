@@ -11,7 +11,8 @@ import pytest
 import torch
 from attn_core.errors import DeadlineExceeded, Unavailable
 from attn_engine import Request, SamplingParams, ScoringParams
-from attn_engine.decode_graphs import DecodeGraphs, Rerun
+from attn_engine.decode_graphs import DecodeGraphs
+from attn_engine.recorded_steps import Rerun
 from attn_schema import StructuredOutput
 from serving import assert_empty, make_engine, run_all, some_requests
 from small_models import InPlace, Linear, SmallModel

@@ -10,7 +10,8 @@ import torch
 from attn_core.kernels.devices import Gpu
 from attn_engine import EngineConfig, Request, SamplingParams
 from attn_engine.build import build_engine
-from attn_engine.decode_graphs import DecodeGraphs, Rerun
+from attn_engine.decode_graphs import DecodeGraphs
+from attn_engine.recorded_steps import Rerun
 from attn_models.decoder.config import AttentionChoice, DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.quantization.quantize import join_projections, quantize_model
