@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from attn_cli.facts import eager_reason, recorded_step, step_verdicts
+from attn_cli.facts import eager_reason, mixed_eager_reason, recorded_steps, step_verdicts
 from attn_cli.main import application
 from attn_core import AttentionSpec, Capability, Slot, configure, installed
 from attn_core.computation import WholeCall
@@ -17,6 +17,7 @@ from attn_core.kernels.attend import BAND, PagedAttendKernel, PagedAttendProblem
 from attn_core.kernels.base import AtMost, Condition, OneOf
 from attn_engine import EngineConfig, Request, SamplingParams, build_engine
 from attn_engine.decode_graphs import DecodeGraphs
+from attn_engine.mixed_graphs import MixedGraphs, MixedLimits
 from attn_engine.recorded_steps import Rerun
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
@@ -56,6 +57,7 @@ class InPlace(PagedAttendKernel):
     name = "in_place"
     summary = "meets rows in place"
     static = True
+    static_mixed = True
     accepts: ClassVar[Mapping[str, Condition]] = {
         "dtype": OneOf("float32"),
         "device": OneOf("cuda"),
@@ -84,43 +86,56 @@ def in_place() -> Iterator[InPlace]:
     registry._items = before
 
 
-def found_by_an_engine(name: str, options: Mapping[str, int] = MappingProxyType({})) -> str | None:
+Found = tuple[str | None, str | None]
+"""Why decode steps, and why steps with prompts, are not recorded."""
+
+
+def found_by_an_engine(name: str, options: Mapping[str, int] = MappingProxyType({})) -> Found:
     torch.manual_seed(0)
     own = {"mechanism": name, "options": options, "positions": "none"}
     config = DecoderConfig(vocab_size=11, max_seq_len=CONTEXT, num_layers=1, **own, **SIZES)
     model = Decoder(config).eval()
     engine = build_engine(model, None, EngineConfig(kv_cache="paged", max_num_seqs=2), kv_cache_tokens=64)
     graphs = engine._runner.graphs = DecodeGraphs(model, engine._store, Rerun(), 2)
+    mixed = engine._runner.mixed_graphs = MixedGraphs(model, engine._store, Rerun(), MixedLimits(16, 2))
     engine.submit(Request(id="r", token_ids=(1, 2, 3), params=SamplingParams(max_new_tokens=3, ignore_eos=True)))
     while not engine.idle:
         for output in engine.step():
             assert output.error is None, output.error
-    return graphs.reason
+    return graphs.reason, mixed.reason
 
 
-def explained(name: str, options: Mapping[str, int] = MappingProxyType({})) -> str | None:
+def explained(name: str, options: Mapping[str, int] = MappingProxyType({})) -> Found:
     mechanism = installed().mechanisms.get(name)
     config = configure(mechanism, options, max_seq_len=CONTEXT, **SIZES)
-    return eager_reason(mechanism, config, dtype="float32", device="cpu")
+    call = {"dtype": "float32", "device": "cpu"}
+    return eager_reason(mechanism, config, **call), mixed_eager_reason(mechanism, config, **call)
 
 
 @pytest.mark.parametrize("name", REASONS)
 def test_what_an_engine_cannot_record_is_explained_before_with_its_reason(name: str) -> None:
-    reason, said = found_by_an_engine(name), explained(name)
-    assert reason is not None
-    assert said is not None
-    assert REASONS[name] in reason
-    assert REASONS[name] in said
+    for reason, said in zip(found_by_an_engine(name), explained(name), strict=True):
+        assert reason is not None
+        assert said is not None
+    (reason, mixed), (said, _) = found_by_an_engine(name), explained(name)
+    assert REASONS[name] in (reason or "")
+    assert REASONS[name] in (said or "")
+    assert mixed is not None
 
 
 @pytest.mark.parametrize("name", FIXED)
 def test_steps_over_states_of_fixed_size_are_recorded_as_explained(name: str) -> None:
-    assert (found_by_an_engine(name), explained(name)) == (None, None)
+    (reason, mixed), (said, mixed_said) = found_by_an_engine(name), explained(name)
+    assert (reason, said) == (None, None)
+    assert "states of fixed size" in (mixed or "")
+    assert "states of fixed size" in (mixed_said or "")
 
 
 @pytest.mark.parametrize("name", WINDOWS)
 def test_steps_over_narrow_windows_are_recorded_as_explained(name: str) -> None:
-    assert (found_by_an_engine(name, WINDOWS[name]), explained(name, WINDOWS[name])) == (None, None)
+    (reason, mixed), (said, mixed_said) = found_by_an_engine(name, WINDOWS[name]), explained(name, WINDOWS[name])
+    assert (reason, said) == (None, None)
+    assert (mixed is None, mixed_said is None) == (False, False)
 
 
 def test_every_kind_of_recurrence_is_among_these() -> None:
@@ -129,9 +144,11 @@ def test_every_kind_of_recurrence_is_among_these() -> None:
 
 def test_where_no_kernel_meets_rows_in_place_the_kernels_say_why() -> None:
     gqa = installed().mechanisms.get("gqa")
-    row = recorded_step(gqa, configure(gqa, **SIZES), dtype="float32", device="cuda")
-    assert (row["part"], row["name"], row["verdict"]) == ("decode step", "CUDA graph", "runs eagerly")
-    assert "triton_paged: " in row["reasons"]
+    rows = recorded_steps(gqa, configure(gqa, **SIZES), dtype="float32", device="cuda")
+    assert [row["part"] for row in rows] == ["decode step", "step with prompts"]
+    for row in rows:
+        assert (row["name"], row["verdict"]) == ("CUDA graph", "runs eagerly")
+        assert "triton_paged: " in row["reasons"]
 
 
 def test_steps_are_recorded_where_a_kernel_meets_rows_in_place_and_plans_nothing_on_the_host(
@@ -139,11 +156,16 @@ def test_steps_are_recorded_where_a_kernel_meets_rows_in_place_and_plans_nothing
 ) -> None:
     gqa, sinks = (installed().mechanisms.get(name) for name in ("gqa", "attention_sinks"))
     call = {"dtype": "float32", "device": "cuda"}
-    row = recorded_step(gqa, configure(gqa, **SIZES), **call)
-    assert (row["verdict"], row["reasons"]) == ("can be recorded", "")
+    for row in recorded_steps(gqa, configure(gqa, **SIZES), **call):
+        assert (row["verdict"], row["reasons"]) == ("can be recorded", "")
+    assert "states of fixed size" in (mixed_eager_reason(sinks, configure(sinks, {"window": 6}, **SIZES), **call) or "")
     wide = configure(sinks, {"window": 5000}, **SIZES)
     assert "are gathered" in (eager_reason(sinks, wide, **call) or "")
     assert "encoder's states" in (eager_reason(gqa, configure(gqa, cross=True, **SIZES), **call) or "")
+    assert "encoder's states" in (mixed_eager_reason(gqa, configure(gqa, cross=True, **SIZES), **call) or "")
+    monkeypatch.setattr(InPlace, "static_mixed", False)
+    assert mixed_eager_reason(gqa, configure(gqa, **SIZES), **call) == "the kernel in_place plans each step on the host"
+    assert eager_reason(gqa, configure(gqa, **SIZES), **call) is None
     monkeypatch.setattr(InPlace, "static", False)
     assert eager_reason(gqa, configure(gqa, **SIZES), **call) == "the kernel in_place plans each step on the host"
 

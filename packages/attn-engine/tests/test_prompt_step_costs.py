@@ -159,7 +159,7 @@ def test_packed_weights_are_multiplied_in_repeated_steps_with_prompts(gpu, form)
     ("name", "options", "why"),
     [
         ("gated_deltanet", {"positions": "none"}, "states of fixed size"),
-        ("mla", {"options": {"latent": 32, "rotary_size": 16, "nope_size": 16, "value_size": 16}}, "asks the host"),
+        ("mla", {"options": {"latent": 32, "rotary_size": 16, "nope_size": 16, "value_size": 16}}, "plans each step"),
         ("attention_sinks", {"options": {"window": 6, "sinks": 2}}, "states of fixed size"),
         ("compressive", {"positions": "none"}, "states of fixed size"),
         ("gqa", {"num_experts": 4, "num_experts_per_tok": 2}, "the host waits"),

@@ -17,16 +17,14 @@ from torch import Tensor
 from attn_engine.admission import AdmissionControl
 from attn_engine.async_steps import AsyncSteps
 from attn_engine.beam_search import BeamSearch
-from attn_engine.decode_graphs import DecodeGraphs
 from attn_engine.detokenizer import Detokenizer, token_text
 from attn_engine.draft_model import DraftModel
 from attn_engine.fault_isolation import FaultDiagnosis, FaultIsolator
-from attn_engine.mixed_graphs import MixedGraphs, MixedLimits
 from attn_engine.model_runner import ModelRunner
 from attn_engine.moved_prompts import require_portable
 from attn_engine.out_of_memory import as_attn_error, is_out_of_memory, out_of_memory, release_memory
 from attn_engine.output_processor import beam_output, process_step
-from attn_engine.recorded_steps import RecordedSteps, recorder_for
+from attn_engine.recorded_steps import RecordedSteps
 from attn_engine.request import ModelLimits, Request, RequestOutput
 from attn_engine.scheduler import ScheduledChunk, Scheduler
 from attn_engine.sequence import NOT_FINITE, NoTokenError, Sequence, SequenceOutput
@@ -68,12 +66,8 @@ class Engine:
         self.config = config
         ranks = f", {config.tensor_parallel_size} ranks" if config.tensor_parallel_size > 1 else ""
         self._runner = ModelRunner(model, store, f"weights {config.quantization}, {config.kv_cache}{ranks}")
-        recorder = None if config.enforce_eager else recorder_for(self._runner.device)
-        if recorder is not None:
-            sequences, tokens = config.batch_sizes
-            self._runner.graphs = DecodeGraphs(model, store, recorder, sequences)
-            limits = MixedLimits(min(tokens, config.max_cudagraph_capture_size), sequences)
-            self._runner.mixed_graphs = MixedGraphs(model, store, recorder, limits)
+        if not config.enforce_eager:
+            self._runner.record_steps(config)
         self._store = store
         self._tokenizer = tokenizer
         self._token_text = token_text(tokenizer)

@@ -12,14 +12,15 @@ from attn_core.errors import InternalError
 from attn_core.kernels.sampling import sampling_kernel
 from attn_core.models import EncoderDecoderModel, GreedyHead, LanguageModel, MixesAdapters, TakesEmbeddings
 from attn_core.stores import StateStore
+from attn_schema import EngineConfig
 from torch import Tensor
 
 from attn_engine import sequence as sequences
 from attn_engine.decode_graphs import DecodeGraphs
 from attn_engine.host_numbers import on_device
-from attn_engine.mixed_graphs import MixedGraphs
+from attn_engine.mixed_graphs import MixedGraphs, MixedLimits
 from attn_engine.nan_tracer import NanTracer
-from attn_engine.recorded_steps import RecordedSteps
+from attn_engine.recorded_steps import RecordedSteps, recorder_for
 from attn_engine.scheduler import ScheduledChunk
 from attn_engine.tensor_parallel import LeadingStore
 
@@ -62,6 +63,15 @@ class ModelRunner:
         states = [spec for specs in model.state_specs().values() for spec in specs.values()]
         self.has_encoder = any(isinstance(spec, Source) for spec in states)
         self.max_encoder_len = cast("EncoderDecoderModel", model).max_encoder_len if self.has_encoder else None
+
+    def record_steps(self, config: EngineConfig) -> None:
+        """Record steps of the config's sizes once and repeat them from now on, where the device has graphs."""
+        recorder = recorder_for(self.device)
+        if recorder is not None:
+            sequences, tokens = config.batch_sizes
+            self.graphs = DecodeGraphs(self.model, self.store, recorder, sequences)
+            limits = MixedLimits(min(tokens, config.max_cudagraph_capture_size), sequences)
+            self.mixed_graphs = MixedGraphs(self.model, self.store, recorder, limits)
 
     @property
     def recorded(self) -> list[RecordedSteps]:

@@ -161,8 +161,11 @@ def test_steps_that_are_cut_on_the_device_compile_for_other_gpus(target):
 @pytest.mark.slow
 @pytest.mark.parametrize("target", OTHERS)
 def test_steps_with_prompts_that_are_cut_on_the_device_compile_for_other_gpus(target):
-    found = [compiled(launch, OTHERS[target]).metadata.target for launch in mixed_launches_of(128)]
-    assert found == [OTHERS[target]] * 3
+    launches, chip = mixed_launches_of(128), OTHERS[target]
+    assert [compiled(launch, chip).metadata.target for launch in launches] == [chip] * 3
+    if chip.backend == "cuda":
+        # Tiles of heads of 128 spill a little on sm_80, in steps that are made anew as well.
+        assert [artefact(launch, chip).spills for launch in mixed_launches_of(64)] == [0, 0, 0]
 
 
 @pytest.mark.slow

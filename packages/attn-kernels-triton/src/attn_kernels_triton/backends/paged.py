@@ -89,6 +89,8 @@ class TritonLatent(TritonPaged):
 
     name = "triton_latent"
     summary = "absorbed latent attention (MLA) over pages on a GPU"
+    # Prompts are computed expanded: absorbed, a pair of a query and a key costs several times as much.
+    static_mixed = False
     accepts: ClassVar[Mapping[str, Condition]] = {
         **TritonPaged.accepts,
         "modifiers": LATENT_MODIFIERS,
