@@ -133,8 +133,7 @@ class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
         bool,
         Meta(
             description="Launch a decode step before the tokens of the one before it are known, so that a GPU does not "
-            "wait for the host; the tokens are the same. Steps with prompts, penalties, grammars, log probabilities, "
-            "drafts, beams, or top_p without top_k wait.",
+            "wait for the host; the tokens are the same. Steps with prompts, grammars, drafts or beams wait.",
         ),
     ] = False  # fmt: skip
     num_threads: Annotated[
