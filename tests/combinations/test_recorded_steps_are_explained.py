@@ -21,6 +21,7 @@ from attn_engine.mixed_graphs import MixedGraphs, MixedLimits
 from attn_engine.recorded_steps import Rerun
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
+from attn_testing.pretend_cuda import pretended_gpu, to_pretended
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -201,3 +202,28 @@ def test_mechanisms_over_rows_and_calls_beyond_a_step_say_nothing_of_it() -> Non
     assert step_verdicts(gqa, configure(gqa, **SIZES), WholeCall(dtype="float32")) == []
     shown = [CliRunner().invoke(application(), ["explain", "gla", *more]).output for more in ((), ("--training",))]
     assert ["triton_recurrent_step   " in output for output in shown] == [True, False]
+
+
+CAUSAL = [name for name in installed().mechanisms.names() if installed().mechanisms.get(name).can(Capability.CAUSAL)]
+ASKS_FOR_POSITIONS = "dependency_depth"
+"""Its layer asks the device how far positions go, which nobody knows before it runs."""
+
+
+@pytest.mark.parametrize("name", [name for name in CAUSAL if name != ASKS_FOR_POSITIONS])
+def test_steps_with_prompts_are_recorded_on_a_gpu_just_where_that_is_explained(name: str) -> None:
+    """The GPU is pretended."""
+    pytest.importorskip("triton")
+    torch.manual_seed(0)
+    mechanism = installed().mechanisms.get(name)
+    positions = "rotary" if mechanism.can(Capability.ROTARY) else "none"
+    shape = {"vocab_size": 11, "max_seq_len": CONTEXT, "num_layers": 1, **SIZES}
+    config = DecoderConfig(**shape, mechanism=name, positions=positions)
+    with pretended_gpu(), torch.inference_mode():
+        model = Decoder(config).to(torch.bfloat16).eval()
+        to_pretended(model)
+        engine = build_engine(model, None, EngineConfig(max_num_seqs=2, enforce_eager=True), kv_cache_tokens=64)
+        graphs = MixedGraphs(model, engine._store, Rerun(), MixedLimits(16, 2))
+        graphs.record_all()
+        asked = configure(mechanism, {}, max_seq_len=CONTEXT, causal=True, **SIZES)
+        said = mixed_eager_reason(mechanism, asked, dtype="bfloat16", device="cuda")
+    assert (graphs.reason is None) == (said is None), (graphs.reason, said)

@@ -29,6 +29,7 @@ MECHANISMS = {
     "sink": {},
     "soft_cap": {},
     "qk_norm": {},
+    "alibi": {"positions": "none"},
     "t5_bias": {"positions": "none"},
 }
 

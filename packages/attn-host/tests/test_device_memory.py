@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from attn_core import Field, Slot
 from attn_core.errors import Incompatible, InvalidValue, OutOfCapacity
+from attn_core.states import StateSpec
 from attn_host.loading import use_kernel
 from attn_host.memory import explain_too_small, step_bytes, with_kv_cache_memory
 from attn_schema import EngineConfig
@@ -27,6 +29,10 @@ class Probed(nn.Module):
         super().__init__()
         self.memory = memory
         self.asked: list[tuple[int, ...]] = []
+        self.states: dict[str, StateSpec] = {}
+
+    def state_specs(self):
+        return {"layer": self.states}
 
     def hidden(self, tokens):
         self.asked.append(tuple(tokens.shape))
@@ -80,6 +86,13 @@ def test_steps_that_are_not_recorded_leave_the_cache_what_their_graphs_would_tak
     given = EngineConfig(gpu_memory_utilization=0.5, **given)
     config = with_kv_cache_memory(given, Probed(memory), CUDA, drafts=False)
     assert config.kv_cache_memory_bytes == 40 * GIBI - 15 * GIBI - (1 + share) * 2048 * MIBI
+
+
+def test_a_model_whose_prompts_cannot_be_recorded_leaves_the_cache_the_memory_of_graphs(memory):
+    model = Probed(memory)
+    model.states = {"sums": Slot({"s": Field((2,))})}
+    config = with_kv_cache_memory(EngineConfig(gpu_memory_utilization=0.5), model, CUDA, drafts=False)
+    assert config.kv_cache_memory_bytes == 40 * GIBI - 15 * GIBI - 2048 * MIBI
 
 
 def test_a_smaller_step_leaves_more(memory):

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from attn_core.errors import InvalidValue, OutOfCapacity
+from attn_core.graph_safety import mixed_state_reason
 from attn_engine.out_of_memory import release_memory, within_memory
 from attn_models.device import device_memory, in_words, require_memory
 from attn_schema import EngineConfig
@@ -32,7 +33,7 @@ def with_kv_cache_memory(config: EngineConfig, model: Any, device: torch.device,
         require_memory(device, needed, "the KV cache", "--kv-cache-memory-bytes says how large it is.")
         return config
     step = step_bytes(model, config, device)
-    step += int(step * recorded_share(config))
+    step += int(step * recorded_share(model, config))
     free, total = memory
     share = config.gpu_memory_utilization
     left = int(total * share) - (total - free) - step
@@ -48,10 +49,13 @@ def with_kv_cache_memory(config: EngineConfig, model: Any, device: torch.device,
     return config.replace(kv_cache_memory_bytes=max(1, left // caches))
 
 
-def recorded_share(config: EngineConfig) -> float:
-    """How much of a step of `max_num_batched_tokens` tokens the largest that is recorded is: graphs keep its memory."""
-    recorded = 0 if config.enforce_eager else config.max_cudagraph_capture_size
-    return min(1.0, recorded / config.batch_sizes[1])
+def recorded_share(model: Any, config: EngineConfig) -> float:
+    """How much of a step of `max_num_batched_tokens` tokens the largest with prompts that is recorded is: graphs keep
+    its memory. 0 where the model's states keep such steps from being recorded."""
+    states = model.state_specs().items()
+    if config.enforce_eager or any(mixed_state_reason(layer, specs) for layer, specs in states):
+        return 0.0
+    return min(1.0, config.max_cudagraph_capture_size / config.batch_sizes[1])
 
 
 def explain_too_small(error: InvalidValue, config: EngineConfig, device: torch.device) -> OutOfCapacity | InvalidValue:

@@ -16,7 +16,7 @@ from engines import NEW, generated, generated_in_chunks, model_of, require_defin
 from meanings import become_plain
 from triton.runtime.errors import OutOfResources
 
-STATIC = ["gqa", "mqa", "sliding_window", "t5_bias", "sink", "qk_norm", "soft_cap", "mla"]
+STATIC = ["gqa", "mqa", "sliding_window", "t5_bias", "sink", "qk_norm", "soft_cap", "alibi", "mla"]
 RECURRENT = ["retnet", "gla", "gated_deltanet", "linear", "lightning", "deltanet", "kda", "mamba2"]
 EAGER = {"compressive": ASKS_THE_HOST, "most_used": "gathered before they are read"}
 
