@@ -205,11 +205,9 @@ def test_mechanisms_over_rows_and_calls_beyond_a_step_say_nothing_of_it() -> Non
 
 
 CAUSAL = [name for name in installed().mechanisms.names() if installed().mechanisms.get(name).can(Capability.CAUSAL)]
-ASKS_FOR_POSITIONS = "dependency_depth"
-"""Its layer asks the device how far positions go, which nobody knows before it runs."""
 
 
-@pytest.mark.parametrize("name", [name for name in CAUSAL if name != ASKS_FOR_POSITIONS])
+@pytest.mark.parametrize("name", CAUSAL)
 def test_steps_with_prompts_are_recorded_on_a_gpu_just_where_that_is_explained(name: str) -> None:
     """The GPU is pretended."""
     pytest.importorskip("triton")
