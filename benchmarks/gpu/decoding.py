@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
 from attn_core import AttentionInputs, AttentionSpec, Causal, Heads, Mask, RaggedBatch, Window
-from attn_core.batch import RowsInPlace
+from attn_core.batch import RowsInPlace, StaticMixedBatch, StaticMixedRows
 from attn_core.distributions import Distribution, Softmax, SoftmaxWithSink
 from attn_core.kernels.attend import PagedAttentionInputs
 from attn_core.modifiers import Alibi, Modifier, SoftCap
 from attn_kernels_triton.paged.attend import attend_rows
+from attn_kernels_triton.paged.mixed import attend_mixed
 from attn_variants.kernels.attend import Plain
 from codes import DECODED, coded
 from timing import copied_per_second, seconds, started
@@ -185,14 +187,42 @@ def verdicts(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
     """For each step the relative error against float64, and whether it is right and the same each time."""
     for step in SMALL if small else RIGHT:
         operands = step.operands(device)
-        found, again = (attend_rows(step.spec, operands) for _ in range(2))
         exact, usual = gathered(step, operands, torch.float64), gathered(step, operands, step.dtype)
         size = float(torch.linalg.vector_norm(exact))
-        error, own = (float(torch.linalg.vector_norm(part.double() - exact)) / size for part in (found, usual))
-        allowed, same = FACTOR * own + ROUNDINGS * torch.finfo(step.dtype).eps, torch.equal(found, again)
-        right = error <= allowed and same
-        name = f"over pages: {step.name}"
-        yield {"case": name, "what": "output", "error": error, "allowed": allowed, "same": same, "right": right}
+        for way, compute in ways(step).items():
+            found, again = (compute(step.spec, operands) for _ in range(2))
+            error, own = (float(torch.linalg.vector_norm(part.double() - exact)) / size for part in (found, usual))
+            allowed, same = FACTOR * own + ROUNDINGS * torch.finfo(step.dtype).eps, torch.equal(found, again)
+            right = error <= allowed and same
+            name = f"{way}: {step.name}"
+            yield {"case": name, "what": "output", "error": error, "allowed": allowed, "same": same, "right": right}
+
+
+def ways(step: Step) -> dict[str, Callable[[AttentionSpec, PagedAttentionInputs], Tensor]]:
+    """What computes a step: planned on the host, and where it is of no tree nor over latents, cut on the device."""
+    planned = {"over pages": attend_rows}
+    return planned if step.latent or isinstance(step, TreeStep) else {**planned, "cut on the device": cut_there}
+
+
+def cut_there(spec: AttentionSpec, operands: PagedAttentionInputs) -> Tensor:
+    """The output as a recorded step computes it, with eight tokens of padding and pages of one row."""
+    batch, rows, padding = operands.batch, operands.rows, 8
+    ends = list(accumulate(batch.lengths, initial=0))
+    device = operands.query.device
+    static = StaticMixedRows(
+        rows.fields,
+        rows.slot_mapping,
+        rows.kv_indices.int(),
+        (),
+        rows.form,
+        block_size=1,
+        contexts=torch.tensor([*batch.contexts, -1], device=device),
+        query_starts=torch.tensor([*ends, ends[-1] + padding], device=device),
+    )
+    positions = torch.nn.functional.pad(batch.positions, (0, padding))
+    query = torch.nn.functional.pad(operands.query, (0, 0, 0, 0, 0, padding))
+    given = replace(operands, query=query, batch=StaticMixedBatch(positions, 1 << 20), rows=static, requests=())
+    return attend_mixed(spec, given, static)[: ends[-1]]
 
 
 def gathered(step: Step, operands: PagedAttentionInputs, dtype: torch.dtype) -> Tensor:

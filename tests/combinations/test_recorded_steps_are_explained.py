@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from attn_cli.facts import eager_reason, recorded_step, step_verdicts
+from attn_cli.facts import eager_reason, mixed_eager_reason, recorded_steps, step_verdicts
 from attn_cli.main import application
 from attn_core import AttentionSpec, Capability, Slot, configure, installed
 from attn_core.computation import WholeCall
@@ -16,9 +16,12 @@ from attn_core.kernels import devices
 from attn_core.kernels.attend import BAND, PagedAttendKernel, PagedAttendProblem, PagedAttentionInputs
 from attn_core.kernels.base import AtMost, Condition, OneOf
 from attn_engine import EngineConfig, Request, SamplingParams, build_engine
-from attn_engine.decode_graphs import DecodeGraphs, Rerun
+from attn_engine.decode_graphs import DecodeGraphs
+from attn_engine.mixed_graphs import MixedGraphs, MixedLimits
+from attn_engine.recorded_steps import Rerun
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
+from attn_testing.pretend_cuda import pretended_gpu, to_pretended
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -55,6 +58,7 @@ class InPlace(PagedAttendKernel):
     name = "in_place"
     summary = "meets rows in place"
     static = True
+    static_mixed = True
     accepts: ClassVar[Mapping[str, Condition]] = {
         "dtype": OneOf("float32"),
         "device": OneOf("cuda"),
@@ -83,43 +87,56 @@ def in_place() -> Iterator[InPlace]:
     registry._items = before
 
 
-def found_by_an_engine(name: str, options: Mapping[str, int] = MappingProxyType({})) -> str | None:
+Found = tuple[str | None, str | None]
+"""Why decode steps, and why steps with prompts, are not recorded."""
+
+
+def found_by_an_engine(name: str, options: Mapping[str, int] = MappingProxyType({})) -> Found:
     torch.manual_seed(0)
     own = {"mechanism": name, "options": options, "positions": "none"}
     config = DecoderConfig(vocab_size=11, max_seq_len=CONTEXT, num_layers=1, **own, **SIZES)
     model = Decoder(config).eval()
     engine = build_engine(model, None, EngineConfig(kv_cache="paged", max_num_seqs=2), kv_cache_tokens=64)
     graphs = engine._runner.graphs = DecodeGraphs(model, engine._store, Rerun(), 2)
+    mixed = engine._runner.mixed_graphs = MixedGraphs(model, engine._store, Rerun(), MixedLimits(16, 2))
     engine.submit(Request(id="r", token_ids=(1, 2, 3), params=SamplingParams(max_new_tokens=3, ignore_eos=True)))
     while not engine.idle:
         for output in engine.step():
             assert output.error is None, output.error
-    return graphs.reason
+    return graphs.reason, mixed.reason
 
 
-def explained(name: str, options: Mapping[str, int] = MappingProxyType({})) -> str | None:
+def explained(name: str, options: Mapping[str, int] = MappingProxyType({})) -> Found:
     mechanism = installed().mechanisms.get(name)
     config = configure(mechanism, options, max_seq_len=CONTEXT, **SIZES)
-    return eager_reason(mechanism, config, dtype="float32", device="cpu")
+    call = {"dtype": "float32", "device": "cpu"}
+    return eager_reason(mechanism, config, **call), mixed_eager_reason(mechanism, config, **call)
 
 
 @pytest.mark.parametrize("name", REASONS)
 def test_what_an_engine_cannot_record_is_explained_before_with_its_reason(name: str) -> None:
-    reason, said = found_by_an_engine(name), explained(name)
-    assert reason is not None
-    assert said is not None
-    assert REASONS[name] in reason
-    assert REASONS[name] in said
+    for reason, said in zip(found_by_an_engine(name), explained(name), strict=True):
+        assert reason is not None
+        assert said is not None
+    (reason, mixed), (said, _) = found_by_an_engine(name), explained(name)
+    assert REASONS[name] in (reason or "")
+    assert REASONS[name] in (said or "")
+    assert mixed is not None
 
 
 @pytest.mark.parametrize("name", FIXED)
 def test_steps_over_states_of_fixed_size_are_recorded_as_explained(name: str) -> None:
-    assert (found_by_an_engine(name), explained(name)) == (None, None)
+    (reason, mixed), (said, mixed_said) = found_by_an_engine(name), explained(name)
+    assert (reason, said) == (None, None)
+    assert "states of fixed size" in (mixed or "")
+    assert "states of fixed size" in (mixed_said or "")
 
 
 @pytest.mark.parametrize("name", WINDOWS)
 def test_steps_over_narrow_windows_are_recorded_as_explained(name: str) -> None:
-    assert (found_by_an_engine(name, WINDOWS[name]), explained(name, WINDOWS[name])) == (None, None)
+    (reason, mixed), (said, mixed_said) = found_by_an_engine(name, WINDOWS[name]), explained(name, WINDOWS[name])
+    assert (reason, said) == (None, None)
+    assert (mixed is None, mixed_said is None) == (False, False)
 
 
 def test_every_kind_of_recurrence_is_among_these() -> None:
@@ -128,9 +145,11 @@ def test_every_kind_of_recurrence_is_among_these() -> None:
 
 def test_where_no_kernel_meets_rows_in_place_the_kernels_say_why() -> None:
     gqa = installed().mechanisms.get("gqa")
-    row = recorded_step(gqa, configure(gqa, **SIZES), dtype="float32", device="cuda")
-    assert (row["part"], row["name"], row["verdict"]) == ("decode step", "CUDA graph", "runs eagerly")
-    assert "triton_paged: " in row["reasons"]
+    rows = recorded_steps(gqa, configure(gqa, **SIZES), dtype="float32", device="cuda")
+    assert [row["part"] for row in rows] == ["decode step", "step with prompts"]
+    for row in rows:
+        assert (row["name"], row["verdict"]) == ("CUDA graph", "runs eagerly")
+        assert "triton_paged: " in row["reasons"]
 
 
 def test_steps_are_recorded_where_a_kernel_meets_rows_in_place_and_plans_nothing_on_the_host(
@@ -138,11 +157,16 @@ def test_steps_are_recorded_where_a_kernel_meets_rows_in_place_and_plans_nothing
 ) -> None:
     gqa, sinks = (installed().mechanisms.get(name) for name in ("gqa", "attention_sinks"))
     call = {"dtype": "float32", "device": "cuda"}
-    row = recorded_step(gqa, configure(gqa, **SIZES), **call)
-    assert (row["verdict"], row["reasons"]) == ("can be recorded", "")
+    for row in recorded_steps(gqa, configure(gqa, **SIZES), **call):
+        assert (row["verdict"], row["reasons"]) == ("can be recorded", "")
+    assert "states of fixed size" in (mixed_eager_reason(sinks, configure(sinks, {"window": 6}, **SIZES), **call) or "")
     wide = configure(sinks, {"window": 5000}, **SIZES)
     assert "are gathered" in (eager_reason(sinks, wide, **call) or "")
     assert "encoder's states" in (eager_reason(gqa, configure(gqa, cross=True, **SIZES), **call) or "")
+    assert "encoder's states" in (mixed_eager_reason(gqa, configure(gqa, cross=True, **SIZES), **call) or "")
+    monkeypatch.setattr(InPlace, "static_mixed", False)
+    assert mixed_eager_reason(gqa, configure(gqa, **SIZES), **call) == "the kernel in_place plans each step on the host"
+    assert eager_reason(gqa, configure(gqa, **SIZES), **call) is None
     monkeypatch.setattr(InPlace, "static", False)
     assert eager_reason(gqa, configure(gqa, **SIZES), **call) == "the kernel in_place plans each step on the host"
 
@@ -178,3 +202,26 @@ def test_mechanisms_over_rows_and_calls_beyond_a_step_say_nothing_of_it() -> Non
     assert step_verdicts(gqa, configure(gqa, **SIZES), WholeCall(dtype="float32")) == []
     shown = [CliRunner().invoke(application(), ["explain", "gla", *more]).output for more in ((), ("--training",))]
     assert ["triton_recurrent_step   " in output for output in shown] == [True, False]
+
+
+CAUSAL = [name for name in installed().mechanisms.names() if installed().mechanisms.get(name).can(Capability.CAUSAL)]
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_steps_with_prompts_are_recorded_on_a_gpu_just_where_that_is_explained(name: str) -> None:
+    """The GPU is pretended."""
+    pytest.importorskip("triton")
+    torch.manual_seed(0)
+    mechanism = installed().mechanisms.get(name)
+    positions = "rotary" if mechanism.can(Capability.ROTARY) else "none"
+    shape = {"vocab_size": 11, "max_seq_len": CONTEXT, "num_layers": 1, **SIZES}
+    config = DecoderConfig(**shape, mechanism=name, positions=positions)
+    with pretended_gpu(), torch.inference_mode():
+        model = Decoder(config).to(torch.bfloat16).eval()
+        to_pretended(model)
+        engine = build_engine(model, None, EngineConfig(max_num_seqs=2, enforce_eager=True), kv_cache_tokens=64)
+        graphs = MixedGraphs(model, engine._store, Rerun(), MixedLimits(16, 2))
+        graphs.record_all()
+        asked = configure(mechanism, {}, max_seq_len=CONTEXT, causal=True, **SIZES)
+        said = mixed_eager_reason(mechanism, asked, dtype="bfloat16", device="cuda")
+    assert (graphs.reason is None) == (said is None), (graphs.reason, said)

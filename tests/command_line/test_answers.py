@@ -77,8 +77,9 @@ def test_who_would_meet_rows_where_a_cache_keeps_them_is_answered_too(answer: An
 
 
 def test_a_mechanism_that_computes_itself_says_so_and_for_which_part(answer: Answer) -> None:
-    alone, step = answer("explain", "path")
+    alone, step, mixed = answer("explain", "path")
     assert (step["part"], step["name"], step["verdict"]) == ("decode step", "CUDA graph", "runs eagerly")
+    assert (mixed["part"], mixed["name"], mixed["verdict"]) == ("step with prompts", "CUDA graph", "runs eagerly")
     assert (alone["part"], alone["name"], alone["verdict"]) == ("attention", "its own module", "runs")
     runs = {row["part"]: row["name"] for row in answer("explain", "nsa") if row["verdict"] == "runs"}
     expected = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 from attn_core import Field, Paged, RaggedBatch, Slot, Source
-from attn_core.batch import StaticRows
+from attn_core.batch import StaticMixedRows, StaticRows
 from torch import Tensor, nn
 
 VOCABULARY, WIDTH, CONTEXT = 64, 16, 96
@@ -43,23 +43,28 @@ class Softmax(nn.Module):
 
 
 class InPlace(Softmax):
-    """Softmax whose decode steps read blocks where they lie, always as many: a kernel of a GPU in a few lines."""
+    """Softmax whose recorded steps read blocks where they lie, always as many: a kernel of a GPU in a few lines."""
 
     def step(self, x, batch, state):
         rows = getattr(state["kv"], "in_place", lambda: None)()
-        if not isinstance(rows, StaticRows):
+        if not isinstance(rows, StaticRows | StaticMixedRows):
             return super().step(x, batch, state)
         query, key, value = self.project(x).chunk(3, -1)
         state["kv"].append({"key": key, "value": value})
-        size = rows.block_size
-        places = (rows.kv_indices.long()[..., None] * size + torch.arange(size)).flatten(1)
-        behind = rows.contexts[:, None] - torch.arange(places.shape[1])
+        size, tables, last = rows.block_size, rows.kv_indices.long(), rows.contexts
+        if isinstance(rows, StaticMixedRows):
+            # Of each token, whose it is; padding is of the last, which has no table.
+            owners = torch.searchsorted(rows.query_starts, torch.arange(len(query)), right=True) - 1
+            tables = tables[owners.clamp(max=len(tables) - 1)]
+            last = torch.where(last[owners] < 0, -1, batch.positions)
+        places = (tables[..., None] * size + torch.arange(size)).flatten(1)
+        behind = last[:, None] - torch.arange(places.shape[1])
         allowed = behind >= 0
         if self.window is not None:
             allowed = allowed & (behind < self.window)
         keys, values = (rows.fields[name][places] for name in ("key", "value"))
         # Padding attends to something, as no numbers are what a softmax over nothing gives.
-        allowed = allowed | (rows.contexts < 0)[:, None]
+        allowed = allowed | (last < 0)[:, None]
         return torch.cat([attend(query[r, None], keys[r], values[r], allowed[r]) for r in range(len(query))])
 
 

@@ -11,7 +11,9 @@ import pytest
 import torch
 from attn_core.errors import DeadlineExceeded, Unavailable
 from attn_engine import Request, SamplingParams, ScoringParams
-from attn_engine.decode_graphs import DecodeGraphs, Rerun
+from attn_engine.decode_graphs import DecodeGraphs
+from attn_engine.recorded_steps import Rerun
+from attn_engine.sequence import Sequence
 from attn_schema import StructuredOutput
 from serving import assert_empty, make_engine, run_all, some_requests
 from small_models import InPlace, Linear, SmallModel
@@ -30,12 +32,13 @@ PLAIN = [
     {"temperature": 0.8, "seed": 2, "n": 3},
     {"ignore_eos": False, "logit_bias": {63: 3.0}, "temperature": 1.0, "seed": 11},
     {"ignore_eos": False, "logit_bias": {63: 30.0}, "min_new_tokens": 6},
-]
-WAITING = [
     {"repetition_penalty": 1.4},
     {"frequency_penalty": 0.6, "presence_penalty": 0.3},
+    {"temperature": 0.8, "seed": 8, "repetition_penalty": 1.3, "frequency_penalty": 0.4, "n": 2},
     {"top_logprobs": 2},
     {"temperature": 0.9, "seed": 4, "top_p": 0.9},
+]
+WAITING = [
     {"num_beams": 3},
     {"num_speculative_tokens": 3},
 ]
@@ -117,6 +120,56 @@ def test_no_step_is_launched_ahead_whose_choice_needs_more_than_the_last_token(o
     engine = engine_of(model, ahead=True)
     run_all(engine, [Request(id="a", token_ids=(1, 2), params=params)])
     assert engine._async.launched_ahead == 0
+
+
+@pytest.mark.parametrize("options", PLAIN, ids=str)
+def test_all_steps_but_that_of_the_prompt_and_the_next_are_launched_ahead(options):
+    model = model_of()
+    params = SamplingParams(max_new_tokens=12).replace(**options | {"ignore_eos": True, "n": 1})
+    engine = engine_of(model, ahead=True)
+    outcomes = run_all(engine, [Request(id="a", token_ids=(1, 2), params=params)])
+    assert all(len(outcome.ids) == 12 for outcome in outcomes.values())
+    assert engine._async.launched_ahead == 10
+
+
+def test_log_probabilities_are_those_of_steps_one_after_the_other():
+    model = model_of()
+    requests = requests_of(model, [{"top_logprobs": 3}, {"temperature": 0.8, "seed": 2, "top_logprobs": 0}, {}])
+    expected = run_all(engine_of(model, ahead=False), requests)
+    engine = engine_of(model, ahead=True)
+    found = run_all(engine, requests)
+    assert engine._async.launched_ahead > 3
+    for key, outcome in found.items():
+        for one, other in zip(outcome.tokens, expected[key].tokens, strict=True):
+            assert (one.id, one.logprob is None) == (other.id, other.logprob is None)
+            assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
+            assert [top.id for top in one.top_logprobs or ()] == [top.id for top in other.top_logprobs or ()]
+
+
+@pytest.mark.parametrize("cache", ["paged", "shared"])
+@pytest.mark.parametrize("every", [0, 2], ids=["a crowd", "joining one by one"])
+def test_sequences_that_need_more_candidates_go_on_from_the_token_they_turn_out_to_have(monkeypatch, cache, every):
+    """Their next step has run with another token meanwhile."""
+    monkeypatch.setattr("attn_engine.batch_sampler.CANDIDATES", 3)
+    model = model_of("window")
+    nucleus = [
+        {"temperature": 1.5, "seed": 4, "top_p": 0.9},
+        {"temperature": 1.2, "seed": 6, "top_p": 0.8, "frequency_penalty": 0.5, "repetition_penalty": 1.2},
+        {"temperature": 1.3, "seed": 1, "top_k": 20, "top_logprobs": 2},
+        {"temperature": 0.2, "seed": 2, "top_p": 0.5},
+        {},
+    ]
+    requests = requests_of(model, nucleus)
+    expected = run_all(engine_of(model, ahead=False, cache=cache), requests, every=every)
+    engine = engine_of(model, ahead=True, cache=cache, max_num_batched_tokens=40)
+    taken = []
+    kept = Sequence.take_back
+    monkeypatch.setattr(Sequence, "take_back", lambda one: taken.append(one.id) or kept(one))
+    found = run_all(engine, requests, every=every)
+    assert told(found) == told(expected)
+    assert len(taken) > 3
+    assert engine._async.launched_ahead > 3
+    assert_empty(engine)
 
 
 @pytest.mark.parametrize("cache", ["paged", "shared"])

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 from attn_engine import SamplingParams, batch_sampler
-from attn_engine.batch_sampler import choose_on_device, choose_together, may_fall_short
+from attn_engine.batch_sampler import choose_together, draw, may_fall_short
 from attn_engine.batch_scores import BatchRow, TokenTally
 from attn_engine.sampler import SamplingRow, choose_tokens, log_probabilities
 
@@ -164,7 +164,7 @@ def test_rows_that_cannot_fall_short_are_chosen_with_one_look(params, monkeypatc
     logits = torch.randn(8, 200, generator=torch.Generator().manual_seed(2)) / 4
     logits[3] = torch.nan
     rows = [BatchRow(params, seed, seed, [1] * seed, greedy=params.greedy) for seed in range(8)]
-    found = choose_on_device(logits, rows).tolist()
+    found = draw(logits, rows).tokens.tolist()
     assert may_fall_short(params) == (params.typical_p == 1 and (params.top_p < 1 or params.top_k > 40))
     if may_fall_short(params):
         found = [token if token >= -1 else other for token, other in zip(found, chosen(logits, rows), strict=True)]

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_engine.decode_graphs import DecodeGraphs, Rerun
+from attn_engine.decode_graphs import DecodeGraphs
+from attn_engine.recorded_steps import Rerun
 from serving import assert_empty, make_engine, run, some_requests
 from small_models import InPlace, Linear, SmallModel, Softmax
 

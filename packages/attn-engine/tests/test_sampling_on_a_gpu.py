@@ -8,11 +8,13 @@ import pytest
 import torch
 from attn_core import installed
 from attn_core.stores import StoreSize
-from attn_engine import Engine, EngineConfig, Request, SamplingParams
+from attn_engine import Engine, EngineConfig, Request, SamplingParams, batch_sampler
+from attn_engine.decode_graphs import DecodeGraphs
+from attn_engine.recorded_steps import Rerun
 from attn_schema import StructuredOutput
 from attn_testing.pretend_cuda import PretendCuda, to_pretended
 from serving import assert_empty, make_engine, run_all, some_requests
-from small_models import LETTERS, small_model
+from small_models import LETTERS, InPlace, SmallModel, small_model
 
 OPTIONS = [
     {},
@@ -60,6 +62,23 @@ def there(tokens: int = 1024) -> Engine:
     return Engine(model, store, LETTERS, EngineConfig(max_num_batched_tokens=40, enforce_eager=True))
 
 
+def ahead_of_the_host() -> Engine:
+    """An engine on the pretended GPU whose steps are launched ahead, over inputs in place."""
+    model = in_place()
+    to_pretended(model)
+    size = StoreSize(tokens=1024, requests=16, dtype="float64", device="cuda")
+    store = installed().caches.get("paged").create(model.state_specs(), size)
+    config = EngineConfig(max_num_batched_tokens=40, enforce_eager=True, async_scheduling=True)
+    engine = Engine(model, store, LETTERS, config)
+    engine._runner.graphs = DecodeGraphs(model, store, Rerun(), 16)
+    return engine
+
+
+def in_place() -> SmallModel:
+    torch.manual_seed(7)
+    return SmallModel(InPlace(), InPlace(window=7)).double().eval()
+
+
 def grammars() -> bool:
     try:
         import llguidance  # noqa: F401
@@ -84,4 +103,29 @@ def test_every_option_of_sampling_gives_the_tokens_of_a_cpu(gpu, every, tokens):
             assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
             assert [top.id for top in one.top_logprobs or ()] == [top.id for top in other.top_logprobs or ()]
     assert (engine.stats().preemptions > 0) == (tokens == 160)
+    assert_empty(engine)
+
+
+@pytest.mark.parametrize("candidates", [1024, 4], ids=["candidates suffice", "candidates fall short"])
+@pytest.mark.parametrize("every", [0, 2], ids=["all at once", "joining one by one"])
+def test_every_option_gives_the_tokens_of_a_cpu_in_steps_that_are_launched_ahead(gpu, monkeypatch, every, candidates):
+    monkeypatch.setattr(batch_sampler, "CANDIDATES", candidates)
+    model = in_place()
+    # Beams and drafts have every step wait.
+    requests = [
+        one
+        for one in requests_of(model, grammar=False)
+        if one.params.num_beams == 1 and one.id != str(len(OPTIONS) - 1)
+    ]
+    expected = run_all(make_engine(model, "paged", requests=16), requests)
+    engine = ahead_of_the_host()
+    found = run_all(engine, requests, every=every)
+    assert {key: outcome.error for key, outcome in found.items()} == dict.fromkeys(found)
+    assert {key: outcome.ids for key, outcome in found.items()} == {key: one.ids for key, one in expected.items()}
+    for key, outcome in found.items():
+        assert outcome.text == expected[key].text
+        for one, other in zip(outcome.tokens, expected[key].tokens, strict=True):
+            assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
+            assert [top.id for top in one.top_logprobs or ()] == [top.id for top in other.top_logprobs or ()]
+    assert engine._async.launched_ahead > 5
     assert_empty(engine)

@@ -10,7 +10,8 @@ import torch
 from attn_core.kernels.devices import Gpu
 from attn_engine import EngineConfig, Request, SamplingParams
 from attn_engine.build import build_engine
-from attn_engine.decode_graphs import DecodeGraphs, Rerun
+from attn_engine.decode_graphs import DecodeGraphs
+from attn_engine.recorded_steps import Rerun
 from attn_models.decoder.config import AttentionChoice, DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.quantization.quantize import join_projections, quantize_model
@@ -165,9 +166,11 @@ def test_rows_whose_head_finds_the_likeliest_token_are_fetched_with_the_others(g
     assert waits(gpu, engine) == {"tolist": 1}
 
 
-@pytest.mark.parametrize(("params", "copies"), [(GREEDY, 1), (SAMPLED, 2)], ids=["greedy", "sampled"])
-def test_the_host_waits_for_a_step_when_the_next_is_launched(gpu, monkeypatch, params, copies):
+@pytest.mark.parametrize("name", ["greedy", "sampled", *(name for name in OPTIONS if name != "grammar")])
+def test_the_host_waits_for_a_step_when_the_next_is_launched(gpu, monkeypatch, name):
     """What the device was asked when the host begins to wait, and what it is asked afterwards."""
+    params = {"greedy": GREEDY, "sampled": SAMPLED}.get(name) or option_of(name)
+    copies = 1 if name == "greedy" else 2
     engine = decoding(model_of(2), gpu, params, ahead=True)
     waited = []
     monkeypatch.setattr(PretendEvent, "synchronize", lambda _: waited.append((gpu.total, gpu.copies)))

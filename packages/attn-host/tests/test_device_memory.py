@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from attn_core import Field, Slot
 from attn_core.errors import Incompatible, InvalidValue, OutOfCapacity
+from attn_core.states import StateSpec
 from attn_host.loading import use_kernel
 from attn_host.memory import explain_too_small, step_bytes, with_kv_cache_memory
 from attn_schema import EngineConfig
@@ -27,6 +29,10 @@ class Probed(nn.Module):
         super().__init__()
         self.memory = memory
         self.asked: list[tuple[int, ...]] = []
+        self.states: dict[str, StateSpec] = {}
+
+    def state_specs(self):
+        return {"layer": self.states}
 
     def hidden(self, tokens):
         self.asked.append(tuple(tokens.shape))
@@ -68,9 +74,25 @@ def test_the_cache_gets_what_weights_others_and_a_step_leave(memory):
     config = with_kv_cache_memory(EngineConfig(gpu_memory_utilization=0.5), model, CUDA, drafts=False)
     assert config.batch_sizes == (256, 2048)
     assert model.asked == [(4, 512), (256, 4)]
-    assert config.kv_cache_memory_bytes == 40 * GIBI - 15 * GIBI - 2048 * MIBI
+    assert config.kv_cache_memory_bytes == 40 * GIBI - 15 * GIBI - 2 * 2048 * MIBI
     drafted = with_kv_cache_memory(EngineConfig(gpu_memory_utilization=0.5), model, CUDA, drafts=True)
     assert drafted.kv_cache_memory_bytes == config.kv_cache_memory_bytes // 2
+
+
+@pytest.mark.parametrize(
+    ("given", "share"), [({"enforce_eager": True}, 0), ({"max_cudagraph_capture_size": 512}, 0.25)]
+)
+def test_steps_that_are_not_recorded_leave_the_cache_what_their_graphs_would_take(memory, given, share):
+    given = EngineConfig(gpu_memory_utilization=0.5, **given)
+    config = with_kv_cache_memory(given, Probed(memory), CUDA, drafts=False)
+    assert config.kv_cache_memory_bytes == 40 * GIBI - 15 * GIBI - (1 + share) * 2048 * MIBI
+
+
+def test_a_model_whose_prompts_cannot_be_recorded_leaves_the_cache_the_memory_of_graphs(memory):
+    model = Probed(memory)
+    model.states = {"sums": Slot({"s": Field((2,))})}
+    config = with_kv_cache_memory(EngineConfig(gpu_memory_utilization=0.5), model, CUDA, drafts=False)
+    assert config.kv_cache_memory_bytes == 40 * GIBI - 15 * GIBI - 2048 * MIBI
 
 
 def test_a_smaller_step_leaves_more(memory):
@@ -81,7 +103,7 @@ def test_a_smaller_step_leaves_more(memory):
 def test_a_share_that_leaves_nothing_is_refused_with_the_numbers(memory):
     with pytest.raises(OutOfCapacity) as error:
         with_kv_cache_memory(EngineConfig(gpu_memory_utilization=0.2), Probed(memory), CUDA, drafts=False)
-    for words in ("16.0 GiB", "15.0 GiB are taken", "2.0 GiB", "--gpu-memory-utilization", "--max-num-batched-tokens"):
+    for words in ("16.0 GiB", "15.0 GiB are taken", "4.0 GiB", "--gpu-memory-utilization", "--max-num-batched-tokens"):
         assert words in error.value.message
     assert error.value.metadata["free_bytes"] == str(65 * GIBI)
 

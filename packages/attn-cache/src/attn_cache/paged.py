@@ -176,9 +176,14 @@ class PagedKVCache:
 
     def begin_decode(self, index: int, position: int) -> None:
         """Note that the row at `position` is computed now; raises `WrongState` if it is not reserved."""
+        self.begin(index, position, position + 1)
+
+    def begin(self, index: int, start: int, end: int) -> None:
+        """Note that the rows at positions `start` to `end`, exclusive, are computed now; raises `WrongState` if one is
+        not reserved."""
         for pool in self.pools.values():
-            self._require_reserved(pool, index, (first_visible(position, pool.window), position + 1))
-        self._computed[index] = position + 1
+            self._require_reserved(pool, index, (first_visible(start, pool.window), end))
+        self._computed[index] = end
 
     def export_rows(self, index: int, tokens: int) -> dict[FieldKey, Tensor]:
         """See `KVCache.export_rows`."""

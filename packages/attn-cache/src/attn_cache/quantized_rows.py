@@ -8,7 +8,7 @@ from typing import Any
 
 from attn_core import Field, Fields, Paged, RaggedBatch
 from attn_core.batch import ModelState, PagedView, Rows, RowsInPlace
-from attn_core.stores import ModelSpecs, StaticDecode, StoreSize
+from attn_core.stores import ModelSpecs, StaticDecode, StaticMixed, StoreSize
 from torch import Tensor
 
 from attn_cache.memory import check_names, check_shape, states_of, tensor_dtype
@@ -39,6 +39,10 @@ class QuantizedRowStore(SharedStore):
         """See `Store.static_decode`; the views quantize as those of any step."""
         return QuantizedDecode(super().static_decode(requests, longest), self._dequantized)
 
+    def static_mixed(self, tokens: int, requests: int, longest: int) -> StaticMixed:
+        """See `Store.static_mixed`; the views quantize as those of any step."""
+        return QuantizedMixed(super().static_mixed(tokens, requests, longest), self._dequantized)
+
     def _dequantized(self, views: ModelState, tokens: int) -> ModelState:
         return {
             layer: {state: self._dequantizing(layer, state, view, tokens) for state, view in states.items()}
@@ -62,6 +66,19 @@ class QuantizedDecode:
     def view(self, requests: int) -> ModelState:
         """See `StaticDecode.view`."""
         return self._dequantized(self._parts.view(requests), requests)
+
+
+class QuantizedMixed:
+    """Implements `attn_core.stores.StaticMixed` over one of the parts, as `QuantizedDecode`."""
+
+    def __init__(self, parts: StaticMixed, dequantized: Callable[[ModelState, int], ModelState]) -> None:
+        self._dequantized = dequantized
+        self._parts = parts
+        self.load, self.tokens, self.batch = parts.load, parts.tokens, parts.batch
+
+    def view(self, size: int) -> ModelState:
+        """See `StaticMixed.view`."""
+        return self._dequantized(self._parts.view(size), size)
 
 
 class QuantizedField:

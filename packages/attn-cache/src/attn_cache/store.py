@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from attn_core import Fields, Paged, RaggedBatch, Slot, Source
 from attn_core.batch import ModelState
 from attn_core.errors import AlreadyExists, Incompatible, InvalidValue, NotGraphSafe, OutOfCapacity, WrongState
-from attn_core.graph_safety import NO_BLOCKS, state_reason
-from attn_core.stores import ModelSpecs, StaticDecode, StoreSize, Usage
+from attn_core.graph_safety import NO_BLOCKS, mixed_state_reason, state_reason
+from attn_core.stores import ModelSpecs, StaticDecode, StaticMixed, StoreSize, Usage
 
 from attn_cache.encoder_states import EncoderStates
 from attn_cache.kv_cache import KVCache
@@ -17,6 +17,7 @@ from attn_cache.paged import PagedKVCache
 from attn_cache.portable import StateLayout, pack, unpack
 from attn_cache.slots import SlotStates, Snapshot
 from attn_cache.static_decode import BlocksAndSlots, StaticSize
+from attn_cache.static_mixed import BlocksOfTokens, StaticMixedSize
 
 
 class Store:
@@ -193,6 +194,16 @@ class Store:
         if type(self._kv_cache) is not PagedKVCache:
             raise NotGraphSafe(NO_BLOCKS)
         return BlocksAndSlots(self._kv_cache, self._slots, self._index, StaticSize(requests, longest))
+
+    def static_mixed(self, tokens: int, requests: int, longest: int) -> StaticMixed:
+        """See `attn_core.stores.StaticMixedStore`; the states must all be rows in blocks."""
+        for layer, states in self._specs.items():
+            reason = mixed_state_reason(f"layer {layer}", states)
+            if reason is not None:
+                raise NotGraphSafe(reason)
+        if type(self._kv_cache) is not PagedKVCache:
+            raise NotGraphSafe(NO_BLOCKS)
+        return BlocksOfTokens(self._kv_cache, self._index, StaticMixedSize(tokens, requests, longest))
 
     def live_bytes(self, request: int, tokens: int) -> int:
         """Bytes of the tensors of a request of `tokens` tokens, without unused capacity."""

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import MISSING
 from typing import Any
 
 from attn_core import AttentionSpec, Capability, Mechanism, MechanismConfig, Shape, installed, state_bytes
 from attn_core.computation import Computation, WholeCall
 from attn_core.errors import InvalidValue
-from attn_core.graph_safety import REPLAYED, always_as_many, gathers, plans_on_the_host, state_reason
+from attn_core.graph_safety import (
+    REPLAYED,
+    always_as_many,
+    gathers,
+    mixed_state_reason,
+    plans_on_the_host,
+    state_reason,
+)
 from attn_core.kernels.attend import PagedAttendKernel, paged_problem
 from attn_core.kernels.base import Problem
 from attn_core.kernels.dispatch import explain
@@ -20,6 +28,9 @@ from attn_core.states import Paged, Slot, StateSpec
 
 DECODE_STEP = "decode step"
 """What `attn explain` calls a step in which each request computes one token."""
+
+MIXED_STEP = "step with prompts"
+"""The same of one in which some compute a prompt, or a chunk of one."""
 
 CACHE_FORMS = ("plain", "int8", "int4", "latent")
 """How caches keep rows; see `attn_core.kernels.attend.paged_problem`."""
@@ -104,11 +115,18 @@ def step_verdicts(mechanism: Mechanism, config: MechanismConfig, call: WholeCall
     return [row for row in found if row["verdict"] != "refuse"]  # kernels of other operations are named above
 
 
-def recorded_step(mechanism: Mechanism, config: MechanismConfig, *, dtype: str, device: str) -> dict[str, Any]:
-    """The row that says whether a decode step can be recorded once and repeated, as a CUDA graph."""
-    reason = eager_reason(mechanism, config, dtype=dtype, device=device)
-    verdict = "can be recorded" if reason is None else "runs eagerly"
-    return row_of(Computation(part=DECODE_STEP), "CUDA graph", verdict, reasons=reason or "")
+def recorded_steps(mechanism: Mechanism, config: MechanismConfig, *, dtype: str, device: str) -> list[dict[str, Any]]:
+    """The rows that say whether decode steps, and steps with prompts, can be recorded once and repeated, as CUDA
+    graphs."""
+    reasons = {
+        DECODE_STEP: eager_reason(mechanism, config, dtype=dtype, device=device),
+        MIXED_STEP: mixed_eager_reason(mechanism, config, dtype=dtype, device=device),
+    }
+    verdicts = {part: "can be recorded" if reason is None else "runs eagerly" for part, reason in reasons.items()}
+    return [
+        row_of(Computation(part=part), "CUDA graph", verdicts[part], reasons=reason or "")
+        for part, reason in reasons.items()
+    ]
 
 
 def eager_reason(mechanism: Mechanism, config: MechanismConfig, *, dtype: str, device: str) -> str | None:
@@ -120,7 +138,26 @@ def eager_reason(mechanism: Mechanism, config: MechanismConfig, *, dtype: str, d
         return reason
     if _always_as_many(mechanism, config):
         return None
-    computation = mechanism.paged_computation(config)
+    return kernel_reason(mechanism, config, (dtype, device), lambda kernel: kernel.static)
+
+
+def mixed_eager_reason(mechanism: Mechanism, config: MechanismConfig, *, dtype: str, device: str) -> str | None:
+    """Why steps with prompts run operation by operation, without a graph; None where they can be recorded."""
+    if not mechanism.can(Capability.INCREMENTAL):
+        return REPLAYED
+    reason = mixed_state_reason(f"mechanism {mechanism.name!r}", mechanism.state(config))
+    return reason or kernel_reason(mechanism, config, (dtype, device), lambda kernel: kernel.static_mixed)
+
+
+def kernel_reason(
+    mechanism: Mechanism,
+    config: MechanismConfig,
+    there: tuple[str, str],
+    plans_nothing: Callable[[PagedAttendKernel], bool],
+) -> str | None:
+    """Why no kernel, for an element type and device, meets rows in place in a step that is recorded; None where one
+    does, which `plans_nothing` on the host."""
+    (dtype, device), computation = there, mechanism.paged_computation(config)
     if computation is None or not isinstance(computation.asked, AttentionSpec):
         return gathers("remembered rows")
     form = "plain" if "plain" in computation.rows else computation.rows[0]
@@ -131,7 +168,7 @@ def eager_reason(mechanism: Mechanism, config: MechanismConfig, *, dtype: str, d
     if not accepting:
         refused = "; ".join(f"{verdict.kernel.name}: {', '.join(verdict.reasons)}" for verdict in verdicts)
         return f"{gathers('remembered rows')}: {refused or 'no kernel is installed that meets them in place'}"
-    return None if accepting[0].static else plans_on_the_host(accepting[0].name)
+    return None if plans_nothing(accepting[0]) else plans_on_the_host(accepting[0].name)
 
 
 def _always_as_many(mechanism: Mechanism, config: MechanismConfig) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from attn_core.errors import NotGraphSafe
-from attn_core.graph_safety import ASKS_THE_HOST
+from attn_core.graph_safety import ASKS_FOR_LENGTHS, ASKS_THE_HOST
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -142,6 +142,36 @@ class StaticBatch(RaggedBatch):
         raise AttributeError(name)
 
 
+class StaticMixedBatch(RaggedBatch):
+    """A step with prompts that is recorded once and repeated: `positions` [tokens] of any requests, and of padding.
+
+    Which tokens are whose is known on the device alone (`StaticMixedRows`), so whatever asks for it here raises
+    `NotGraphSafe`; no request has more than `longest` tokens.
+    """
+
+    _longest: int
+
+    def __init__(self, positions: Tensor, longest: int) -> None:
+        object.__setattr__(self, "positions", positions)
+        object.__setattr__(self, "_longest", longest)
+
+    @property
+    def longest(self) -> int:
+        """Tokens that no request exceeds."""
+        return self._longest
+
+    @property
+    def decoding(self) -> bool:
+        """Always False: requests may compute more than one token."""
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise `NotGraphSafe` for what the host does not know."""
+        if name in {"lengths", "contexts", "request_of", "offset_of"}:
+            raise NotGraphSafe(ASKS_THE_HOST if name == "contexts" else ASKS_FOR_LENGTHS)
+        raise AttributeError(name)
+
+
 @dataclass(frozen=True, eq=False)
 class Rows:
     """Remembered rows of several requests, padded to the longest.
@@ -189,6 +219,21 @@ class StaticRows(RowsInPlace):
 
     block_size: int
     contexts: Tensor
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StaticMixedRows(RowsInPlace):
+    """Rows of a `StaticMixedBatch`: tensors that stay where they are and are filled anew before each step.
+
+    The tokens of request r are those from `query_starts[r]` to `query_starts[r + 1]`, exclusive; `query_starts`
+    [requests + 1], int64. `contexts` [requests], int64, are how many rows each remembers before these, -1 where there
+    is no request; the last has none and the tokens that are padding. `kv_indices` [requests, blocks] and `block_size`
+    as in `StaticRows`; `firsts` is empty.
+    """
+
+    block_size: int
+    contexts: Tensor
+    query_starts: Tensor
 
 
 class PagedView(Protocol):

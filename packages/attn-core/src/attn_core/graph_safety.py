@@ -1,8 +1,8 @@
-"""What keeps a decode step from being recorded once and repeated, as a CUDA graph: every reason, said once.
+"""What keeps a step from being recorded once and repeated, as a CUDA graph: every reason, said once.
 
 A recorded step asks the device for the same work each time, over inputs that stay where they are
-(`attn_core.stores.StaticDecode`). Whoever finds a reason raises `NotGraphSafe` with it; `attn explain` says it before
-anything runs.
+(`attn_core.stores.StaticDecode`, `StaticMixed`). Whoever finds a reason raises `NotGraphSafe` with it; `attn explain`
+says it before anything runs.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from attn_core.states import Source, StateSpecs
+from attn_core.states import Slot, Source, StateSpecs
 
 ASKS_THE_HOST = "a layer asks the host how many tokens each request remembers"
+ASKS_FOR_LENGTHS = "a layer asks the host how many tokens each request computes"
 NO_BLOCKS = "the cache does not keep rows in blocks of one size"
 GATHERED = 1024
 """Rows of a sliding window that a recorded step gathers at most, for every request however short: always as many."""
@@ -44,6 +45,13 @@ def state_reason(layer: str, states: StateSpecs) -> str | None:
     if any(isinstance(spec, Source) for spec in states.values()):
         return f"{layer} attends to an encoder's states"
     return None
+
+
+def mixed_state_reason(layer: str, states: StateSpecs) -> str | None:
+    """Why a store cannot keep the states of a layer so that steps with prompts are recorded; None where it can."""
+    if any(isinstance(spec, Slot) for spec in states.values()):
+        return f"{layer} has states of fixed size, through which each prompt is carried in its own length"
+    return state_reason(layer, states)
 
 
 def gathers(rows: str) -> str:

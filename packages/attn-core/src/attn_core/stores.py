@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
-from attn_core.batch import Fields, ModelState, RaggedBatch, StaticBatch
+from attn_core.batch import Fields, ModelState, RaggedBatch, StaticBatch, StaticMixedBatch
 from attn_core.errors import InvalidValue
 from attn_core.states import Paged, Slot, StateSpecs, state_bytes
 
@@ -223,6 +223,48 @@ class StaticStore(Protocol):
 
     def static_decode(self, requests: int, longest: int) -> StaticDecode:
         """The inputs of steps of at most `requests` requests, of at most `longest` tokens each.
+
+        Raises `NotGraphSafe` where a state of the store, or its way of keeping it, does not allow that.
+        """
+        ...
+
+
+class StaticMixed(Protocol):
+    """The inputs of steps with prompts in memory that stays where it is, for steps that are recorded once and repeated.
+
+    A step has `size` tokens, of which the last may be padding, as in `StaticDecode`.
+    """
+
+    def load(
+        self, tokens: Sequence[int], contexts: Sequence[int], lengths: Sequence[int], names: Sequence[int], size: int
+    ) -> None:
+        """Fill the inputs of the next step with one copy to the device: the requests of these names, each with so many
+        tokens after those it remembers, end to end in `tokens`, and padding up to `size`.
+
+        Raises `WrongState` where a position is not reserved.
+        """
+        ...
+
+    def tokens(self, size: int) -> Tensor:
+        """The tokens [size], int64."""
+        ...
+
+    def batch(self, size: int) -> StaticMixedBatch:
+        """A batch over these inputs; a new one at every call, as what layers keep by batch holds for one run."""
+        ...
+
+    def view(self, size: int) -> ModelState:
+        """The views of a step; `rows` of a `Paged` one raises `NotGraphSafe`, `in_place` gives `StaticMixedRows`."""
+        ...
+
+
+@runtime_checkable
+class StaticMixedStore(Protocol):
+    """A store whose steps with prompts can be recorded once and repeated."""
+
+    def static_mixed(self, tokens: int, requests: int, longest: int) -> StaticMixed:
+        """The inputs of steps of at most `tokens` tokens of at most `requests` requests, which have at most `longest`
+        tokens each.
 
         Raises `NotGraphSafe` where a state of the store, or its way of keeping it, does not allow that.
         """

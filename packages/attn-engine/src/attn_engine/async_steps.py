@@ -3,26 +3,31 @@ while the host does what follows a step: texts, stop strings, outputs, and the p
 
 The tokens of a step stay on the device, where the next step takes its own from them; the host gets a copy and looks at
 it while the next step runs. A sequence that ends with a token is in the next step already: what that gives for it is
-dropped. vLLM calls this asynchronous scheduling. Steps whose choice needs the newest tokens on the host - grammars,
-penalties, drafts, beams - and those whose answer is more than tokens wait for the step before them, as do those in
-which a prompt is computed.
+dropped. vLLM calls this asynchronous scheduling. What penalties look at stays on the device, too, and gets the newest
+token there. Where the most likely tokens that are ranked do not suffice for `top_p`, which is seen when they are read,
+the step that runs meanwhile has a sequence in it with no token: what that gives for it is dropped, and it is computed
+again. Steps whose choice needs the newest tokens on the host - grammars, drafts, beams - wait for the step before them,
+as do those in which a prompt is computed.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 from attn_core import Paged
+from attn_core.stores import BranchingStore
 from torch import Tensor
 
 from attn_engine import sequence as sequences
-from attn_engine.batch_sampler import choose_on_device, may_fall_short
+from attn_engine.batch_sampler import Drawn, draw, may_fall_short
 from attn_engine.fault_isolation import FaultIsolator
+from attn_engine.host_numbers import apart, joined
 from attn_engine.model_runner import ModelRunner
-from attn_engine.output_processor import chosen_tokens, extended
+from attn_engine.output_processor import extended
 from attn_engine.scheduler import ScheduledChunk, Scheduler
 from attn_engine.sequence import SequenceOutput
 
@@ -30,10 +35,11 @@ log = logging.getLogger(__name__)
 
 
 class CopyBack:
-    """Integers [n] of a device on their way to the host, behind which the device goes on."""
+    """Tensors [n] of a device on their way to the host, behind which the device goes on; as `fetched` gives them."""
 
-    def __init__(self, numbers: Tensor) -> None:
-        self._here = numbers
+    def __init__(self, parts: Sequence[Tensor]) -> None:
+        self._lengths = [len(part) for part in parts]
+        self._here = numbers = joined(parts)
         self._done: torch.cuda.Event | None = None
         if numbers.device.type == "cuda":
             self._here = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
@@ -41,21 +47,24 @@ class CopyBack:
             self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._done.record(torch.cuda.current_stream(numbers.device))
 
-    def read(self) -> list[int]:
-        """The integers, once they are here."""
+    def read(self) -> list[list[Any]]:
+        """The numbers of each, once they are here."""
         if self._done is not None:
             self._done.synchronize()
-        found: list[int] = self._here.tolist()
-        return found
+        return apart(self._here.tolist(), self._lengths)
 
 
 @dataclass(frozen=True, eq=False)
 class StepInFlight:
-    """A decode step that was launched: a token for each of the sequences, [sequences] on the device and on its way."""
+    """A decode step that was launched: what was drawn for each of the sequences, on the device and on its way.
+
+    `void` are the numbers of sequences that are in it with a wrong token.
+    """
 
     sequences: list[sequences.Sequence]
-    tokens: Tensor
+    drawn: Drawn
     copy: CopyBack
+    void: set[int] = field(default_factory=set)
 
     @property
     def chunks(self) -> list[ScheduledChunk]:
@@ -78,6 +87,7 @@ class AsyncSteps:
         self._end_ids = end_ids
         states = [spec for specs in runner.model.state_specs().values() for spec in specs.values()]
         self._fixed = any(not isinstance(spec, Paged) for spec in states)
+        self._rewinds = isinstance(runner.store, BranchingStore)
         self._next: StepInFlight | None = None
         self.launched_ahead = 0
         """Steps that were launched while the one before them ran."""
@@ -108,7 +118,7 @@ class AsyncSteps:
 
     def launch_after(self, flying: StepInFlight) -> None:
         """Launch the step after one that runs, if all that is in the batch goes on in it."""
-        rows = {sequence.number: row for row, sequence in enumerate(flying.sequences)}
+        rows = _rows_of(flying)
         if any(number not in rows for number in self._scheduler.running):
             return
         # Whose last token is being chosen is in no further step.
@@ -120,28 +130,27 @@ class AsyncSteps:
     def finish(self, flying: StepInFlight) -> list[SequenceOutput]:
         """Wait for the tokens of a step; the outputs of its sequences, but for those that have ended meanwhile."""
         found = []
-        for sequence, token in zip(flying.sequences, flying.copy.read(), strict=True):
-            if self._scheduler.holds(sequence):
-                self._scheduler.prefixes.remember(sequence, len(sequence.tokens))
-                found.append(extended(sequence, (token, None, ()), self._end_ids))
+        choices = flying.drawn.choices(flying.copy.read())
+        for place, (sequence, choice) in enumerate(zip(flying.sequences, choices, strict=True)):
+            if not self._scheduler.holds(sequence) or sequence.number in flying.void:
+                continue
+            self._scheduler.prefixes.remember(sequence, len(sequence.tokens))
+            if place in flying.drawn.short and self._next is not None and sequence in self._next.sequences:
+                self._next.void.add(sequence.number)
+                sequence.take_back()
+                cast("BranchingStore", self._runner.store).rewind(sequence.number, sequence.computed)
+            found.append(extended(sequence, choice, self._end_ids))
         return found
 
     def _suits(self, sequence: sequences.Sequence) -> bool:
-        """Whether the next token of a sequence in decode depends on the one before through the model alone, and is all
-        that is asked for."""
+        """Whether the next token of a sequence in decode can be chosen where the one before is known to the device
+        alone."""
         request = sequence.request
         if sequence.scoring is not None or request.prefill_only or request.adapter is not None:
             return False
-        params = sequence.params
-        plain = (
-            params.num_beams == 1
-            and params.top_logprobs is None
-            and params.repetition_penalty == 1
-            and not sequence.penalizes_counts
-            and sequence.matcher is None
-            and not may_fall_short(params)
-        )
-        ready = sequence.generated > 0 and sequence.generated >= params.min_new_tokens and not sequence.followers
+        ready = sequence.generated > 0 and not sequence.followers
+        plain = sequence.params.num_beams == 1 and sequence.matcher is None
+        plain = plain and (self._rewinds or not may_fall_short(sequence.params))
         return plain and ready and not self._isolator.isolates(sequence) and not self._scheduler.drafts(sequence)
 
     def _launched(self, going: Sequence[sequences.Sequence], after: StepInFlight | None) -> StepInFlight | None:
@@ -149,36 +158,47 @@ class AsyncSteps:
         by_number = {sequence.number: sequence for sequence in going}
         ordered = [by_number[number] for number in self._runner.store.order(list(by_number))]
         try:
-            tokens = self._computed(ordered, after)
+            drawn = self._computed(ordered, after)
         except Exception:
             log.exception("a step of %d requests could not be launched ahead", len(ordered))
             return None
-        if tokens is None:
+        if drawn is None:
             return None
         for sequence in ordered:
             sequence.computed += 1
-        return StepInFlight(ordered, tokens, CopyBack(tokens))
+        return StepInFlight(ordered, drawn, CopyBack(drawn.parts))
 
-    def _computed(self, ordered: list[sequences.Sequence], after: StepInFlight | None) -> Tensor | None:
+    def _computed(self, ordered: list[sequences.Sequence], after: StepInFlight | None) -> Drawn | None:
         graphs = self._runner.graphs
         if graphs is None:
             return None
         if after is None:
             hidden = graphs.run([ScheduledChunk(sequence, 1) for sequence in ordered])
-        else:
-            rows = {sequence.number: row for row, sequence in enumerate(after.sequences)}
-            hidden = graphs.run_after(ordered, [rows[sequence.number] for sequence in ordered], after.tokens)
-        return None if hidden is None else self._tokens(ordered, hidden, 0 if after is None else 1)
+            return None if hidden is None else self._drawn(ordered, hidden, [None] * len(ordered), None)
+        rows, last = _rows_of(after), after.drawn.tokens
+        places = [rows[sequence.number] for sequence in ordered]
+        hidden = graphs.run_after(ordered, places, last)
+        return None if hidden is None else self._drawn(ordered, hidden, places, last)
 
-    def _tokens(self, ordered: Sequence[sequences.Sequence], hidden: Tensor, ahead: int) -> Tensor:
-        """The next token of each sequence, on the device [sequences]."""
+    def _drawn(
+        self,
+        ordered: Sequence[sequences.Sequence],
+        hidden: Tensor,
+        after: Sequence[int | None],
+        last: Tensor | None,
+    ) -> Drawn:
+        """The next token of each sequence, on the device; `last` [tokens] are the newest ones, where the host does not
+        know them, of which each has that of number `after`."""
         rows = range(len(ordered))
         if not any(sequence.needs_logits for sequence in ordered):
             found = self._runner.greedy_tokens(hidden, rows)
             if found is not None:
-                return found
+                return Drawn([found])
         logits = self._runner.logits(hidden, rows)
-        if logits.device.type == "cuda":
-            size = logits.shape[-1]
-            return choose_on_device(logits, [one.batch_row(size, self._end_ids, ahead=ahead) for one in ordered])
-        return torch.tensor(chosen_tokens(ordered, logits, self._end_ids, self._runner.sampling, ahead=ahead))
+        asked = zip(ordered, after, strict=True)
+        return draw(logits, [one.batch_row(logits.shape[-1], self._end_ids, after=row) for one, row in asked], last)
+
+
+def _rows_of(flying: StepInFlight) -> dict[int, int]:
+    """The rows of sequences that are in a step with the token they have, by number."""
+    return {one.number: row for row, one in enumerate(flying.sequences) if one.number not in flying.void}

@@ -8,7 +8,8 @@ not suffice is done again over the whole vocabulary, for which the host waits on
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -41,6 +42,52 @@ Kind = Callable[[Tensor, Numbers, int], Tensor]
 """Chooses tokens [rows] of scores [rows, vocab_size] among so many candidates."""
 
 
+@dataclass(eq=False)
+class Drawn:
+    """What was chosen for rows, on the device: `parts` [n] each, of which the first are tokens [rows], int64, and the
+    others log probabilities of the rows that `asked` for so many.
+
+    `logits`, `scores` and `rows` are kept where any of these may be `short`: what these are, for which the candidates
+    did not suffice, is known once the parts were read.
+    """
+
+    parts: list[Tensor]
+    asked: Mapping[int, int] = field(default_factory=dict)
+    logits: Tensor | None = None
+    scores: Tensor | None = None
+    rows: Sequence[BatchRow] = ()
+    short: list[int] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> Tensor:
+        """Tokens [rows]; negative where there is none, or only more candidates would tell."""
+        return self.parts[0]
+
+    def choices(self, read: Sequence[list[Any]]) -> list[Choice]:
+        """What is chosen for each row, token -1 where its scores are not finite, of the parts as the host has `read`
+        them; for rows that are `short` it waits once more."""
+        tokens, *found = read
+        self.short = [place for place, token in enumerate(tokens) if token == UNKNOWN]
+        again = self._again() if self.short else []
+        for place, (token, own) in zip(self.short, again, strict=True):
+            tokens[place] = token
+            if place in self.asked:
+                found[0][list(self.asked).index(place)] = own
+        return _choices(tokens, self.asked, found)
+
+    def _again(self) -> list[tuple[int, float]]:
+        """The tokens of rows that are short, and their log probabilities, over the whole vocabulary."""
+        scores, logits = cast("Tensor", self.scores), cast("Tensor", self.logits)
+        numbers = HostNumbers()
+        numbers.add("rows", self.short)
+        numbers.add("numbers", _lines([self.rows[place] for place in self.short]), np.float64)
+        sent = numbers.send(scores.device)
+        at = sent["rows"]
+        tokens = ranked(scores[at], Numbers(*sent["numbers"].unbind(0)), scores.shape[-1])
+        chosen, own = fetched([tokens, _log_probabilities(logits[at], tokens, 0)[0]])
+        return [(int(token), logprob) for token, logprob in zip(chosen, own, strict=True)]
+
+
 def choose_together(
     logits: Tensor, rows: Sequence[BatchRow], beside: Tensor | None = None
 ) -> tuple[list[Choice], list[int]]:
@@ -48,6 +95,15 @@ def choose_together(
 
     `beside` are integers of the device [n], which are fetched by the same copy and returned too.
     """
+    drawn = draw(logits, rows)
+    read = fetched(drawn.parts if beside is None else [*drawn.parts, beside])
+    others = [] if beside is None else [int(number) for number in read.pop()]
+    return drawn.choices(read), others
+
+
+def draw(logits: Tensor, rows: Sequence[BatchRow], last: Tensor | None = None) -> Drawn:
+    """What is chosen for each row of logits [rows, vocab_size], for which the host does not wait; `last` as in
+    `process_together`."""
     logits = logits.detach()
     numbers, drawn = HostNumbers(), not all(row.greedy for row in rows)
     if drawn:
@@ -56,33 +112,14 @@ def choose_together(
     if asked:
         numbers.add("asked", list(asked))
     sent = numbers.send(logits.device)
-    scores = process_together(logits, rows, sent) if drawn else logits
-    chosen = _chosen(scores, rows, sent) if drawn else likeliest(logits)
-    parts = [chosen]
+    scores = process_together(logits, rows, sent, last) if drawn else logits
+    parts = [_chosen(scores, rows, sent) if drawn else likeliest(logits)]
     if asked:
         at = sent["asked"]
-        parts += _log_probabilities(logits[at], chosen[at], max(asked.values()))
-    tokens, *found = fetched(parts if beside is None else [*parts, beside])
-    others = [] if beside is None else [int(number) for number in found.pop()]
-    short = [place for place, token in enumerate(tokens) if token == UNKNOWN]
-    again = _choose_again(logits, scores, rows, short) if short else []
-    for place, (token, own) in zip(short, again, strict=True):
-        tokens[place] = token
-        if place in asked:
-            found[0][list(asked).index(place)] = own
-    return _choices(tokens, asked, found), others
-
-
-def choose_on_device(logits: Tensor, rows: Sequence[BatchRow]) -> Tensor:
-    """Tokens [rows], int64, for logits [rows, vocab_size], for which the host does not wait; -1 where scores are not
-    finite. For rows of which none `may_fall_short`."""
-    logits = logits.detach()
-    if all(row.greedy for row in rows):
-        return likeliest(logits)
-    numbers = HostNumbers()
-    _note(numbers, rows, logits.shape[-1])
-    sent = numbers.send(logits.device)
-    return _chosen(process_together(logits, rows, sent), rows, sent)
+        parts += _log_probabilities(logits[at], parts[0][at], max(asked.values()))
+    if any(may_fall_short(row.params) for row in rows):
+        return Drawn(parts, asked, logits, scores, rows)
+    return Drawn(parts, asked)
 
 
 def may_fall_short(params: SamplingParams) -> bool:
@@ -101,20 +138,6 @@ def _chosen(scores: Tensor, rows: Sequence[BatchRow], sent: Mapping[str, Tensor]
         else:
             chosen = chosen.index_copy(0, at, kind(scores[at], numbers, CANDIDATES))
     return chosen.where(highest.isfinite(), -1)
-
-
-def _choose_again(
-    logits: Tensor, scores: Tensor, rows: Sequence[BatchRow], short: Sequence[int]
-) -> list[tuple[int, float]]:
-    """The tokens of rows for which the candidates did not suffice, and their log probabilities."""
-    numbers = HostNumbers()
-    numbers.add("rows", short)
-    numbers.add("numbers", _lines([rows[place] for place in short]), np.float64)
-    sent = numbers.send(scores.device)
-    at = sent["rows"]
-    tokens = ranked(scores[at], Numbers(*sent["numbers"].unbind(0)), scores.shape[-1])
-    chosen, own = fetched([tokens, _log_probabilities(logits[at], tokens, 0)[0]])
-    return [(int(token), logprob) for token, logprob in zip(chosen, own, strict=True)]
 
 
 def _log_probabilities(logits: Tensor, tokens: Tensor, count: int) -> list[Tensor]:

@@ -33,7 +33,8 @@ class BatchRow:
 
     `greedy` says that the most likely token is taken, whatever came before. Where penalties need them, `seen` keeps
     which tokens have occurred, bool, and `counts` how often each was generated, float32. Tokens that are `suppressed`
-    may not come, nor those that are 0 in `grammar` [vocab_size], uint8.
+    may not come, nor those that are 0 in `grammar` [vocab_size], uint8. Where the token before the position is known to
+    the device alone, it is number `after` of those that the step before has chosen.
     """
 
     params: SamplingParams
@@ -45,6 +46,7 @@ class BatchRow:
     counts: TokenTally | None = None
     suppressed: Collection[int] = ()
     grammar: NDArray[Any] | None = None
+    after: int | None = None
 
 
 def note_changes(numbers: HostNumbers, rows: Sequence[BatchRow], vocab_size: int) -> None:
@@ -53,12 +55,14 @@ def note_changes(numbers: HostNumbers, rows: Sequence[BatchRow], vocab_size: int
     if seen:
         numbers.add("seen.rows", list(seen))
         numbers.add("seen.fresh", _fresh(rows, seen, vocab_size))
+        _note_after(numbers, "seen", [rows[place] for place in seen], vocab_size)
         numbers.add("seen.penalty", [rows[place].params.repetition_penalty for place in seen], np.float64)
     counts = {place: row.counts for place, row in enumerate(rows) if row.counts is not None}
     if counts:
         params = [rows[place].params for place in counts]
         numbers.add("counts.rows", list(counts))
         numbers.add("counts.fresh", _fresh(rows, counts, vocab_size))
+        _note_after(numbers, "counts", [rows[place] for place in counts], vocab_size)
         numbers.add("counts.frequency", [one.frequency_penalty for one in params], np.float64)
         numbers.add("counts.presence", [one.presence_penalty for one in params], np.float64)
     biased = {place: row.params.logit_bias for place, row in enumerate(rows) if row.params.logit_bias}
@@ -83,16 +87,28 @@ def _fresh(rows: Sequence[BatchRow], tallies: Mapping[int, TokenTally], vocab_si
     ]
 
 
-def process_together(logits: Tensor, rows: Sequence[BatchRow], sent: Mapping[str, Tensor]) -> Tensor:
+def _note_after(numbers: HostNumbers, name: str, rows: Sequence[BatchRow], vocab_size: int) -> None:
+    """Add where tallies of rows begin, laid end to end, to which a token is added that the device alone knows, and its
+    number."""
+    awaited = {number: row.after for number, row in enumerate(rows) if row.after is not None}
+    if awaited:
+        numbers.add(f"{name}.begins", [number * vocab_size for number in awaited])
+        numbers.add(f"{name}.after", list(awaited.values()))
+
+
+def process_together(
+    logits: Tensor, rows: Sequence[BatchRow], sent: Mapping[str, Tensor], last: Tensor | None = None
+) -> Tensor:
     """Logits [rows, vocab_size], float32, after penalties, logit_bias and constraints, in this order.
 
-    `sent` is what `note_changes` added. The tallies of the rows know all their tokens afterwards.
+    `sent` is what `note_changes` added; `last` [tokens], int64, are those that the step before has chosen, where rows
+    are `after` some of them. The tallies of the rows know all their tokens afterwards.
     """
     scores = logits.detach().float()
     if "seen.rows" in sent:
-        scores = _repeated(scores, rows, sent)
+        scores = _repeated(scores, rows, sent, last)
     if "counts.rows" in sent:
-        scores = _counted(scores, rows, sent)
+        scores = _counted(scores, rows, sent, last)
     own = scores.dtype != logits.dtype or {"seen.rows", "counts.rows"} & sent.keys()
     if {"bias.places", "suppressed", "grammar.rows"} & sent.keys() and not own:
         scores = scores.clone(memory_format=torch.contiguous_format)
@@ -107,24 +123,39 @@ def process_together(logits: Tensor, rows: Sequence[BatchRow], sent: Mapping[str
     return scores
 
 
-def _repeated(scores: Tensor, rows: Sequence[BatchRow], sent: Mapping[str, Tensor]) -> Tensor:
+def _places(sent: Mapping[str, Tensor], name: str, last: Tensor | None) -> Tensor:
+    """Where the tokens that tallies do not know yet lie in these, laid end to end."""
+    fresh = sent[f"{name}.fresh"]
+    if last is None or f"{name}.after" not in sent:
+        return fresh
+    # A row without a token ends, whatever its tally says.
+    awaited = last.index_select(0, sent[f"{name}.after"]).clamp(min=0)
+    return torch.cat([fresh, sent[f"{name}.begins"] + awaited])
+
+
+def _known(rows: Sequence[BatchRow]) -> list[int]:
+    """How many tokens of rows are in their tallies after a step."""
+    return [len(row.tokens) + (row.after is not None) for row in rows]
+
+
+def _repeated(scores: Tensor, rows: Sequence[BatchRow], sent: Mapping[str, Tensor], last: Tensor | None) -> Tensor:
     """Scores after the repetition penalty."""
     at, vocab_size = sent["seen.rows"], scores.shape[-1]
     tallies = [row.seen for row in rows if row.seen is not None]
     known = _stacked(tallies, torch.zeros(vocab_size, dtype=torch.bool, device=scores.device))
-    known.view(-1).index_fill_(0, sent["seen.fresh"], True)  # noqa: FBT003
-    _keep(tallies, known, [len(row.tokens) for row in rows if row.seen is not None])
+    known.view(-1).index_fill_(0, _places(sent, "seen", last), True)  # noqa: FBT003
+    _keep(tallies, known, _known([row for row in rows if row.seen is not None]))
     penalty, part = sent["seen.penalty"].to(scores.dtype)[:, None], _part(scores, at)
     return _replaced(scores, at, torch.where(known, torch.where(part > 0, part / penalty, part * penalty), part))
 
 
-def _counted(scores: Tensor, rows: Sequence[BatchRow], sent: Mapping[str, Tensor]) -> Tensor:
+def _counted(scores: Tensor, rows: Sequence[BatchRow], sent: Mapping[str, Tensor], last: Tensor | None) -> Tensor:
     """Scores after frequency and presence penalties."""
-    at, vocab_size, fresh = sent["counts.rows"], scores.shape[-1], sent["counts.fresh"]
+    at, vocab_size, fresh = sent["counts.rows"], scores.shape[-1], _places(sent, "counts", last)
     tallies = [row.counts for row in rows if row.counts is not None]
     known = _stacked(tallies, torch.zeros(vocab_size, device=scores.device))
     known.view(-1).index_add_(0, fresh, torch.ones_like(fresh, dtype=known.dtype))
-    _keep(tallies, known, [len(row.tokens) for row in rows if row.counts is not None])
+    _keep(tallies, known, _known([row for row in rows if row.counts is not None]))
     frequency, presence = (sent[f"counts.{name}"].to(scores.dtype)[:, None] for name in ("frequency", "presence"))
     return _replaced(scores, at, _part(scores, at) - (frequency * known + presence * (known > 0)))
 

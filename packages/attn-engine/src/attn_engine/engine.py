@@ -17,7 +17,6 @@ from torch import Tensor
 from attn_engine.admission import AdmissionControl
 from attn_engine.async_steps import AsyncSteps
 from attn_engine.beam_search import BeamSearch
-from attn_engine.decode_graphs import DecodeGraphs, recorder_for
 from attn_engine.detokenizer import Detokenizer, token_text
 from attn_engine.draft_model import DraftModel
 from attn_engine.fault_isolation import FaultDiagnosis, FaultIsolator
@@ -25,6 +24,7 @@ from attn_engine.model_runner import ModelRunner
 from attn_engine.moved_prompts import require_portable
 from attn_engine.out_of_memory import as_attn_error, is_out_of_memory, out_of_memory, release_memory
 from attn_engine.output_processor import beam_output, process_step
+from attn_engine.recorded_steps import RecordedSteps
 from attn_engine.request import ModelLimits, Request, RequestOutput
 from attn_engine.scheduler import ScheduledChunk, Scheduler
 from attn_engine.sequence import NOT_FINITE, NoTokenError, Sequence, SequenceOutput
@@ -66,9 +66,8 @@ class Engine:
         self.config = config
         ranks = f", {config.tensor_parallel_size} ranks" if config.tensor_parallel_size > 1 else ""
         self._runner = ModelRunner(model, store, f"weights {config.quantization}, {config.kv_cache}{ranks}")
-        recorder = None if config.enforce_eager else recorder_for(self._runner.device)
-        if recorder is not None:
-            self._runner.graphs = DecodeGraphs(model, store, recorder, config.batch_sizes[0])
+        if not config.enforce_eager:
+            self._runner.record_steps(config)
         self._store = store
         self._tokenizer = tokenizer
         self._token_text = token_text(tokenizer)
@@ -113,10 +112,8 @@ class Engine:
     def note(self) -> str:
         """What of the config cannot be done, for people; empty otherwise."""
         chains = self.tree_unsupported_reason if self.config.speculative_tree_width > 1 else None
-        graphs = self._runner.graphs
         said = [f"draft tokens form chains, not trees: {chains}"] if chains else []
-        if graphs is not None and graphs.reason is not None:
-            said.append(f"decode steps run operation by operation, without graphs: {graphs.reason}")
+        said += [kind.note for kind in self._runner.recorded if kind.note is not None]
         if self._async is not None and self._async.reason is not None:
             said.append(f"async_scheduling: every step waits for the one before: {self._async.reason}")
         return "; ".join(said)
@@ -124,9 +121,16 @@ class Engine:
     @property
     def eager_reason(self) -> str | None:
         """Why decode steps are computed operation by operation, for people; None if they are repeated as graphs."""
-        graphs = self._runner.graphs
-        if graphs is not None:
-            return graphs.reason
+        return self._eager_reason(self._runner.graphs)
+
+    @property
+    def mixed_eager_reason(self) -> str | None:
+        """The same of steps with prompts, as far as they have no more tokens than `max_cudagraph_capture_size`."""
+        return self._eager_reason(self._runner.mixed_graphs)
+
+    def _eager_reason(self, recorded: RecordedSteps | None) -> str | None:
+        if recorded is not None:
+            return recorded.reason
         if self.config.enforce_eager:
             return "enforce_eager is set"
         return f"there are no graphs on {self._runner.device.type}"
@@ -136,10 +140,10 @@ class Engine:
         self._runner.adapters = adapters
 
     def warm_up(self) -> None:
-        """Record the decode steps of all numbers of requests, where they can be: seconds that no request waits then."""
-        if self._runner.graphs is not None:
-            with torch.inference_mode():
-                self._runner.graphs.record_all()
+        """Record steps of all sizes, where they can be: seconds that no request waits then."""
+        with torch.inference_mode():
+            for recorded in self._runner.recorded:
+                recorded.record_all()
 
     def check(self, request: Request) -> None:
         """Raise the `UserError` that `submit` would raise for a request that can never run. Thread-safe."""

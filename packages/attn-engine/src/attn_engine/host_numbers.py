@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -58,9 +59,18 @@ def on_device(values: Sequence[int], device: torch.device) -> Tensor:
 
 def fetched(parts: Sequence[Tensor]) -> list[list[Any]]:
     """The numbers of tensors [n] of one device, by one copy back; of different types they come as float64."""
+    return apart(joined(parts).tolist(), [len(part) for part in parts])
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Tensors [n] of one device end to end, as float64 where their types differ."""
     if len(parts) == 1:
-        return [parts[0].tolist()]
+        return parts[0]
     alike = len({part.dtype for part in parts}) == 1
-    numbers = torch.cat([part if alike else part.double() for part in parts]).tolist()
-    ends = np.cumsum([len(part) for part in parts]).tolist()
-    return [numbers[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+    return torch.cat([part if alike else part.double() for part in parts])
+
+
+def apart(numbers: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
+    """Parts of these lengths of numbers that lie end to end."""
+    ends = list(accumulate(lengths, initial=0))
+    return [list(numbers[start:end]) for start, end in pairwise(ends)]

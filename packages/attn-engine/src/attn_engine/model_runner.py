@@ -12,12 +12,15 @@ from attn_core.errors import InternalError
 from attn_core.kernels.sampling import sampling_kernel
 from attn_core.models import EncoderDecoderModel, GreedyHead, LanguageModel, MixesAdapters, TakesEmbeddings
 from attn_core.stores import StateStore
+from attn_schema import EngineConfig
 from torch import Tensor
 
 from attn_engine import sequence as sequences
 from attn_engine.decode_graphs import DecodeGraphs
 from attn_engine.host_numbers import on_device
+from attn_engine.mixed_graphs import MixedGraphs, MixedLimits
 from attn_engine.nan_tracer import NanTracer
+from attn_engine.recorded_steps import RecordedSteps, recorder_for
 from attn_engine.scheduler import ScheduledChunk
 from attn_engine.tensor_parallel import LeadingStore
 
@@ -35,7 +38,8 @@ class BatchEntry(NamedTuple):
 
 
 class ModelRunner:
-    """Runs the model over ragged batches against the store; decode steps by `graphs`, where these are given and can.
+    """Runs the model over ragged batches against the store; decode steps by `graphs` and steps with prompts by
+    `mixed_graphs`, where these are given and can.
 
     `numerics` says in words what decides how numbers are rounded: device, types, libraries and, in `options`, the rest.
     """
@@ -44,6 +48,7 @@ class ModelRunner:
         self.model = model
         self.store = store
         self.graphs: DecodeGraphs | None = None
+        self.mixed_graphs: MixedGraphs | None = None
         self.adapters: MixesAdapters | None = None
         """What lets steps use the adapters of requests; requests without it have none."""
         self._embedded = model if isinstance(model, TakesEmbeddings) else None
@@ -58,6 +63,20 @@ class ModelRunner:
         states = [spec for specs in model.state_specs().values() for spec in specs.values()]
         self.has_encoder = any(isinstance(spec, Source) for spec in states)
         self.max_encoder_len = cast("EncoderDecoderModel", model).max_encoder_len if self.has_encoder else None
+
+    def record_steps(self, config: EngineConfig) -> None:
+        """Record steps of the config's sizes once and repeat them from now on, where the device has graphs."""
+        recorder = recorder_for(self.device)
+        if recorder is not None:
+            sequences, tokens = config.batch_sizes
+            self.graphs = DecodeGraphs(self.model, self.store, recorder, sequences)
+            limits = MixedLimits(min(tokens, config.max_cudagraph_capture_size), sequences)
+            self.mixed_graphs = MixedGraphs(self.model, self.store, recorder, limits)
+
+    @property
+    def recorded(self) -> list[RecordedSteps]:
+        """The kinds of steps that are recorded, the one with larger steps first, whose memory serves the other too."""
+        return [kind for kind in (self.mixed_graphs, self.graphs) if kind is not None]
 
     def encode(self, number: int, encoder_input: Sequence[int] | Tensor | None) -> None:
         """Run the encoder over tokens or features for a sequence that was just admitted, if the model has one."""
@@ -93,8 +112,8 @@ class ModelRunner:
         ordered = [by_number[number] for number in numbers]
         adapted = any(chunk.sequence.request.adapter is not None for chunk in ordered)
         placed = None if self._embedded is None else self._placed(self._embedded, ordered)
-        if self.graphs is not None and tracer is None and not adapted and placed is None:
-            found = self.graphs.run(ordered)
+        if tracer is None and not adapted and placed is None:
+            found = self._repeated(ordered)
             if found is not None:
                 return ordered, found
         batch, names = self._batch(ordered)
@@ -112,6 +131,13 @@ class ModelRunner:
         if tracer:
             tracer.check_output(hidden)
         return ordered, hidden
+
+    def _repeated(self, ordered: Sequence[ScheduledChunk]) -> Tensor | None:
+        """The hidden states of a step that was recorded; None where it is of no kind that is."""
+        found = None if self.graphs is None else self.graphs.run(ordered)
+        if found is None and self.mixed_graphs is not None:
+            found = self.mixed_graphs.run(ordered)
+        return found
 
     def _placed(self, model: TakesEmbeddings, ordered: Sequence[ScheduledChunk]) -> AbstractContextManager[None] | None:
         """What lets a step take rows in the place of embeddings of its tokens; None where no prompt has any there."""

@@ -161,23 +161,20 @@ def chosen_tokens(
     logits: Tensor,
     end_ids: Collection[int],
     kernel: SamplingKernel | None,
-    *,
-    ahead: int = 0,
 ) -> list[int]:
-    """The next token of each sequence for logits [sequences, vocab_size] on the CPU, -1 where these are not finite;
-    `ahead` tokens before it are not known yet."""
+    """The next token of each sequence for logits [sequences, vocab_size] on the CPU, -1 where these are not finite."""
     if all(sequence.greedy for sequence in growing):
         return greedy_tokens(logits)
-    rows = [_sampling_row(sequence, logits, end_ids, ahead) for sequence in growing]
+    rows = [_sampling_row(sequence, logits, end_ids) for sequence in growing]
     return choose_tokens(logits, rows, kernel)
 
 
-def _sampling_row(sequence: sequences.Sequence, logits: Tensor, end_ids: Collection[int], ahead: int) -> SamplingRow:
+def _sampling_row(sequence: sequences.Sequence, logits: Tensor, end_ids: Collection[int]) -> SamplingRow:
     vocab_size, device = logits.shape[-1], logits.device
     return SamplingRow(
         sequence.params,
         sequence.seed,
-        len(sequence.tokens) + ahead,
+        len(sequence.tokens),
         seen=sequence.seen(vocab_size, device),
         counts=sequence.counts(vocab_size, device),
         allowed=sequence.allowed(vocab_size, device, end_ids),

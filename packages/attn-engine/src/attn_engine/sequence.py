@@ -95,6 +95,8 @@ class Sequence:
     matcher: GrammarMatcher | None = None
     _seen: Tensor | None = None
     _counts: Tensor | None = None
+    _noted_seen: int = 0
+    _noted_counts: int = 0
     _tallies: tuple[TokenTally, TokenTally] | None = None
 
     def __post_init__(self) -> None:
@@ -185,8 +187,9 @@ class Sequence:
             return None
         if self._seen is None:
             self._seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-            self._seen[torch.tensor(self.tokens, device=device)] = True
-        self._seen[self.tokens[-1]] = True
+            self._noted_seen = 0
+        self._seen[self.tokens[self._noted_seen :]] = True
+        self._noted_seen = len(self.tokens)
         return self._seen
 
     def counts(self, vocab_size: int, device: torch.device) -> Tensor | None:
@@ -194,10 +197,11 @@ class Sequence:
         if not self.penalizes_counts:
             return None
         if self._counts is None:
-            generated = torch.tensor(self.tokens[len(self.request.token_ids) :], dtype=torch.int64, device=device)
-            self._counts = torch.bincount(generated, minlength=vocab_size).float()
-        elif self.generated:
-            self._counts[self.tokens[-1]] += 1
+            self._counts = torch.zeros(vocab_size, device=device)
+            self._noted_counts = len(self.request.token_ids)
+        fresh = torch.tensor(self.tokens[self._noted_counts :], dtype=torch.int64, device=device)
+        self._counts.index_add_(0, fresh, torch.ones(len(fresh), device=device))
+        self._noted_counts = len(self.tokens)
         return self._counts
 
     def allowed(self, vocab_size: int, device: torch.device, end_ids: Collection[int]) -> Tensor | None:
@@ -210,18 +214,19 @@ class Sequence:
         allowed[torch.tensor(sorted(suppressed), device=device)] = False
         return allowed
 
-    def suppressed(self, end_ids: Collection[int]) -> Collection[int]:
-        """Tokens that may not come next, whatever a grammar says."""
-        suppressed = set(self.request.suppress_tokens)
-        if not self.generated:
+    def suppressed(self, end_ids: Collection[int], ahead: int = 0) -> Collection[int]:
+        """Tokens that may not come next, or so many tokens `ahead`, whatever a grammar says."""
+        suppressed, generated = set(self.request.suppress_tokens), self.generated + ahead
+        if not generated:
             suppressed |= self.request.begin_suppress_tokens
-        if self.generated < self.params.min_new_tokens:
+        if generated < self.params.min_new_tokens:
             suppressed.update(end_ids)
         return suppressed
 
-    def batch_row(self, vocab_size: int, end_ids: Collection[int], *, ahead: int = 0) -> BatchRow:
-        """How its next token is chosen together with those of others, on a GPU; `ahead` tokens before it are not known
-        yet."""
+    def batch_row(self, vocab_size: int, end_ids: Collection[int], *, after: int | None = None) -> BatchRow:
+        """How its next token is chosen together with those of others, on a GPU; the token before it may be number
+        `after` of those that the step before has chosen, and not known yet."""
+        ahead = int(after is not None)
         position = len(self.tokens) + ahead
         if self.greedy:
             return BatchRow(self.params, self.seed, position, self.tokens, greedy=True)
@@ -235,9 +240,15 @@ class Sequence:
             self.tokens,
             seen=seen if self.params.repetition_penalty != 1 else None,
             counts=counts if self.penalizes_counts else None,
-            suppressed=self.suppressed(end_ids),
+            suppressed=self.suppressed(end_ids, ahead),
             grammar=None if self.matcher is None else self.matcher.allowed_bytes(vocab_size),
+            after=after,
         )
+
+    def take_back(self) -> None:
+        """Note that its last token was computed after another one than it turned out to have."""
+        self.computed -= 1
+        self._tallies = None
 
     def took_states_of(self, other: Sequence) -> None:
         """Note that its KV cache was forked from that of another sequence of the same tokens."""

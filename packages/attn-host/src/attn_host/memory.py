@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from attn_core.errors import InvalidValue, OutOfCapacity
+from attn_core.graph_safety import mixed_state_reason
 from attn_engine.out_of_memory import release_memory, within_memory
 from attn_models.device import device_memory, in_words, require_memory
 from attn_schema import EngineConfig
@@ -17,8 +18,9 @@ def with_kv_cache_memory(config: EngineConfig, model: Any, device: torch.device,
     """The config with the sizes of a step that suit `device`, and on a GPU with the memory of the KV cache.
 
     If `kv_cache_memory_bytes` is not given, it is what `gpu_memory_utilization` leaves after all that is taken of the
-    memory now, the weights of `model` among it, and after what a step of `max_num_batched_tokens` tokens takes; a step
-    is computed to know. Where there is a draft model (`drafts`) it is half of that, as its cache may take as much.
+    memory now, the weights of `model` among it, and after what a step of `max_num_batched_tokens` tokens takes, beside
+    what graphs take of steps with prompts; a step is computed to know. Where there is a draft model (`drafts`) it is
+    half of that, as its cache may take as much.
 
     Raises `OutOfCapacity` where nothing is left, or what is given is not free, with the numbers.
     """
@@ -31,19 +33,29 @@ def with_kv_cache_memory(config: EngineConfig, model: Any, device: torch.device,
         require_memory(device, needed, "the KV cache", "--kv-cache-memory-bytes says how large it is.")
         return config
     step = step_bytes(model, config, device)
+    step += int(step * recorded_share(model, config))
     free, total = memory
     share = config.gpu_memory_utilization
     left = int(total * share) - (total - free) - step
     if left <= 0:
         raise OutOfCapacity(
             f"nothing is left for the KV cache on {device}: gpu_memory_utilization {share:g} of {in_words(total)} is "
-            f"{in_words(int(total * share))}, {in_words(total - free)} are taken, a step needs {in_words(step)}; "
-            f"a larger --gpu-memory-utilization, {LESS}",
+            f"{in_words(int(total * share))}, {in_words(total - free)} are taken, a step and its graphs "
+            f"need {in_words(step)}; a larger --gpu-memory-utilization, {LESS}",
             device=device,
             needed_bytes=total - free + step,
             free_bytes=free,
         )
     return config.replace(kv_cache_memory_bytes=max(1, left // caches))
+
+
+def recorded_share(model: Any, config: EngineConfig) -> float:
+    """How much of a step of `max_num_batched_tokens` tokens the largest with prompts that is recorded is: graphs keep
+    its memory. 0 where the model's states keep such steps from being recorded."""
+    states = model.state_specs().items()
+    if config.enforce_eager or any(mixed_state_reason(layer, specs) for layer, specs in states):
+        return 0.0
+    return min(1.0, config.max_cudagraph_capture_size / config.batch_sizes[1])
 
 
 def explain_too_small(error: InvalidValue, config: EngineConfig, device: torch.device) -> OutOfCapacity | InvalidValue:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 from attn_core import AttentionSpec, Causal, Heads, Mask, RaggedBatch
-from attn_core.batch import RowsInPlace
+from attn_core.batch import RowsInPlace, StaticMixedBatch, StaticMixedRows
 from attn_core.distributions import Softmax
 from attn_core.kernels.attend import PagedAttentionInputs
 from attn_kernels_triton.launch import Launch
 from attn_kernels_triton.paged.attend import launches
 from attn_kernels_triton.paged.bucket import BucketWork, DecodeStep, bucket_of, decode_launches
+from attn_kernels_triton.paged.mixed import MixedWork, mixed_bucket_of, mixed_launches
 
 CONTEXTS = (700, 5, 300)
 POOL = 4096
@@ -93,3 +94,42 @@ def bucket_launches(
     )
     out = torch.empty(requests, query, sizes[1], dtype=torch.bfloat16)
     return [work.layout(contexts), *decode_launches(spec, step, work, out)]
+
+
+def mixed_launches_of(
+    size: int,
+    *,
+    form: str = "plain",
+    heads: tuple[int, int] = (32, 8),
+    requests: int = 257,
+    tokens: int = 512,
+    dtype: torch.dtype = torch.bfloat16,
+    mask: Mask = CAUSAL,
+    **parts,
+) -> list[Launch]:
+    """The programs of a step of up to so many tokens in chunks: what cuts it, and what attends and merges."""
+    query, shared = heads
+    counts = Heads(query=query, key_value=shared, key_size=size, value_size=size)
+    spec = AttentionSpec(heads=counts, mask=mask, **{"distribution": Softmax(), **parts})
+    device = torch.device("cpu")
+    work = MixedWork.of(mixed_bucket_of(spec, (tokens, requests), dtype, device), device)
+    places = torch.zeros(tokens, dtype=torch.int64)
+    rows = StaticMixedRows(
+        fields_of(form, shared, size, dtype),
+        places,
+        torch.zeros(requests - 1, 256, dtype=torch.int32),
+        (),
+        form,
+        block_size=16,
+        contexts=torch.zeros(requests, dtype=torch.int64),
+        query_starts=torch.zeros(requests + 1, dtype=torch.int64),
+    )
+    operands = PagedAttentionInputs(
+        query=torch.empty(tokens, query, size, dtype=dtype),
+        batch=StaticMixedBatch(places, 4096),
+        rows=rows,
+        requests=(),
+        parameters={name: torch.zeros(shape) for name, shape in spec.weights.items()},
+    )
+    out = torch.empty_like(operands.query)
+    return [work.layout(rows.query_starts, rows.contexts), *mixed_launches(spec, operands, rows, work, out)]

@@ -6,9 +6,11 @@ import copy
 
 import torch
 from attn_core import Capability, installed
-from attn_engine import EngineConfig, Request, SamplingParams
+from attn_engine import Engine, EngineConfig, Request, SamplingParams
 from attn_engine.build import build_engine
-from attn_engine.decode_graphs import DecodeGraphs, Rerun
+from attn_engine.decode_graphs import DecodeGraphs
+from attn_engine.mixed_graphs import MixedGraphs, MixedLimits
+from attn_engine.recorded_steps import Rerun
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 
@@ -53,6 +55,20 @@ def generated(model: Decoder, cache: str) -> tuple[list, DecodeGraphs]:
     """For each prompt the tokens with their log probabilities, and what the decode steps were recorded by."""
     engine = build_engine(model, None, EngineConfig(kv_cache=cache, max_num_seqs=4), kv_cache_tokens=512)
     graphs = engine._runner.graphs = DecodeGraphs(model, engine._store, Rerun(), 4)
+    return answered(engine), graphs
+
+
+def generated_in_chunks(model: Decoder, cache: str, tokens: int) -> tuple[list, MixedGraphs]:
+    """The same of prompts in chunks of up to so many tokens, and what steps with these were recorded by."""
+    config = EngineConfig(kv_cache=cache, max_num_seqs=4, max_num_batched_tokens=tokens)
+    engine = build_engine(model, None, config, kv_cache_tokens=512)
+    engine._runner.graphs = DecodeGraphs(model, engine._store, Rerun(), 4)
+    graphs = engine._runner.mixed_graphs = MixedGraphs(model, engine._store, Rerun(), MixedLimits(tokens, 4))
+    return answered(engine), graphs
+
+
+def answered(engine: Engine) -> list:
+    """For each prompt the tokens with their log probabilities."""
     params = SamplingParams(max_new_tokens=NEW, temperature=0, top_logprobs=TOP)
     for number, prompt in enumerate(PROMPTS):
         engine.submit(Request(id=str(number), token_ids=prompt, params=params))
@@ -61,7 +77,7 @@ def generated(model: Decoder, cache: str) -> tuple[list, DecodeGraphs]:
         for output in engine.step():
             assert output.error is None
             found[output.request_id] += output.delta.tokens
-    return list(found.values()), graphs
+    return list(found.values())
 
 
 def require_defined(model: Decoder, found: list) -> None:

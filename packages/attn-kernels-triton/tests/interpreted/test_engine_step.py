@@ -12,11 +12,11 @@ from attn_core.kernels import dispatch, rowwise
 from attn_kernels_triton.launch import Launch
 from attn_kernels_triton.products import CodedLinear
 from attn_models.quantization.quantize import join_projections, quantize_model
-from engines import NEW, generated, model_of, require_defined
+from engines import NEW, generated, generated_in_chunks, model_of, require_defined
 from meanings import become_plain
 from triton.runtime.errors import OutOfResources
 
-STATIC = ["gqa", "mqa", "sliding_window", "t5_bias", "sink", "qk_norm", "soft_cap", "mla"]
+STATIC = ["gqa", "mqa", "sliding_window", "t5_bias", "sink", "qk_norm", "soft_cap", "alibi", "mla"]
 RECURRENT = ["retnet", "gla", "gated_deltanet", "linear", "lightning", "deltanet", "kda", "mamba2"]
 EAGER = {"compressive": ASKS_THE_HOST, "most_used": "gathered before they are read"}
 
@@ -33,6 +33,27 @@ def test_recorded_decode_steps_say_what_the_definition_says(name, programs):
     assert ("rotate_append" in programs) == (model.config.positions == "rotary")
     assert rowwise.row_kernel(rowwise.NormKernel, "plain", torch.zeros(2, 64)) is not None
     require_defined(model, found)
+
+
+@pytest.mark.parametrize(("name", "tokens"), [("gqa", 32), *((name, 12) for name in STATIC if name != "mla")])
+def test_recorded_steps_with_prompts_say_what_the_definition_says(name, tokens, programs):
+    model = model_of(name)
+    found, graphs = generated_in_chunks(model, "shared", tokens)
+    assert graphs.reason is None
+    # All of the first steps: no program over whole prompts was started.
+    assert graphs.replayed == (1 if tokens == 32 else 2)
+    assert "lay_out_mixed" in programs
+    assert not [one for one in programs if one.startswith("attend") and one != "attend_paged"]
+    require_defined(model, found)
+
+
+@pytest.mark.parametrize("cache", ["int8", "paged"])
+def test_recorded_prompts_over_codes_or_rows_go_on_as_any(cache):
+    model = model_of("gqa")
+    found, graphs = generated_in_chunks(model, cache, 12)
+    before, _ = generated(model, cache)
+    assert graphs.reason is None
+    assert [[token.id for token in one] for one in found] == [[token.id for token in one] for one in before]
 
 
 @pytest.mark.parametrize("joined", [False, True], ids=["apart", "joined"])

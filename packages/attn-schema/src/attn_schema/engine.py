@@ -116,16 +116,24 @@ class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
     enforce_eager: Annotated[
         bool,
         Meta(
-            description="Compute decode steps operation by operation on a GPU too, not as CUDA graphs.",
+            description="Compute all steps operation by operation on a GPU too, not as CUDA graphs.",
             extra={"wire": False, "flag": False},
         ),
     ] = False  # fmt: skip
+    max_cudagraph_capture_size: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Maximum number of tokens of a step with prompts that is recorded as a CUDA graph; steps with "
+            "more run operation by operation, all of them if 0. Graphs take the memory of one step of that size.",
+            extra={"wire": False, "flag": False},
+        ),
+    ] = 2048  # fmt: skip
     async_scheduling: Annotated[
         bool,
         Meta(
             description="Launch a decode step before the tokens of the one before it are known, so that a GPU does not "
-            "wait for the host; the tokens are the same. Steps with prompts, penalties, grammars, log probabilities, "
-            "drafts, beams, or top_p without top_k wait.",
+            "wait for the host; the tokens are the same. Steps with prompts, grammars, drafts or beams wait.",
         ),
     ] = False  # fmt: skip
     num_threads: Annotated[

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from attn_core import AttentionSpec, RaggedBatch, installed
-from attn_core.batch import RowsInPlace, StaticRows
+from attn_core.batch import RowsInPlace, StaticMixedRows, StaticRows
 from attn_core.errors import NotGraphSafe
 from attn_core.graph_safety import plans_on_the_host
 from attn_core.kernels.attend import (
@@ -67,7 +67,7 @@ class PagedPlan:
                 continue
             rows: RowsInPlace | None = getattr(view, method)()
             kernel = None if rows is None else self.kernel(query, rows.form)
-            if isinstance(rows, StaticRows) and kernel is not None and not kernel.static:
+            if kernel is not None and not reads(kernel, rows):
                 raise NotGraphSafe(plans_on_the_host(kernel.name))
             if rows is not None and kernel is not None:
                 return Reached(plan=self, rows=rows)
@@ -86,6 +86,13 @@ class PagedPlan:
 
     def _call(self, query: Tensor, form: str) -> tuple[torch.dtype, str, str]:
         return query.dtype, query.device.type, self._forms[form]
+
+
+def reads(kernel: PagedAttendKernel, rows: RowsInPlace | None) -> bool:
+    """Whether a kernel computes over rows of this kind: of a step that is recorded, or of any other."""
+    if isinstance(rows, StaticMixedRows):
+        return kernel.static_mixed
+    return kernel.static or not isinstance(rows, StaticRows)
 
 
 def _problem(spec: AttentionSpec, dtype: torch.dtype, device: str, rows: str) -> PagedAttendProblem:

@@ -9,7 +9,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 from attn_core import AttentionInputs, AttentionSpec, Fields, LayerState, RaggedBatch, Rotary
-from attn_core.batch import PagedView, Rows, Span, StaticBatch
+from attn_core.batch import PagedView, Rows, Span, StaticBatch, StaticMixedBatch
+from attn_core.errors import NotGraphSafe
+from attn_core.graph_safety import gathers
 from attn_core.kernels.attend import Varlen
 from torch import Tensor
 
@@ -93,6 +95,8 @@ def attend_ragged(layer: StepLayer, rows: Tensor, batch: RaggedBatch, state: Lay
     """
     query, view, fresh = remember(layer, rows, batch, state)
     reached = layer.reach(query, view)
+    if isinstance(batch, StaticMixedBatch):
+        return attend_mixed(layer, query, batch, reached)
     starts, others = prefills_and_rest(batch)
     if fresh is None:
         starts, others = [], list(batch.spans())
@@ -104,6 +108,17 @@ def attend_ragged(layer: StepLayer, rows: Tensor, batch: RaggedBatch, state: Lay
     if out is None:
         out = attend_gathered(layer, (rows, query), batch, view, others)
     attend_starts(layer, (rows, query, fresh or {}), starts, out)
+    return out
+
+
+def attend_mixed(layer: StepLayer, query: Tensor, batch: StaticMixedBatch, reached: Reached | None) -> Tensor:
+    """As `attend_ragged`, of a step that is recorded: starts of sequences are read from the cache, too.
+
+    Raises `NotGraphSafe` where no kernel reads the cache in place.
+    """
+    out = None if reached is None else reached.attend(query, batch, layer.part_weights(), ())
+    if out is None:
+        raise NotGraphSafe(gathers("remembered rows"))
     return out
 
 
@@ -156,7 +171,7 @@ def remember(
     cos_sin, view = cos_sin_of_batch(layer, rows, batch), kept_rows(layer.spec.mask, batch, state)
     if layer.shares_kv:
         return layer.project_rotated(rows, cos_sin), view, None
-    if isinstance(batch, StaticBatch):
+    if isinstance(batch, StaticBatch | StaticMixedBatch):
         appended = layer.project_appended(rows, cos_sin, view)
         if appended is not None:
             return appended, view, None

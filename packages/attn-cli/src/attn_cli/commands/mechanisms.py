@@ -20,7 +20,7 @@ from attn_cli.facts import (
     describe,
     paged_verdicts,
     price,
-    recorded_step,
+    recorded_steps,
     rowwise_verdicts,
     step_verdicts,
     verdicts,
@@ -192,11 +192,11 @@ def explain_command(
 
 def whole_rows(mechanism: Mechanism, config: MechanismConfig, call: WholeCall) -> list[dict[str, Any]]:
     """The verdicts on a call over whole sequences, and on a decode step, where steps do all that is asked: which kernel
-    computes one over states of fixed size, and whether it is recorded."""
+    computes one over states of fixed size, and whether it, and one with prompts, is recorded."""
     found = verdicts(mechanism, config, call)
     if not beyond_a_step(call) and (config.causal or config.cross):
         found += step_verdicts(mechanism, config, call)
-        found.append(recorded_step(mechanism, config, dtype=call.dtype, device=RECORDED))
+        found += recorded_steps(mechanism, config, dtype=call.dtype, device=RECORDED)
     if call.varlen and all(row["verdict"] != "runs" for row in found):
         note("no kernel here computes documents together: each is computed alone, see without --varlen")
     return found

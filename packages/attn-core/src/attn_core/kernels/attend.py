@@ -337,11 +337,13 @@ class PagedAttendKernel(Kernel[PagedAttendProblem]):
     """Computes attention to rows where a cache keeps them.
 
     Where no kernel accepts, rows are gathered and an `AttendKernel` computes the same. `static` says that it computes
-    `StaticRows` too: then what it asks of the host depends on the number of requests alone.
+    `StaticRows` too: then what it asks of the host depends on the number of requests alone. `static_mixed` says the
+    same of `StaticMixedRows` and the number of tokens.
     """
 
     problem: ClassVar[type[Problem]] = PagedAttendProblem
     static: ClassVar[bool] = False
+    static_mixed: ClassVar[bool] = False
 
     @abstractmethod
     def run(self, spec: AttentionSpec, operands: PagedAttentionInputs) -> Tensor:

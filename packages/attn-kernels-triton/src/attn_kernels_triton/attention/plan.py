@@ -10,6 +10,7 @@ import torch
 import triton.language as tl
 from attn_core import AttentionInputs, AttentionSpec, Mask
 from attn_core.dropout import Dropout
+from attn_core.kernels.devices import sent
 from attn_core.masking import positions, seen_pairs
 from attn_core.masks import Band, band_of
 from attn_core.modifiers import Alibi, BiasTable, SoftCap
@@ -162,9 +163,15 @@ def rule_of(spec: AttentionSpec, query: Tensor, band: Band) -> Rule:
         if isinstance(modifier, SoftCap):
             rule = rule._replace(cap=float(modifier.cap))
         elif isinstance(modifier, Alibi):
-            slopes = torch.tensor(modifier.slopes(spec.heads.query), dtype=torch.float32, device=query.device)
-            rule = rule._replace(slopes=slopes)
+            rule = rule._replace(slopes=slopes_on(tuple(modifier.slopes(spec.heads.query)), query.device))
     return rule
+
+
+@lru_cache(maxsize=64)
+def slopes_on(slopes: tuple[float, ...], device: torch.device) -> Tensor:
+    """Slopes [heads], float32, brought to a device once: a step that brings numbers to it cannot be recorded."""
+    with torch.inference_mode(mode=False):
+        return sent(torch.tensor(slopes, dtype=torch.float32), device)
 
 
 def near(reach: int | None) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from attn_core.batch import StaticRows
+from attn_core.batch import StaticMixedRows, StaticRows
 from attn_core.kernels.attend import BAND, LATENT, PagedAttendKernel, PagedAttendProblem, PagedAttentionInputs
 from attn_core.kernels.base import Anything, AtMost, Condition, OneOf
 
@@ -27,6 +27,7 @@ class TritonPaged(PagedAttendKernel):
     name = "triton_paged"
     summary = "decoding and chunks of prompts over pages on a GPU, int8 and int4 codes too"
     static = True
+    static_mixed = True
     accepts: ClassVar[Mapping[str, Condition]] = {
         "score": OneOf("scaled_dot", "dot"),
         "modifiers": MODIFIERS,
@@ -66,11 +67,16 @@ class TritonPaged(PagedAttendKernel):
         return 0.1 if problem.rows == "plain" else 0.06
 
     def run(self, spec: AttentionSpec, operands: PagedAttentionInputs) -> Tensor:
-        """The output [tokens, heads, value_size]; see `paged.attend` and, for `StaticRows`, `paged.bucket`."""
+        """The output [tokens, heads, value_size]; see `paged.attend`, for `StaticRows` `paged.bucket`, and for
+        `StaticMixedRows` `paged.mixed`."""
         from attn_kernels_triton.paged.attend import attend_rows
         from attn_kernels_triton.paged.bucket import attend_static
+        from attn_kernels_triton.paged.mixed import attend_mixed
 
         rows = operands.rows
+        if isinstance(rows, StaticMixedRows):
+            mixed: Tensor = attend_mixed(spec, operands, rows)
+            return mixed
         if isinstance(rows, StaticRows):
             static: Tensor = attend_static(spec, operands, rows)
             return static
@@ -83,6 +89,8 @@ class TritonLatent(TritonPaged):
 
     name = "triton_latent"
     summary = "absorbed latent attention (MLA) over pages on a GPU"
+    # Prompts are computed expanded: absorbed, a pair of a query and a key costs several times as much.
+    static_mixed = False
     accepts: ClassVar[Mapping[str, Condition]] = {
         **TritonPaged.accepts,
         "modifiers": LATENT_MODIFIERS,

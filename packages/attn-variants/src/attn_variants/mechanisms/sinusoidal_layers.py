@@ -22,12 +22,14 @@ from attn_variants.spec_layer import SpecLayer
 SHORTEST_TABLE = 256
 
 
-def sinusoidal_at(positions: Tensor, size: int, like: Tensor) -> Tensor:
-    """PE [..., size] of positions [...] from 0, int64, in the type of `like`."""
+def sinusoidal_at(positions: Tensor, size: int, like: Tensor, longest: int | None = None) -> Tensor:
+    """PE [..., size] of positions [...] from 0, int64, in the type of `like`; all are below `longest`, for which the
+    device is asked where it is None."""
     if in_trace() or positions.numel() == 0:
         return sinusoidal(positions, size).to(like)
-    longest = max(SHORTEST_TABLE, 1 << int(positions.max()).bit_length())
-    return _table(longest, size, like.dtype, positions.device)[positions]
+    farthest = int(positions.max()) if longest is None else longest - 1
+    length = max(SHORTEST_TABLE, 1 << farthest.bit_length())
+    return _table(length, size, like.dtype, positions.device)[positions]
 
 
 @lru_cache(maxsize=32)
@@ -138,13 +140,15 @@ class DepthLayer(nn.Module):
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """Attend for the new rows [tokens, hidden_size] of many requests; returns [tokens, hidden_size]."""
-        return self.attention.step(self.with_sinusoids(query, batch.positions), batch, state)
+        return self.attention.step(self.with_sinusoids(query, batch.positions, batch.longest), batch, state)
 
-    def with_sinusoids(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """Rows [..., tokens, hidden_size] at positions [tokens] with their place."""
+    def with_sinusoids(self, rows: Tensor, positions: Tensor, longest: int) -> Tensor:
+        """Rows [..., tokens, hidden_size] at positions [tokens] below `longest` with their place."""
         depths = depth_of(positions, depths_of(self.tree, rows.device))
-        sequence = self.sequential(sinusoidal_at(positions, self.hidden_size, rows))
-        return rows + torch.tanh(sequence + self.structural(sinusoidal_at(depths, self.hidden_size, rows)))
+        # A token of the parse is no deeper than it has tokens, one behind it no deeper than its position says.
+        deepest = max(longest, len(self.tree.heads))
+        sequence = self.sequential(sinusoidal_at(positions, self.hidden_size, rows, longest))
+        return rows + torch.tanh(sequence + self.structural(sinusoidal_at(depths, self.hidden_size, rows, deepest)))
 
     def pack(self, pack: Pack) -> None:
         """Pack the projections for serving."""
@@ -157,4 +161,4 @@ class DepthLayer(nn.Module):
         self.attention.use_kernel(name)
 
     def _at_positions(self, rows: Tensor) -> Tensor:
-        return self.with_sinusoids(rows, torch.arange(rows.shape[-2], device=rows.device))
+        return self.with_sinusoids(rows, torch.arange(rows.shape[-2], device=rows.device), rows.shape[-2])

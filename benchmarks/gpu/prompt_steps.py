@@ -1,0 +1,115 @@
+"""How long a step with prompts takes as a CUDA graph, beside the same step launched operation by operation.
+
+Random weights in the shapes of SmolLM2-135M and Llama 3 8B, bfloat16: a step is from `Engine.step` to its tokens on the
+host. Prompts begin differently in each step, so that none is found cached; where streams decode beside them, each gets
+its token in the same step. `same_tokens` is the share of first tokens that are equal both ways: roundings differ.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from engine_gpu import SHAPES, TINY, attempt, random_model
+
+from attn_engine import Engine, Request, build_engine  # isort: skip -- engine_gpu has made known what these find
+from attn_engine.mixed_graphs import MixedGraphs, MixedLimits  # isort: skip
+from attn_engine.recorded_steps import Rerun  # isort: skip
+from attn_models.decoder.decoder import Decoder  # isort: skip
+from attn_schema import EngineConfig, SamplingParams  # isort: skip
+
+REPEATS, WARM = 9, 2
+
+
+class Step(NamedTuple):
+    """Prompts of so many tokens, beside so many streams that decode."""
+
+    prompts: tuple[int, ...]
+    streams: int = 0
+
+    @property
+    def case(self) -> str:
+        """What is measured, in words."""
+        return f"{len(self.prompts)} x {self.prompts[0]} tokens of prompts, {self.streams} streams"
+
+
+STEPS = (Step((16,)), Step((128,)), Step((100,) * 4), Step((512,), 32), Step((1024,)), Step((250,) * 8), Step((2000,)))
+SMALL = (Step((5, 5)), Step((9,), 1))
+
+
+def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
+    """A row for each model and step."""
+    for name, shape in ({"tiny": TINY} if small else SHAPES).items():
+        model = random_model(shape, device)
+        engines = {way: engine_of(model, eager=way == "eager", small=small) for way in ("eager", "recorded")}
+        for step in SMALL if small else STEPS:
+            yield {"case": f"{name}, {step.case}", **attempt(measured, engines, step, device)}
+        del model, engines
+        if device == "cuda":
+            torch.cuda.empty_cache()
+
+
+def engine_of(model: Decoder, *, eager: bool, small: bool) -> Engine:
+    """An engine whose steps are recorded before the first request unless `eager`."""
+    tokens, sequences = (32, 4) if small else (2048 + 32, 64)
+    config = EngineConfig(
+        max_num_seqs=sequences,
+        max_num_batched_tokens=tokens,
+        max_cudagraph_capture_size=tokens,
+        enforce_eager=eager,
+    )
+    engine = build_engine(model, None, config, kv_cache_tokens=512 if small else 32768)
+    runner = engine._runner  # noqa: SLF001 -- where there are no graphs, their steps are computed anew
+    if runner.device.type != "cuda" and not eager:
+        runner.mixed_graphs = MixedGraphs(model, runner.store, Rerun(), MixedLimits(tokens, sequences))
+    engine.warm_up()
+    return engine
+
+
+def measured(engines: dict[str, Engine], step: Step, device: str) -> dict[str, Any]:
+    """Milliseconds of a step each way, and whether its first tokens are the same."""
+    turns = (WARM, REPEATS) if device == "cuda" else (0, 1)
+    found: dict[str, Any] = {}
+    tokens: dict[str, list[int]] = {}
+    for way, engine in engines.items():
+        times, tokens[way] = timed(engine, step, turns)
+        found[f"{way}_ms"] = round(1e3 * statistics.median(times), 3)
+    pairs = list(zip(tokens["eager"], tokens["recorded"], strict=True))
+    found["eager_over_recorded"] = round(found["eager_ms"] / found["recorded_ms"], 3)
+    found["same_tokens"] = round(sum(one == other for one, other in pairs) / len(pairs), 3)
+    found["eager_reason"] = engines["recorded"].mixed_eager_reason
+    return found
+
+
+def timed(engine: Engine, step: Step, turns: tuple[int, int]) -> tuple[list[float], list[int]]:
+    """Seconds of steps with prompts, behind some that are not counted, and the first tokens that came of prompts."""
+    warm, counted = turns
+    for number in range(step.streams):
+        submit(engine, f"stream {number}", 16, 2 * (warm + counted) + step.streams + 4, number)
+    for _ in range(step.streams and 2):
+        engine.step()
+    times, tokens = [], list[int]()
+    for turn in range(warm + counted):
+        for place, length in enumerate(step.prompts):
+            submit(engine, f"prompt {turn}.{place}", length, 1, 1000 + 17 * turn + place)
+        began = time.perf_counter()
+        outputs = engine.step()
+        took = time.perf_counter() - began
+        tokens += [token.id for one in outputs if one.request_id.startswith("prompt") for token in one.delta.tokens]
+        times += [took] if turn >= warm else []
+    for number in range(step.streams):
+        engine.cancel(f"stream {number}")
+    while not engine.idle:
+        engine.step()
+    return times, tokens
+
+
+def submit(engine: Engine, name: str, length: int, new: int, seed: int) -> None:
+    """A request with a prompt that begins as none of another seed does."""
+    size = engine._runner.model.vocab_size - 2  # noqa: SLF001 -- tokens must be among the model's
+    ids = tuple(1 + (31 * seed + 13 * place * (1 + seed % 7)) % size for place in range(length))
+    params = SamplingParams(max_new_tokens=new, temperature=0, ignore_eos=True)
+    engine.submit(Request(id=name, token_ids=ids, params=params))

@@ -1,0 +1,115 @@
+"""Inputs of steps in one buffer on the device, which one copy fills, for steps that are recorded once and repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+
+import numpy as np
+import torch
+from attn_core import Fields
+from attn_core.batch import Rows, StaticMixedRows, StaticRows
+from attn_core.errors import NotGraphSafe, WrongState
+from attn_core.graph_safety import gathers
+from torch import Tensor
+
+from attn_cache.block_table import BlockTable
+from attn_cache.memory import check_names, check_shape
+from attn_cache.paged import PagedKVCache
+
+
+def blocks_of(longest: int, block_size: int) -> int:
+    """Blocks of a request of so many tokens, one to spare, an even number so that tables fill whole int64."""
+    blocks = -(-longest // block_size) + 1
+    return blocks + blocks % 2
+
+
+def scrap_table(cache: PagedKVCache) -> BlockTable:
+    """The block of a cache that padding writes, as the table of a request."""
+    return BlockTable(cache.block_size, 0, [1 + cache.num_blocks])
+
+
+class RowTable:
+    """What a row of a block table on the device holds: so many blocks of a table, as it was after so many edits."""
+
+    def __init__(self) -> None:
+        self._table: BlockTable | None = None
+        self._edits = 0
+        self._count = 0
+
+    def follow(self, table: BlockTable, row: np.ndarray) -> bool:
+        """Bring a row [blocks] up to date; whether anything changed."""
+        same = self._table is table and self._edits == table.edits
+        count = table.first + len(table.blocks)
+        if same and count == self._count:
+            return False
+        start = self._count if same else table.first
+        if count > len(row):
+            raise WrongState(f"a request holds {count} blocks; a static step has room for {len(row)}")
+        row[start:count] = table.blocks[start - table.first :]
+        self._table, self._edits, self._count = table, table.edits, count
+        return True
+
+
+class StepBuffer:
+    """Lines of these lengths, int64, and block tables [windows, requests, width], int32, in one piece of memory.
+
+    They are written in `lines` and `tables` on the host; `send` copies them to the device. `width` is even.
+    """
+
+    def __init__(self, lines: Sequence[int], tables: tuple[int, int, int], device: torch.device) -> None:
+        ends = list(accumulate(lines, initial=0))
+        self._spans = [slice(*span) for span in pairwise(ends)]
+        self._head = ends[-1]
+        windows, requests, width = tables
+        total = self._head + windows * requests * width // 2
+        self._written = np.zeros(total, dtype=np.int64)
+        self.lines = [self._written[span] for span in self._spans]
+        self.tables = self._written[self._head :].view(np.int32).reshape(tables)
+        pinned = device.type == "cuda"
+        # Two, as a copy may still read one of them while the next step is written.
+        self._sent = [torch.zeros(total, dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
+        self._there = torch.zeros(total, dtype=torch.int64, device=device)
+        self._tables = self._there[self._head :].view(torch.int32).view(tables)
+
+    def line(self, number: int) -> Tensor:
+        """A line on the device."""
+        return self._there[self._spans[number]]
+
+    def table(self, number: int) -> Tensor:
+        """The block tables [requests, width] of a window on the device."""
+        return self._tables[number]
+
+    def send(self, *, whole: bool) -> None:
+        """Copy what was written to the device, the block tables too if `whole`."""
+        size = len(self._written) if whole else self._head
+        self._sent.reverse()
+        source = self._sent[0][:size]
+        source.numpy()[:] = self._written[:size]
+        self._there[:size].copy_(source, non_blocking=True)
+
+
+class StaticPagedView:
+    """The view of one state of one layer in a static step."""
+
+    def __init__(self, name: str, rows: StaticRows | StaticMixedRows) -> None:
+        self._name = name
+        self._rows = rows
+
+    def append(self, fields: Fields) -> Fields:
+        """Write this step's rows, [tokens, ...] each; raises `InvalidValue` for other fields or shapes."""
+        memory: Mapping[str, Tensor] = self._rows.fields
+        check_names(self._name, fields, memory)
+        for name, kept in memory.items():
+            rows = fields[name]
+            check_shape(f"{self._name}.{name}", rows, (len(self._rows.slot_mapping), *kept.shape[1:]))
+            kept.index_copy_(0, self._rows.slot_mapping, rows.detach().to(kept.dtype))
+        return fields
+
+    def rows(self, requests: Sequence[int]) -> Rows:
+        """Always raises `NotGraphSafe`: how many rows there are to gather is known on the device alone."""
+        raise NotGraphSafe(gathers(f"{self._name}: the rows of {len(requests)} requests"))
+
+    def in_place(self) -> StaticRows | StaticMixedRows:
+        """Where the rows of all requests lie."""
+        return self._rows

@@ -1,0 +1,106 @@
+"""Steps with prompts over a store with addresses in memory that stays where it is, for CUDA graphs.
+
+As `attn_cache.static_decode`, of steps whose tokens are those of any requests, in chunks of any lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from attn_core.batch import ModelState, StaticMixedBatch, StaticMixedRows
+from torch import Tensor
+
+from attn_cache.memory import StateKey
+from attn_cache.paged import PagedKVCache
+from attn_cache.static_inputs import RowTable, StaticPagedView, StepBuffer, blocks_of, scrap_table
+
+STARTS, CONTEXTS, TOKENS, POSITIONS, SLOTS = range(5)
+"""Lines of the buffer, two of requests, the rest of tokens; from `SLOTS` on one for each window."""
+
+
+class StaticMixedSize(NamedTuple):
+    """At most so many tokens in a step, of at most so many requests, of at most `longest` tokens each."""
+
+    tokens: int
+    requests: int
+    longest: int
+
+
+class BlocksOfTokens:
+    """Implements `attn_core.stores.StaticMixed` over the rows of a `PagedKVCache`; `index` gives that of a request."""
+
+    def __init__(self, cache: PagedKVCache, index: Callable[[int], int], size: StaticMixedSize) -> None:
+        self._cache = cache
+        self._index = index
+        self._size = size
+        windows = len(cache.pools)
+        lines = [size.requests + 2, size.requests + 1, *[size.tokens] * (2 + windows)]
+        tables = windows, size.requests, blocks_of(size.longest, cache.block_size)
+        self._buffer = StepBuffer(lines, tables, cache.device)
+        (self._scrap,) = scrap_table(cache).blocks
+        self._rows = {window: [RowTable() for _ in range(size.requests)] for window in cache.pools}
+
+    def load(
+        self, tokens: Sequence[int], contexts: Sequence[int], lengths: Sequence[int], names: Sequence[int], size: int
+    ) -> None:
+        """See `StaticMixed.load`."""
+        indices, given, taken = [self._index(name) for name in names], len(names), len(tokens)
+        for index, context, length in zip(indices, contexts, lengths, strict=True):
+            self._cache.begin(index, context, context + length)
+        lines, block = self._buffer.lines, self._cache.block_size
+        counts = np.asarray(lengths, dtype=np.int64)
+        owners, starts = np.repeat(np.arange(given), counts), np.concatenate([[0], np.cumsum(counts)])
+        # Behind the last request none has tokens but the one that has those of padding.
+        lines[STARTS][:] = taken
+        lines[STARTS][: given + 1] = starts
+        lines[STARTS][self._requests(size) + 1] = size
+        lines[CONTEXTS][:] = -1
+        lines[CONTEXTS][:given] = contexts
+        lines[TOKENS][:size] = 0
+        lines[TOKENS][:taken] = tokens
+        at = np.asarray(contexts, dtype=np.int64)[owners] + np.arange(taken) - starts[owners]
+        lines[POSITIONS][:size] = 0
+        lines[POSITIONS][:taken] = at
+        changed = False
+        for number, (window, pool) in enumerate(self._cache.pools.items()):
+            table = self._buffer.tables[number]
+            for row, index in enumerate(indices):
+                changed |= self._rows[window][row].follow(pool.tables[index], table[row])
+            slots = lines[SLOTS + number]
+            slots[taken:size] = self._scrap * block
+            slots[:taken] = table[owners, at // block].astype(np.int64) * block + at % block
+        self._buffer.send(whole=changed)
+
+    def tokens(self, size: int) -> Tensor:
+        """See `StaticMixed.tokens`."""
+        return self._buffer.line(TOKENS)[:size]
+
+    def batch(self, size: int) -> StaticMixedBatch:
+        """See `StaticMixed.batch`."""
+        return StaticMixedBatch(self._buffer.line(POSITIONS)[:size], self._size.longest)
+
+    def view(self, size: int) -> ModelState:
+        """See `StaticMixed.view`."""
+        views: dict[str, dict[str, object]] = {}
+        for layer, state in self._cache.windows:
+            views.setdefault(layer, {})[state] = self._view((layer, state), size)
+        return views
+
+    def _view(self, key: StateKey, size: int) -> StaticPagedView:
+        number, requests = list(self._cache.pools).index(self._cache.windows[key]), self._requests(size)
+        rows = StaticMixedRows(
+            self._cache.memory[key],
+            self._buffer.line(SLOTS + number)[:size],
+            self._buffer.table(number)[:requests],
+            (),
+            block_size=self._cache.block_size,
+            contexts=self._buffer.line(CONTEXTS)[: requests + 1],
+            query_starts=self._buffer.line(STARTS)[: requests + 2],
+        )
+        return StaticPagedView(".".join(key), rows)
+
+    def _requests(self, size: int) -> int:
+        """Requests of a step of so many tokens at most."""
+        return min(size, self._size.requests)

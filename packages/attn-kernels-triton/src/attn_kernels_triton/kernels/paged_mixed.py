@@ -1,0 +1,120 @@
+"""Steps of chunks of any lengths cut into tiles of tokens and stretches of keys, on the device."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+LAID = tl.constexpr(16)
+"""Items that a program lays out: each is compared with all requests."""
+
+
+class MixedLayout(NamedTuple):
+    """Everything for the program that cuts a step of so many `requests`, in which each computes a chunk of tokens.
+
+    `starts` [request + 1] are the first tokens of each, and the end; `contexts` [request] how many rows each remembers
+    before them, -1 where there is no request, whose tokens meet no keys. `items` [room, 7] and `merges` [merges, 5] are
+    written, see `Paged` and `Merge`. Tiles have `tile` rows, tokens times `group` heads; stretches are to be about
+    `wanted` in all, none shorter than `shortest` and each of whole tiles of `tile_keys`. `left` is how far a query
+    sees, `width` a power of two that is not smaller than `requests`.
+    """
+
+    starts: Any
+    contexts: Any
+    items: Any
+    merges: Any
+    requests: Any
+    room: Any
+    merged: Any
+    wanted: Any
+    owners: Any
+    left: Any
+    tile: Any
+    group: Any
+    shortest: Any
+    tile_keys: Any
+    width: Any
+
+
+@triton.jit
+def lay_out_mixed(call):
+    """Grid: blocks of `LAID` items; those behind the last one have no rows."""
+    request = tl.arange(0, call.width)
+    known = request < call.requests
+    begin = tl.load(call.starts + request, mask=known, other=0).to(tl.int32)
+    tokens = tl.load(call.starts + request + 1, mask=known, other=0).to(tl.int32) - begin
+    context = tl.load(call.contexts + request, mask=known, other=-1).to(tl.int32)
+    tiles = tl.cdiv(tokens * call.group, call.tile)
+    # The most that a tile of a request may see: its last one sees as much, but for a window.
+    seen = tl.where(context < 0, 0, context + tokens)
+    if call.left is not None:
+        seen = tl.minimum(seen, call.left + tl.cdiv(call.tile, call.group) + 1)
+    length = tl.cdiv(tl.sum(seen.to(tl.int64) * tiles, 0), call.wanted).to(tl.int32)
+    length = tl.cdiv(tl.maximum(length, 1), call.shortest) * call.shortest
+    # To the nearest number: a little more than one stretch is one, not a long one and a short one.
+    pieces = tl.maximum((2 * seen + length) // (2 * length), 1)
+    cut = tl.where(pieces > 1, tiles, 0)
+    ends, slot_ends, merge_ends = tl.cumsum(tiles * pieces, 0), tl.cumsum(cut * pieces, 0), tl.cumsum(cut, 0)
+    firsts = (ends - tiles * pieces, slot_ends - cut * pieces, merge_ends - cut)
+    asked = (begin, tokens, context, pieces)
+    number = tl.program_id(0) * LAID + tl.arange(0, LAID)
+    lay_items(call, request, number, ends, firsts, asked)
+    lay_merges_of_tiles(call, request, number, merge_ends, firsts, asked)
+
+
+@triton.jit
+def of_owner(own, values):
+    """The value [item] of the request to which each item belongs, 0 where there is none."""
+    return tl.sum(tl.where(own, values[None, :], 0), 1)
+
+
+@triton.jit
+def lay_items(call, request, number, ends, firsts, asked):
+    """Write the items of these numbers."""
+    begin, tokens, context, pieces = asked
+    who = tl.sum((ends[None, :] <= number[:, None]).to(tl.int32), 1)
+    own = request[None, :] == who[:, None]
+    several = of_owner(own, pieces)
+    real = who < call.requests
+    place = number - of_owner(own, firsts[0])
+    tile = place // tl.maximum(several, 1)
+    piece = place - tile * several
+    rows = of_owner(own, tokens) * call.group
+    before = of_owner(own, context)
+    first = tile * call.tile
+    count = tl.minimum(rows - first, call.tile)
+    last = tl.where(before < 0, 0, before + (first + count - 1) // call.group + 1)
+    oldest = tl.zeros_like(last)
+    if call.left is not None:
+        oldest = tl.maximum(before + first // call.group - call.left, 0)
+    own_length = tl.cdiv(tl.cdiv(tl.maximum(last - oldest, 0), tl.maximum(several, 1)), call.tile_keys) * call.tile_keys
+    start = tl.minimum(oldest + piece * own_length, last)
+    slot = (of_owner(own, firsts[1]) + place) * call.owners
+    at, inside = call.items + number * 7, number < call.room
+    tl.store(at, tl.where(real, who, 0), mask=inside)
+    tl.store(at + 1, tl.where(real, of_owner(own, begin), 0), mask=inside)
+    tl.store(at + 2, tl.where(real, first, 0), mask=inside)
+    tl.store(at + 3, tl.where(real, count, 0), mask=inside)
+    tl.store(at + 4, tl.where(real, start, 0), mask=inside)
+    tl.store(at + 5, tl.where(real, tl.minimum(start + own_length, last), 0), mask=inside)
+    tl.store(at + 6, tl.where(real & (several > 1), slot, -1), mask=inside)
+
+
+@triton.jit
+def lay_merges_of_tiles(call, request, number, ends, firsts, asked):
+    """Write the merges of these numbers, one for each tile whose keys are cut; those behind the last have no rows."""
+    begin, tokens, _, pieces = asked
+    who = tl.sum((ends[None, :] <= number[:, None]).to(tl.int32), 1)
+    own = request[None, :] == who[:, None]
+    several = of_owner(own, pieces)
+    real = who < call.requests
+    tile = number - of_owner(own, firsts[2])
+    count = tl.minimum(of_owner(own, tokens) * call.group - tile * call.tile, call.tile)
+    at, inside = call.merges + number * 5, number < call.merged
+    tl.store(at, tl.where(real, of_owner(own, begin), 0), mask=inside)
+    tl.store(at + 1, tl.where(real, tile * call.tile, 0), mask=inside)
+    tl.store(at + 2, tl.where(real, count, 0), mask=inside)
+    tl.store(at + 3, tl.where(real, (of_owner(own, firsts[1]) + tile * several) * call.owners, 0), mask=inside)
+    tl.store(at + 4, tl.where(real, several, 0), mask=inside)
