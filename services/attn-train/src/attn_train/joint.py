@@ -55,7 +55,7 @@ def joined(rows: Tensor, layers: Sequence[Any]) -> list[Tensor] | None:
 
 def can_join(layers: Sequence[Any]) -> bool:
     """Whether layers are several `nn.Linear` of one kind without adapters and hooks: of one input size, all or none
-    with a bias, with different weights of one type, of which all or none are trained."""
+    with a bias, with different weights and biases of one type, of which all or none are trained."""
     if len(layers) < SEVERAL or not all(map(is_plain, layers)):
         return False
     first = layers[0].weight
@@ -65,13 +65,16 @@ def can_join(layers: Sequence[Any]) -> bool:
         for part in parts_of(layer):
             if part.dtype != first.dtype or part.requires_grad != first.requires_grad:
                 return False
-    return not any(one.weight is other.weight for one, other in combinations(layers, 2))
+    shared = (one.weight is other.weight for one, other in combinations(layers, 2))
+    biased = layers[0].bias is not None
+    return not any(shared) and not any(biased and one.bias is other.bias for one, other in combinations(layers, 2))
 
 
 def is_plain(layer: Any) -> bool:
     """Whether a layer computes what its weight and bias say, and nobody looks on."""
-    watched = layer._forward_hooks or layer._forward_pre_hooks  # noqa: SLF001 -- torch has no public name
-    return type(layer) is nn.Linear and not watched and not hasattr(layer, "adapted_weight")
+    before = layer._forward_pre_hooks or layer._backward_pre_hooks  # noqa: SLF001 -- torch has no public names
+    after = layer._forward_hooks or layer._backward_hooks  # noqa: SLF001
+    return type(layer) is nn.Linear and not before and not after and not hasattr(layer, "adapted_weight")
 
 
 def parts_of(layer: Any) -> list[Any]:

@@ -127,6 +127,14 @@ def shared(module):
     module.layers[2] = module.layers[1]
 
 
+def of_one_bias(module):
+    module.layers[2].bias = module.layers[1].bias
+
+
+def with_backward_hook(module):
+    module.layers[0].register_full_backward_hook(lambda *_: None)
+
+
 def of_another_type(module):
     module.layers[1].double()
 
@@ -138,7 +146,17 @@ def of_another_class(module):
     module.layers[0].__class__ = Other
 
 
-ALTERED = [with_hook, with_adapter, without_one_bias, frozen_in_part, shared, of_another_type, of_another_class]
+ALTERED = [
+    with_hook,
+    with_backward_hook,
+    with_adapter,
+    without_one_bias,
+    of_one_bias,
+    frozen_in_part,
+    shared,
+    of_another_type,
+    of_another_class,
+]
 
 
 @pytest.mark.parametrize("alter", ALTERED)
