@@ -1,4 +1,10 @@
-"""Linear layers that read the same rows, such as those of queries, keys and values, which one product may compute."""
+"""Linear layers that read the same rows, such as those of queries, keys and values, which one product may compute.
+
+Modules know which of their layers do, and whoever trains them knows when one product is worth it: on a GPU, say, where
+weights are cast to bfloat16 once an update and may then lie side by side. Weights stay those of the separate layers, so
+that nothing which reads, writes or updates them is told. For serving, layers are packed as one once and for all, see
+`attn_core.kernels.linear.Pack`.
+"""
 
 from __future__ import annotations
 
