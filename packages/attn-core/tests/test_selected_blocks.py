@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from attn_core import AttentionInputs, Heads, Step
 from attn_core.cost import SelectedBlockPairs
 from attn_core.errors import KernelRefused
+from attn_core.kernels import dispatch
 from attn_core.kernels.attend import AttendProblem
 from attn_core.kernels.base import Anything
 from attn_core.kernels.selected import (
@@ -97,3 +98,39 @@ def test_where_nobody_reads_chosen_blocks_that_is_said(plan):
 
 def test_a_kernel_of_chosen_blocks_is_no_kernel_of_specs():
     assert Anywhere().refusals(AttendProblem()) == ["operation: computes selected_blocks, not attend"]
+
+
+class Unable(Plainest):
+    name = "unable"
+
+    def __init__(self, error):
+        self.error = error
+        self.tried = 0
+
+    def cost(self, problem):
+        return 0.1
+
+    def unsupported(self, error):
+        return "the chip is small" if isinstance(error, MemoryError) else None
+
+    def run(self, selected, blocks):
+        self.tried += 1
+        raise self.error
+
+
+def test_a_kernel_of_chosen_blocks_that_the_chip_cannot_run_gives_way_to_the_next_which_is_said_once(
+    plan, monkeypatch, caplog
+):
+    monkeypatch.setattr(dispatch, "_said", set())
+    unable = Unable(MemoryError())
+    of = plan(unable, Plainest(), Anywhere())
+    assert [read(of) for _ in range(3)] == ["plainest"] * 3
+    assert unable.tried == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "kernel unable does not run on this chip, the next one computes: the chip is small"
+    ]
+
+
+def test_other_errors_of_a_kernel_of_chosen_blocks_are_raised(plan):
+    with pytest.raises(ZeroDivisionError):
+        read(plan(Unable(ZeroDivisionError()), Anywhere()))

@@ -38,11 +38,22 @@ class ChunksInGraph(RecurrenceKernel):
 
     def run(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:  # noqa: ARG002 -- chunks as fit the chip
         """Outputs and the memory after them, float32; see `recurrence.compute.by_chunks`."""
+        return self._run(steps, before, 0)
+
+    def run_replaceable(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
+        """The same; in a graph, where this chip cannot run it, the next kernel computes, by chunks of this size."""
+        return self._run(steps, before, chunk)
+
+    def _run(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
         import torch
 
+        found: tuple[Tensor, Tensor]
         if torch.compiler.is_compiling():
-            from attn_kernels_triton.recurrence.operators import by_chunks
+            from attn_kernels_triton.recurrence.operators import by_chunks as in_graph
+
+            found = in_graph(steps, before, chunk)
         else:
             from attn_kernels_triton.recurrence.compute import by_chunks
-        found: tuple[Tensor, Tensor] = by_chunks(steps, before)
+
+            found = by_chunks(steps, before)
         return found

@@ -71,6 +71,26 @@ def specialized(number: int | None) -> tuple[bool, ...]:
     return (False,) if number is None else (True, number == 1, number % 16 == 0)
 
 
+def laid(*tensors: Tensor | None) -> tuple[object, ...]:
+    """What Triton compiles into a program of how tensors lie in memory: of their strides, whether each is 1 and is a
+    multiple of 16, and whether the first element is aligned."""
+    return tuple(
+        None
+        if tensor is None
+        else (
+            tensor.storage_offset() * tensor.itemsize % 16 == 0,
+            *((step == 1, step % 16 == 0) for step in tensor.stride()),
+        )
+        for tensor in tensors
+    )
+
+
+def laid_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """A tensor of the shape of a dense one, as the programs that were compiled for that one take it: a dense copy where
+    others would have to be compiled."""
+    return tensor if laid(tensor) == laid(like) else tensor.contiguous().view(-1).view(like.shape)
+
+
 def rows(tensor: Tensor) -> Rows:
     """The view of a tensor [batch, row, head, size]."""
     batch, row, head, _ = tensor.stride()

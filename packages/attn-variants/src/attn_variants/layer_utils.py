@@ -103,6 +103,10 @@ def with_dropout(inputs: AttentionInputs, layer: DropsWeights) -> AttentionInput
     return dataclasses.replace(inputs, dropout=new_dropout(layer.dropout))
 
 
+QUERY_KEY_VALUE = ("query", "key", "value")
+"""The layers that most mechanisms have of one input."""
+
+
 class JointProjection(nn.Module):
     """`whole` maps rows [..., inputs] to the outputs of several layers, `sizes` of each, side by side.
 
@@ -116,9 +120,7 @@ class JointProjection(nn.Module):
         self.names = tuple(names)
 
     @classmethod
-    def of(
-        cls, pack: Pack, layers: Sequence[nn.Linear], names: Sequence[str] = ("query", "key", "value")
-    ) -> JointProjection:
+    def of(cls, pack: Pack, layers: Sequence[nn.Linear], names: Sequence[str] = QUERY_KEY_VALUE) -> JointProjection:
         """Layers of one input, packed as one."""
         return cls(pack(layers), [layer.out_features for layer in layers], names)
 

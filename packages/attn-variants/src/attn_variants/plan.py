@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from attn_core import AttentionInputs, AttentionSpec, installed
-from attn_core.kernels.attend import AttendKernel, AttendProblem, attend_problem, named_spec, texts
+from attn_core.kernels.attend import AttendKernel, AttendProblem, attend_problem, named_spec, replaceable_spec, texts
 from attn_core.kernels.dispatch import KernelTable, say_once
 from torch import Tensor
 
@@ -38,6 +38,7 @@ class KernelPlan:
         self.name = name
         self._table = KernelTable(installed().kernels, AttendKernel, partial(_problem, spec), name)
         self._cautioned: set[tuple[Any, ...]] = set()
+        self._without: dict[str, KernelPlan] = {}
 
     def __deepcopy__(self, _memo: object) -> KernelPlan:
         """A new plan of the same spec."""
@@ -84,6 +85,13 @@ class KernelPlan:
             self._caution(call, operands.key.shape[1])
         return self._table.run(call, lambda kernel: kernel.run(spec, operands))
 
+    def run_without(self, operands: AttentionInputs, kernel: str) -> Tensor:
+        """The same by any other kernel than the one of this name."""
+        if kernel not in self._without:
+            self._without[kernel] = KernelPlan(self.spec)
+            self._without[kernel]._table.leave_out(kernel)  # noqa: SLF001 -- of this class
+        return self._without[kernel].run(operands)
+
     def _compiled(self, kernel: AttendKernel, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
         """The same in a graph."""
         if kernel.name == BlockSparse.name:
@@ -116,8 +124,9 @@ class KernelPlan:
         return self._table.run_below(call, lambda kernel: kernel.run(spec or self.spec, operands))
 
     def spec_name(self) -> str:
-        """The name of the spec in a compiled graph; "" where it has none."""
-        return named_spec(self.spec)
+        """The name of the spec in a compiled graph, by which others compute it where this chip cannot run the kernel,
+        unless that was asked for by name; "" where it has none."""
+        return named_spec(self.spec) if self.name else replaceable_spec(self.spec, self.run_without)
 
     def masks(self) -> str:
         """The names of the masks in a compiled graph."""

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from attn_core import AttentionInputs, AttentionSpec, Fields, Full, Heads, InnerAttention, LayerState, RaggedBatch
 from attn_core.checks import require_no_module
 from attn_core.errors import Incompatible, InvalidValue, WrongState
+from attn_core.joint import Joins, joint_outputs
 from attn_core.kernels.attend import Varlen, VarlenStarts
 from attn_core.kernels.block import AttentionParts
 from attn_core.kernels.linear import Pack
@@ -22,7 +23,14 @@ from attn_variants.compute.plain import attention_weights
 from attn_variants.compute.rotary import CosSin, cos_sin_to, rotate, rotate_appended, rotated_size
 from attn_variants.context_parallel import ContextParallel, Striped, require_context_parallel
 from attn_variants.initialization import named_weights, part_weights
-from attn_variants.layer_utils import JointProjection, by_heads, document_positions, fresh_linear, with_dropout
+from attn_variants.layer_utils import (
+    QUERY_KEY_VALUE,
+    JointProjection,
+    by_heads,
+    document_positions,
+    fresh_linear,
+    with_dropout,
+)
 from attn_variants.paged_plan import PagedPlan, Reached
 from attn_variants.plan import KernelPlan
 from attn_variants.scores import projected_keys
@@ -78,6 +86,7 @@ class SpecLayer(nn.Module):
         self.norm = part_weights(spec.norm, heads, without="key_gain" if shares_kv else None)
         self.inner: Any = inner
         self.joint: JointProjection | None = None
+        self.joins: Joins | None = None
         self.context: ContextParallel | None = None
         self._counts = spec.cross and spec.located
         self.rotated = rotated_size(spec.rotary, heads.key_size) if spec.rotary else 0
@@ -111,13 +120,20 @@ class SpecLayer(nn.Module):
         if self.shares_kv:
             self.query = pack([query])
             return
-        if self.spec.cross or self.key is None:
+        if not self.joint_layers():
             varlen = [pack([part]) for part in memory]
             self.query, self.value = pack([query]), varlen[-1]
             self.key = varlen[0] if self.key is not None else None
             return
         self.joint = JointProjection.of(pack, [query, *memory])
         self.query, self.key, self.value = self.joint.parts()
+
+    def joint_layers(self) -> list[nn.Linear]:
+        """Queries, keys and values, where one input is projected to all of them, by linear layers of their own."""
+        if self.spec.cross or self.shares_kv:
+            return []
+        found = [module for module in (self.query, self.key, self.value) if isinstance(module, nn.Linear)]
+        return found if len(found) == len(QUERY_KEY_VALUE) else []
 
     def parts(self) -> AttentionParts | None:
         """What the layer is made of once it is packed; None where that is not all that it computes."""
@@ -302,7 +318,7 @@ class SpecLayer(nn.Module):
 
     def project(self, rows: Tensor, cos_sin: CosSin | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [..., heads, size] of rows [..., tokens, hidden_size], turned to their positions."""
-        if self.joint is None:
+        if self.joint is None and not self.joint_layers():
             return self.project_rotated(rows, cos_sin), *self.project_memory(rows, cos_sin)
         query, key, value = self._projected(rows)
         return self._turned(query, cos_sin), self._turned(key, cos_sin), value
@@ -367,10 +383,11 @@ class SpecLayer(nn.Module):
 
     def _projected(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [..., heads, size], normed if the spec says so, without rotary positions."""
-        if self.joint is None:
+        layers = self.joint_layers() if self.joint is None else []
+        if self.joint is None and not layers:
             return self.project_query(rows), *self._memory(rows)
         heads = self.spec.heads
-        query, key, value = self.joint(rows)
+        query, key, value = joint_outputs(rows, layers, self.joins) if self.joint is None else self.joint(rows)
         query = self._normed(by_heads(query, heads.query), "query_gain")
         return query, self._normed(by_heads(key, heads.key_value), "key_gain"), by_heads(value, heads.key_value)
 
@@ -418,6 +435,9 @@ class SpecLayer(nn.Module):
         if source is not None:
             projected = self.project_query(query)
             fields = self.remembered(source, *self._memory(source))
+        elif shared_kv is None and type(self).project_kv is SpecLayer.project_kv:
+            projected, key, value = self.project(query, self.cos_sin_to(query.shape[-2], query))
+            fields = self.remembered(query, key, value)
         else:
             fields = self.project_kv(query) if shared_kv is None else shared_kv
             projected = self.project_rotated(query, self.cos_sin_to(query.shape[-2], query))

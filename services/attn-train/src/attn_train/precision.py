@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 
 from attn_train.gpu_products import GpuProducts, HalfWeights
+from attn_train.joint import join_products
 
 Precision = Callable[[], AbstractContextManager[object]]
 """Makes what forward passes are made in."""
@@ -55,8 +56,12 @@ def forward_precision(
 
 
 def half_weights(model: nn.Module, precision: str, device: torch.device) -> HalfWeights | None:
-    """What the updates of a model cast its weights into once each; None where they cast none, or have parts of them."""
-    return HalfWeights(model) if precision == "bfloat16" and device.type == "cuda" else None
+    """What the updates of a model cast its weights into once each, those of layers that read the same rows, which are
+    one product from now on, side by side; None where they cast none, or have parts of them."""
+    if precision != "bfloat16" or device.type != "cuda":
+        return None
+    join_products(model)
+    return HalfWeights(model)
 
 
 @contextmanager

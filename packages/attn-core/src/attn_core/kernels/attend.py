@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -272,7 +272,10 @@ class AttendKernel(Kernel[AttendProblem]):
         """The output [batch, query, heads, value_size]."""
 
     def run_in_graph(self, spec: AttentionSpec, name: str, operands: AttentionInputs) -> Tensor:
-        """The same while torch.compile traces: `name` is what `named_spec` calls the spec, "" where it has no name."""
+        """The same while torch.compile traces.
+
+        `name` is what `named_spec` or `replaceable_spec` calls the spec, "" where it has no name.
+        """
         return self.run(spec, operands)
 
 
@@ -287,6 +290,21 @@ def named_spec(spec: AttentionSpec) -> str:
         return ""
     name = hashlib.sha256(said.encode()).hexdigest()
     SPECS[name] = spec
+    return name
+
+
+NEXT: dict[str, Callable[[AttentionInputs, str], Tensor]] = {}
+"""What computes the specs of these names by another kernel than the one of this name, which this chip cannot run."""
+
+
+def replaceable_spec(spec: AttentionSpec, run: Callable[[AttentionInputs, str], Tensor]) -> str:
+    """A name as of `named_spec`, another one than that, by which `NEXT` has `run` for operators of compiled graphs."""
+    name = named_spec(spec)
+    if not name:
+        return ""
+    name = f"{name}-or-next"
+    SPECS[name] = spec
+    NEXT.setdefault(name, run)
     return name
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -83,6 +83,47 @@ def say_once(text: str) -> None:
     if text not in _said:
         _said.add(text)
         log.warning("%s", text)
+
+
+def say_replaced(kernel: str, why: str) -> None:
+    """Say once that a kernel does not run on this chip, so that another computes."""
+    say_once(f"kernel {kernel} does not run on this chip, the next one computes: {why}")
+
+
+class Replaceable:
+    """An operator of compiled graphs that runs one kernel, in whose place the next computes on a chip that cannot.
+
+    A graph is made before its kernels run, so that it is the operator which finds out. `kind` in `run` is all by which
+    calls are told apart, the same forwards and backwards: a result of the next kernel has nothing of what the backward
+    program of the first reads, so that once a call of a kind failed, all later ones go to the next.
+    """
+
+    def __init__(self, kernel: str, unsupported: Callable[[Exception], str | None]) -> None:
+        self.kernel = kernel
+        self.unsupported = unsupported
+        self._replaced: set[Hashable] = set()
+
+    def run(self, kind: Hashable, compute: Callable[[], Result], replace: Callable[[], Result] | None) -> Result:
+        """`compute`; where its error means that this chip cannot run the kernel, `replace`, which is said once.
+
+        Other errors are raised, and all where `replace` is None: for a kernel that was asked for by name.
+        """
+        if replace is None:
+            return compute()
+        if kind not in self._replaced:
+            try:
+                return compute()
+            except Exception as error:
+                why = self.unsupported(error)
+                if why is None:
+                    raise
+            self._replaced.add(kind)
+            say_replaced(self.kernel, why)
+        return replace()
+
+    def forget(self) -> None:
+        """Try the kernel again for calls of every kind."""
+        self._replaced.clear()
 
 
 NONE = -1
@@ -166,7 +207,12 @@ class KernelTable(Generic[K]):
         """Choose another kernel for this kind of call from now on."""
         self._failed.setdefault(call, set()).add(kernel.name)
         self._chosen = {key: index for key, index in self._chosen.items() if key[1:] != call}
-        say_once(f"kernel {kernel.name} does not run on this chip, the next one computes: {why}")
+        say_replaced(kernel.name, why)
+
+    def leave_out(self, name: str) -> None:
+        """Choose among the other kernels alone from now on, whatever the call is."""
+        self.kernels = tuple(kernel for kernel in self.kernels if kernel.name != name)
+        self._chosen.clear()
 
     def index(self, call: tuple[Any, ...], below: float = math.inf) -> int:
         """The place of the chosen kernel among `kernels`, `NONE` where there is none."""

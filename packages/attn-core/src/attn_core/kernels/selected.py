@@ -96,14 +96,18 @@ class SelectedBlocksDispatcher:
         self.table = KernelTable(kernels, SelectedBlocksKernel, partial(_problem, SelectedBlocksSpec(heads=heads)))
 
     def run(self, selected: SelectedBlocks, blocks: KeyBlocks, operands: AttentionInputs) -> Tensor:
-        """Outputs, see `SelectedBlocksKernel.run`, over the keys of these inputs; raises `KernelRefused`."""
+        """Outputs, see `SelectedBlocksKernel.run`, over the keys of these inputs; raises `KernelRefused`.
+
+        Where this chip cannot run the kernel, the next one computes, which is said once.
+        """
         query = selected.query
         gradients = any(rows.requires_grad for rows in (query, blocks.key, blocks.value))
         given = operands.key_padding_mask, operands.query_positions, operands.key_positions
         # A bool of its own: a comparison of lengths that a compiler follows is none yet.
         behind = bool(operands.query.shape[1] != operands.key.shape[1])
         padded = behind or any(part is not None for part in given)
-        return self.table.require(query.dtype, query.device.type, gradients, padded).run(selected, blocks)
+        call = query.dtype, query.device.type, gradients, padded
+        return self.table.run(call, lambda kernel: kernel.run(selected, blocks))
 
 
 def _problem(

@@ -18,7 +18,7 @@ from attn_kernels_triton.attention.backward import backward
 from attn_kernels_triton.attention.forward import Attended, Inputs, empty, forward_launch, inputs_of
 from attn_kernels_triton.attention.plan import Plan, plan_of
 from attn_kernels_triton.checks import check
-from attn_kernels_triton.launch import power_of_two, specialized, warm_up_backward
+from attn_kernels_triton.launch import laid, power_of_two, specialized, warm_up_backward
 
 LONGEST_TILE = 128
 """Rows that no tile has more of: lengths beyond differ in whether they are whole tiles."""
@@ -70,7 +70,9 @@ def attend_with_lse(spec: AttentionSpec, operands: AttentionInputs) -> tuple[Ten
         return torch.cat([out for out, _ in parts], 1), torch.cat([lse for _, lse in parts], 2)
     plan = plan_of(spec, operands)
     inputs = inputs_of(operands)
-    warm_up_backward((*inputs, plan.sink, plan.bias), backward_kind(plan), lambda: back_over_zeros(plan, inputs))
+    warm_up_backward(
+        (*inputs, plan.sink, plan.bias), (*backward_kind(plan), *laid(*inputs)), lambda: back_over_zeros(plan, inputs)
+    )
     out, lse = Attend.apply(plan, plan.sink, plan.bias, *inputs)  # type: ignore[no-untyped-call]
     return out, lse * math.log(2)
 

@@ -33,7 +33,7 @@ from attn_kernels_triton.kernels.attention_backward_tma import (
     join,
     pad,
 )
-from attn_kernels_triton.launch import Launch, addressable, power_of_two, processors, rows
+from attn_kernels_triton.launch import Launch, laid_like, power_of_two, processors, rows
 from attn_kernels_triton.tuning.candidates import kind_of
 from attn_kernels_triton.tuning.store import known
 
@@ -302,8 +302,8 @@ WIDEST_DENSE = max(DENSE_BACKWARD)
 
 
 def backward(plan: Plan, inputs: Inputs, result: Attended, change: Tensor) -> Gradients:
-    """The gradients of a gradient to the output."""
-    change = addressable(change)
+    """The gradients of a gradient to the output, which is copied where it does not lie like that."""
+    change = laid_like(change, result.out)
     work = Backwards(inputs, result, change, torch.empty_like(result.lse), Inputs(*map(torch.empty_like, inputs)))
     for launch in backward_launches(plan, work):
         launch.run(change.device)

@@ -1,7 +1,8 @@
 """Attention as operators of torch, which torch.compile keeps whole in its graphs: with shapes and gradients registered.
 
 A graph names a spec by a digest of what it says, see `attn_core.kernels.attend.named_spec`. Uncompiled calls go without
-these operators, whose bookkeeping takes longer than starting a program.
+these operators, whose bookkeeping takes longer than starting a program. Where the chip cannot run a program, what the
+spec has in `NEXT` computes instead, gradients from the rows again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from attn_core import AttentionInputs, AttentionSpec
 from attn_core.dropout import Dropout
-from attn_core.kernels.attend import SPECS, VarlenStarts, known_varlen, starts, texts
+from attn_core.kernels.attend import NEXT, SPECS, VarlenStarts, known_varlen, starts, texts
+from attn_core.kernels.dispatch import Replaceable
 from attn_core.masks import band_of
 from attn_core.modifiers import BiasTable
 from torch import Tensor
@@ -22,6 +24,11 @@ from attn_kernels_triton.attention.backward import backward
 from attn_kernels_triton.attention.forward import Attended, Inputs, empty, forward_launch, inputs_of
 from attn_kernels_triton.attention.plan import Plan, buckets, plan_of, seed_of
 from attn_kernels_triton.checks import check
+from attn_kernels_triton.machine import uncompilable
+from attn_kernels_triton.replaced import gradients_of, values_of
+
+OPERATOR = Replaceable("triton_attend", uncompilable)
+"""How both operators find that the chip cannot run their programs."""
 
 
 def attend(name: str, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
@@ -78,14 +85,32 @@ def understood(
         others["dropout"] = Dropout(probability=probability, seed=seed, offset=int(offset), first=int(first))
     operands = AttentionInputs(query=query, key=key, value=value, parameters=parameters, **others)
     check(spec, operands)
-    return Call(spec, operands)
+    return Call(name, spec, operands)
 
 
 class Call(NamedTuple):
-    """A spec and its operands."""
+    """A spec, its name, and its operands."""
 
+    name: str
     spec: AttentionSpec
     operands: AttentionInputs
+
+    @property
+    def kind(self) -> tuple[str, torch.dtype, torch.device]:
+        """By what calls are told apart where the chip cannot run programs."""
+        return self.name, self.operands.query.dtype, self.operands.query.device
+
+    @property
+    def rows(self) -> Inputs:
+        """Queries, keys and values."""
+        return inputs_of(self.operands)
+
+    def next(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+        """The output of the kernel that comes next, of queries, keys, values and the weights in their order."""
+        weights = dict(zip(self.spec.weights, leaves[3:], strict=True))
+        query, key, value = leaves[:3]
+        given = dataclasses.replace(self.operands, query=query, key=key, value=value, parameters=weights)
+        return [NEXT[self.name](given, OPERATOR.kernel)]
 
     def parts(self) -> list[tuple[slice, Inputs, Plan]]:
         """The queries, inputs and plan of all that one program computes: of each document where the mask is no band,
@@ -113,10 +138,20 @@ def attend_named(
     the parameters of the spec in its order.
     """
     call = understood(spec, (query, key, value), places, weights, numbers)
+
+    def replace() -> tuple[Tensor, Tensor]:
+        out, lse = shapes_of(query, value)
+        return values_of(lambda: call.next([*call.rows, *weights]), [out])[0], lse
+
+    return OPERATOR.run(call.kind, lambda: attended(call), replace if call.name in NEXT else None)
+
+
+def attended(call: Call) -> tuple[Tensor, Tensor]:
+    """Run the forward programs."""
     found = []
     for _, inputs, plan in call.parts():
         result = empty(plan, inputs)
-        forward_launch(plan, inputs, result).run(query.device)
+        forward_launch(plan, inputs, result).run(inputs.query.device)
         found.append(result)
     if len(found) == 1:
         return found[0].out, found[0].lse
@@ -134,10 +169,22 @@ def attend_named_backward(
 ) -> list[Tensor]:
     """Gradients to queries, keys, values and weights of a gradient to the output; `saved` are rows, output and lse."""
     call = understood(spec, saved[:3], places, weights, numbers)
+
+    def replace() -> list[Tensor]:
+        return gradients_of(call.next, [*saved[:3], *weights], [change])
+
+    def compute() -> list[Tensor]:
+        return run_backward(call, change, Attended(*saved[3:]), weights)
+
+    return OPERATOR.run(call.kind, compute, replace if call.name in NEXT else None)
+
+
+def run_backward(call: Call, change: Tensor, attended: Attended, weights: Sequence[Tensor]) -> list[Tensor]:
+    """Run the backward programs."""
     found = []
     for span, inputs, plan in call.parts():
         bias = None if plan.bias is None else plan.bias.detach().requires_grad_()
-        result = Attended(saved[3][:, span], saved[4][:, :, span].contiguous())
+        result = Attended(attended.out[:, span], attended.lse[:, :, span].contiguous())
         found.append(backward(dataclasses.replace(plan, bias=bias), inputs, result, change[:, span]))
     to_weights = [
         torch.stack([gradient_of(call.spec, name, weight, part.sink, part.bias) for part in found]).sum(0)
@@ -162,6 +209,11 @@ def gradient_of(spec: AttentionSpec, name: str, weight: Tensor, sink: Tensor | N
 
 @attend_named.register_fake
 def _(query: Tensor, _key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return shapes_of(query, value)
+
+
+def shapes_of(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the operator writes its output and lse."""
     batch, queries, heads = query.shape[:3]
     out = query.new_empty(batch, queries, heads, value.shape[-1])
     return out, query.new_empty(batch, heads, queries, dtype=torch.float32)

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from attn_kernels_triton.backends.conditions import MAX_KEY_SIZE, MAX_KEY_SIZE_PER_CHANNEL
 from attn_kernels_triton.checks import check_count, check_like
-from attn_kernels_triton.launch import addressable, specialized, warm_up_backward
+from attn_kernels_triton.launch import addressable, laid, specialized, warm_up_backward
 from attn_kernels_triton.machine import interpreted
 from attn_kernels_triton.recurrence.launch import Given, between, decode_launch, forward_launches, run_backward, spaced
 from attn_kernels_triton.recurrence.tiles import CHUNKS
@@ -133,10 +133,11 @@ def by_chunks(steps: Steps, before: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def backward_kind(given: Given, *, decays: bool) -> tuple[Hashable, ...]:
-    """All by which backward programs are compiled apart, but for how rows lie in memory."""
+    """All by which backward programs are compiled apart."""
     sizes = given.sizes
     kinds = (None if part is None else part.dtype for part in given)
-    return "recurrence", *kinds, sizes.key_size, sizes.value_size, sizes.channels, *specialized(sizes.tokens), decays
+    numbers = sizes.key_size, sizes.value_size, sizes.channels, *specialized(sizes.tokens)
+    return "recurrence", *kinds, *laid(*given), *numbers, decays
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

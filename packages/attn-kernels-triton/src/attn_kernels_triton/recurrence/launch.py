@@ -13,7 +13,7 @@ from attn_kernels_triton.kernels.arguments import NO_ROWS, Rows
 from attn_kernels_triton.kernels.recurrence import Decode, Fade, Scan, Unscan, sum_decays
 from attn_kernels_triton.kernels.recurrence_backward import gradient_to_channels, uncorrect, unrecall, unremember
 from attn_kernels_triton.kernels.recurrence_forward import correct, go_through, recall, remember
-from attn_kernels_triton.launch import Launch, addressable, power_of_two
+from attn_kernels_triton.launch import Launch, addressable, laid_like, power_of_two
 from attn_kernels_triton.recurrence.tiles import (
     DECODE_WARPS,
     DECODED,
@@ -286,6 +286,7 @@ def unscan_of(given: Given, work: Between, found: Gradients, choice: ScanChoice)
 
 def run_backward(given: Given, out: Tensor, after: Tensor | None, work: Between, *, decays: bool) -> Gradients:
     """Gradients of those to the output and to the last memory, None for none."""
+    out, after = laid_like(out, work.out), None if after is None else laid_like(after, work.after)
     found = gradients(given, out, after, decays=decays)
     for launch in backward_launches(given, work, found):
         launch.run(out.device)

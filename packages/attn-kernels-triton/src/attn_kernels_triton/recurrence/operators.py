@@ -1,25 +1,57 @@
 """Recurrences over chunks as operators of torch, which torch.compile keeps whole in its graphs: with shapes and
 gradients registered.
 
-Uncompiled calls go without these operators, whose bookkeeping takes longer than starting a program.
+Uncompiled calls go without these operators, whose bookkeeping takes longer than starting a program. Where the chip
+cannot run a program, the kernel that comes next computes, gradients from the steps again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
-from attn_core.kernels.recurrence import Steps
+from attn_core import installed
+from attn_core.kernels.dispatch import Replaceable
+from attn_core.kernels.recurrence import RecurrenceDispatcher, Steps
 from torch import Tensor
 
+from attn_kernels_triton.machine import uncompilable
 from attn_kernels_triton.recurrence.compute import given_of, to_decay
 from attn_kernels_triton.recurrence.launch import Given, between, forward_launches, run_backward
+from attn_kernels_triton.replaced import gradients_of, values_of
+
+OPERATOR = Replaceable("triton_chunked", uncompilable)
+"""How both operators find that the chip cannot run their programs."""
 
 
-def by_chunks(steps: Steps, before: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Outputs and the memory after them, as of `recurrence.compute.by_chunks`."""
-    found: tuple[Tensor, Tensor] = recur(*steps, before)
+def by_chunks(steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
+    """Outputs and the memory after them, as of `recurrence.compute.by_chunks`; `chunk` as of `recur`."""
+    found: tuple[Tensor, Tensor] = recur(*steps, before, chunk)
     return found
+
+
+@cache
+def dispatcher() -> RecurrenceDispatcher:
+    """Chooses the kernel that comes next."""
+    found = RecurrenceDispatcher(installed().kernels)
+    found.table.leave_out(OPERATOR.kernel)
+    return found
+
+
+def next_of(given: Given, chunk: int) -> tuple[Tensor, Tensor]:
+    """Outputs and the memory after them of the kernel that comes next, which gets float32, as most kernels do, or the
+    type of the keys where it mixes types."""
+    steps = Steps(*(None if part is None else part.float() for part in given[:5]))  # type: ignore[arg-type]
+    before = None if given.before is None else given.before.float()
+    return dispatcher().run(steps, before, chunk, given.key.dtype)
+
+
+def kind_of(given: Given) -> tuple[object, ...]:
+    """By what calls are told apart where the chip cannot run programs."""
+    types = (None if part is None else part.dtype for part in given)
+    return (*types, given.key.device, given.sizes.key_size, given.sizes.value_size, given.sizes.channels)
 
 
 @torch.library.custom_op("attn_kernels_triton::recur", mutates_args=())
@@ -30,30 +62,73 @@ def recur(
     decay: Tensor | None,
     strength: Tensor | None,
     before: Tensor | None,
+    chunk: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Outputs [batch, tokens, heads, value_size] as the steps and the memory after them, float32."""
-    given = given_of(Steps(query, key, value, decay, strength), before)
+    """Outputs [batch, tokens, heads, value_size] as the steps and the memory after them, float32.
+
+    `chunk` is that of the kernel which comes next where the chip cannot run the programs; 0 where none is to come.
+    """
+    steps = Steps(query, key, value, decay, strength)
+    given = given_of(steps, before)
     if not given.sizes.tokens:
         empty = given.memory().zero_() if before is None else before.float().clone()
         return torch.empty_like(value), empty
-    work = between(given)
-    for launch in forward_launches(given, work):
-        launch.run(key.device)
-    return work.out, work.after
+
+    def compute() -> tuple[Tensor, Tensor]:
+        work = between(given)
+        for launch in forward_launches(given, work):
+            launch.run(key.device)
+        return work.out, work.after
+
+    def replace() -> tuple[Tensor, Tensor]:
+        whole = Given(*steps, before)
+        out, after = values_of(lambda: next_of(whole, chunk), shapes_of(key, value))
+        return out, after
+
+    return OPERATOR.run(kind_of(Given(*steps, before)), compute, replace if chunk else None)
+
+
+def shapes_of(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the operator writes outputs and the memory after them."""
+    batch, _, heads, size = key.shape
+    out = torch.empty(value.shape, dtype=key.dtype, device=key.device)
+    return out, torch.empty(batch, heads, size, value.shape[-1], dtype=torch.float32, device=key.device)
 
 
 @torch.library.custom_op("attn_kernels_triton::recur_backward", mutates_args=())
-def recur_backward(out: Tensor | None, after: Tensor | None, steps: list[Tensor], names: str) -> list[Tensor]:
+def recur_backward(
+    out: Tensor | None, after: Tensor | None, steps: list[Tensor], names: str, chunk: int = 0
+) -> list[Tensor]:
     """Gradients to what `names` names, in this order, of those to the outputs and to the memory after them.
 
     `names` says what `steps` are, words of `Steps` and `before` with spaces between them, and after a slash for which
-    of them gradients are wanted.
+    of them gradients are wanted; `chunk` as of `recur`.
     """
     given, wanted = understood(steps, names)
     tensors = given_of(Steps(*given[:5]), given.before)
     if not tensors.sizes.tokens:
         return [torch.zeros_like(part) if name != "before" or after is None else after.to(part.dtype, copy=True)
                 for name, part in wanted.items()]  # fmt: skip
+
+    def replace() -> list[Tensor]:
+        return gradients_of(next_over(given, list(wanted), chunk), list(wanted.values()), [out, after])
+
+    def compute() -> list[Tensor]:
+        return backward_of(given, tensors, (out, after), wanted)
+
+    return OPERATOR.run(kind_of(given), compute, replace if chunk else None)
+
+
+def next_over(given: Given, names: list[str], chunk: int) -> Callable[[list[Tensor]], Sequence[Tensor]]:
+    """What gives outputs and memory of the kernel that comes next for other tensors in the places of these names."""
+    return lambda leaves: next_of(given._replace(**dict(zip(names, leaves, strict=True))), chunk)
+
+
+def backward_of(
+    given: Given, tensors: Given, changes: tuple[Tensor | None, Tensor | None], wanted: dict[str, Tensor]
+) -> list[Tensor]:
+    """Run the backward programs over `tensors`, which were `given` and can be walked over."""
+    out, after = changes
     change = torch.zeros_like(tensors.value) if out is None else out
     found = run_backward(tensors, change, after, between(tensors), decays="decay" in wanted)
     gradients = {"query": found.query, "key": found.key, "value": found.value, "before": found.before}
@@ -73,22 +148,21 @@ def understood(steps: list[Tensor], names: str) -> tuple[Given, dict[str, Tensor
 
 
 @recur.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, *_others: Tensor | None) -> tuple[Tensor, Tensor]:
-    batch, _, heads, size = key.shape
-    out = torch.empty(value.shape, dtype=key.dtype, device=query.device)
-    return out, torch.empty(batch, heads, size, value.shape[-1], dtype=torch.float32, device=query.device)
+def _(_query: Tensor, key: Tensor, value: Tensor, *_others: Any) -> tuple[Tensor, Tensor]:
+    return shapes_of(key, value)
 
 
 @recur_backward.register_fake
-def _(_out: Tensor | None, _after: Tensor | None, steps: list[Tensor], names: str) -> list[Tensor]:
+def _(_out: Tensor | None, _after: Tensor | None, steps: list[Tensor], names: str, _chunk: int = 0) -> list[Tensor]:
     return [
         torch.empty_like(part, memory_format=torch.contiguous_format) for part in understood(steps, names)[1].values()
     ]
 
 
-def remember(ctx: Any, inputs: tuple[Tensor | None, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ARG001 -- as torch calls it
+def remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ARG001 -- as torch calls it
     """What the gradient needs."""
-    present = {name: part for name, part in zip(Given._fields, inputs, strict=True) if part is not None}
+    *tensors, ctx.chunk = inputs
+    present = {name: part for name, part in zip(Given._fields, tensors, strict=True) if part is not None}
     ctx.names = " ".join(present)
     ctx.save_for_backward(*present.values())
     ctx.set_materialize_grads(False)
@@ -96,12 +170,12 @@ def remember(ctx: Any, inputs: tuple[Tensor | None, ...], output: tuple[Tensor, 
 
 def back(ctx: Any, out: Tensor | None, after: Tensor | None) -> tuple[Tensor | None, ...]:
     """The gradients to what the operator was given."""
-    needed = [name for name, needs in zip(Given._fields, ctx.needs_input_grad, strict=True) if needs]
+    needed = [name for name, needs in zip(Given._fields, ctx.needs_input_grad, strict=False) if needs]
     if not needed or (out is None and after is None):
-        return (None,) * len(Given._fields)
+        return (None,) * (len(Given._fields) + 1)
     asked = f"{ctx.names}/{' '.join(needed)}"
-    found = dict(zip(needed, recur_backward(out, after, list(ctx.saved_tensors), asked), strict=True))
-    return tuple(found.get(name) for name in Given._fields)
+    found = dict(zip(needed, recur_backward(out, after, list(ctx.saved_tensors), asked, ctx.chunk), strict=True))
+    return *(found.get(name) for name in Given._fields), None
 
 
 recur.register_autograd(back, setup_context=remember)

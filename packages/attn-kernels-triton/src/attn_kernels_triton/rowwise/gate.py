@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from attn_kernels_triton.kernels.rowwise import NO_MATRIX, Gate, gate_rows, ungate_rows
-from attn_kernels_triton.launch import Launch, specialized, warm_up_backward
+from attn_kernels_triton.launch import Launch, laid, laid_like, specialized, warm_up_backward
 from attn_kernels_triton.rowwise.rows import check_rows, check_same, flat, gate_tile, matrix
 
 WARPS = 8
@@ -82,7 +82,7 @@ class Gated(torch.autograd.Function):
 def ungated(gate: Tensor, up: Tensor, change: Tensor, activation: Activation) -> tuple[Tensor, Tensor]:
     """The gradients to gates and to what they let through, [row, size] as these and the gradient to the output."""
     first, second = (torch.empty_like(gate, memory_format=torch.contiguous_format) for _ in range(2))
-    ungate_launch((gate, up, change), (first, second), activation).run(gate.device)
+    ungate_launch((gate, up, laid_like(change, first)), (first, second), activation).run(gate.device)
     return first, second
 
 
@@ -94,7 +94,7 @@ def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
     if activation not in ROW_FORMS[GATE]:
         raise InvalidValue.of("activation", activation, ", ".join(ROW_FORMS[GATE]))
     given = flat(gate), flat(up)
-    kind = "gate", activation, gate.dtype, gate.shape[-1], *specialized(given[0].shape[0])
+    kind = "gate", activation, gate.dtype, gate.shape[-1], *specialized(given[0].shape[0]), *laid(*given)
     warm_up_backward(given, kind, lambda: ungated(*given, torch.zeros_like(given[0]), activation))
     out: Tensor = Gated.apply(*given, activation)  # type: ignore[no-untyped-call]
     return out.view(gate.shape)

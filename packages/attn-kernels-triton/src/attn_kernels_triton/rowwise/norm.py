@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from attn_kernels_triton.backends.conditions import MAX_NORM_ROW
 from attn_kernels_triton.kernels.rowwise import Norm, Unnorm, norm_rows, unnorm_rows
-from attn_kernels_triton.launch import Launch, specialized, warm_up_backward
+from attn_kernels_triton.launch import Launch, laid, laid_like, specialized, warm_up_backward
 from attn_kernels_triton.rowwise.rows import SHARES, check_added, check_gain, check_rows, flat, matrix, norm_tile
 
 
@@ -121,7 +121,9 @@ def gradients(kept: Kept, out: Tensor, total: Tensor | None, *, gain_wanted: boo
     parts = None
     if gain_wanted and gain is not None:
         parts = torch.empty(programs_of(*rows.shape), rows.shape[1], dtype=torch.float32, device=rows.device)
-    work = Unnormed(rows, gain, flat(out), None if total is None else flat(total), fresh(rows), parts)
+    change = fresh(rows)
+    out, summed = laid_like(flat(out), change), None if total is None else laid_like(flat(total), change)
+    work = Unnormed(rows, gain, out, summed, change, parts)
     unnorm_launch(work, eps).run(rows.device)
     return work.change, None if parts is None or gain is None else parts.sum(0).to(gain.dtype)
 
@@ -131,10 +133,10 @@ def warm_up(kept: Kept, added: Tensor | None = None) -> None:
     rows, gain, summed = kept.rows, kept.gain, added is not None
     wanted = gain is not None and gain.requires_grad
     types = rows.dtype, None if gain is None else gain.dtype
-    kind = "norm", *types, rows.shape[1], *specialized(rows.shape[0]), wanted, summed
+    kind = "norm", *types, *laid(rows, gain), rows.shape[1], *specialized(rows.shape[0]), wanted, summed
 
     def backward() -> None:
-        change = torch.zeros_like(rows)
+        change = torch.zeros_like(rows, memory_format=torch.contiguous_format)
         gradients(kept, change, change if summed else None, gain_wanted=wanted)
 
     warm_up_backward((rows, added, gain), kind, backward)

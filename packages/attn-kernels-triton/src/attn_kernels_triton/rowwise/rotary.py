@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from attn_kernels_triton.kernels.rowwise import Rotate, Turn, TurnTile, rotate_rows
-from attn_kernels_triton.launch import Launch, rows, specialized, warm_up_backward
+from attn_kernels_triton.launch import Launch, laid_like, rows, specialized, warm_up_backward
 from attn_kernels_triton.rowwise.rows import TURN_ELEMENTS, TURN_HEADS, check_rows, check_turns, power
 
 WARPS = 4
@@ -69,8 +69,8 @@ class Rotated(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, change: Tensor) -> tuple[Tensor, None]:
         """Run it again, backwards."""
-        change = change if change.stride(-1) == 1 else change.contiguous()
         cosines, sines = ctx.saved_tensors
+        change = laid_like(change, torch.empty_like(change, memory_format=torch.contiguous_format))
         return turned(change, Turning(cosines, sines, ctx.interleaved, back=True)), None
 
 
@@ -90,9 +90,14 @@ def rotate(given: Tensor, cosines: Tensor, sines: Tensor, *, interleaved: bool) 
     turning = Turning(by_sequence(cosines), by_sequence(sines), interleaved)
     numbers = (part for count in (*whole.shape[:3], len(turning.cosines)) for part in specialized(count))
     kind = "rotary", interleaved, given.dtype, whole.shape[3], cosines.shape[-1], *numbers
-    warm_up_backward((whole,), kind, lambda: turned(torch.zeros_like(whole), turning._replace(back=True)))
+    warm_up_backward((whole,), kind, lambda: turned(dense_zeros(whole), turning._replace(back=True)))
     out: Tensor = Rotated.apply(whole, turning)  # type: ignore[no-untyped-call]
     return out.view(given.shape)
+
+
+def dense_zeros(like: Tensor) -> Tensor:
+    """A gradient of zeros."""
+    return torch.zeros_like(like, memory_format=torch.contiguous_format)
 
 
 def by_sequence(turn: Tensor) -> Tensor:

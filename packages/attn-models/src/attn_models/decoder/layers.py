@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 import torch
+from attn_core.joint import Joins, joint_outputs
 from attn_core.kernels.block import GatedParts
 from attn_core.kernels.linear import Pack
 from attn_core.kernels.rowwise import Activation, GateKernel, NormKernel, row_result
@@ -118,12 +119,20 @@ class GatedFeedForward(nn.Module):
         self.up: Any = nn.Linear(config.hidden_size, config.inner_width, bias=biased)
         self.down: nn.Module = nn.Linear(config.inner_width, config.hidden_size, bias=biased)
         self.both: nn.Module | None = None
+        self.joins: Joins | None = None
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., width] to [..., width]."""
-        gate, up = (self.gate(hidden), self.up(hidden)) if self.both is None else self.both(hidden).chunk(2, dim=-1)
+        if self.both is None:
+            gate, up = joint_outputs(hidden, self.joint_layers(), self.joins)
+        else:
+            gate, up = self.both(hidden).chunk(2, dim=-1)
         mixed: Tensor = self.down(self.meet(gate, up))
         return mixed
+
+    def joint_layers(self) -> list[nn.Linear]:
+        """Both layers that read the input; none where they are prepacked."""
+        return [] if self.both is not None else [self.gate, self.up]
 
     def meet(self, gate: Tensor, up: Tensor) -> Tensor:
         """f(gate) ⊙ up, [..., inner width] each."""

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 import torch
 from attn_core import Fields, Heads, LayerState, RaggedBatch, installed
 from attn_core.batch import SlotsInPlace
+from attn_core.joint import Joins, joint_outputs
 from attn_core.kernels.linear import Pack
 from attn_core.kernels.recurrence import RecurrenceDispatcher, Steps
 from attn_core.kernels.recurrent_step import (
@@ -21,7 +22,14 @@ from attn_core.masking import wide
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from attn_variants.layer_utils import JointProjection, by_heads, fresh_linear, multiplied_in, refuse_source
+from attn_variants.layer_utils import (
+    QUERY_KEY_VALUE,
+    JointProjection,
+    by_heads,
+    fresh_linear,
+    multiplied_in,
+    refuse_source,
+)
 from attn_variants.mechanisms.recurrence_scan import effective_weights
 
 
@@ -64,9 +72,6 @@ def places_of(rows: Tensor) -> Places:
     return Places(torch.arange(rows.shape[1], device=rows.device)[None], rows.shape[1])
 
 
-QUERY_KEY_VALUE = ("query", "key", "value")
-
-
 class Projections:
     """What the linear layers of `layer` that read its input make of some `rows` [..., hidden_size], by their names.
 
@@ -88,6 +93,13 @@ class Projections:
         if self._known is None:
             self._known = dict(zip(joint.names, joint(self.rows), strict=True))
         return self._known[name]
+
+    def query_key_value(self) -> list[Tensor]:
+        """Queries, keys and values [..., outputs], of layers that may be joined for training."""
+        layers = self.layer.joint_layers()
+        return (
+            joint_outputs(self.rows, layers, self.layer.joins) if layers else [self[name] for name in QUERY_KEY_VALUE]
+        )
 
     def through(self, name: str) -> Tensor:
         """The output of a sequence of two linear layers, of which the first may be joined."""
@@ -151,11 +163,17 @@ class RecurrenceLayer(nn.Module):
         self.value: nn.Module = fresh_linear(hidden_size, out, bias=bias)
         self.output: nn.Module = fresh_linear(out, hidden_size, bias=bias)
         self.joint: JointProjection | None = None
+        self.joins: Joins | None = None
         self.convolution = ShortConvolution(2 * into + out, taps) if taps else None
 
     @abstractmethod
     def steps(self, inputs: Inputs) -> Steps:
         """The steps of some tokens."""
+
+    def joint_layers(self) -> list[nn.Linear]:
+        """Queries, keys and values; none where they are packed."""
+        found = [module for module in (self.query, self.key, self.value) if isinstance(module, nn.Linear)]
+        return found if len(found) == len(QUERY_KEY_VALUE) else []
 
     def pack(self, pack: Pack) -> None:
         """Pack queries, keys and values for serving as one projection, and the output."""
@@ -180,7 +198,7 @@ class RecurrenceLayer(nn.Module):
 
     def step_inputs(self, projected: Projections, batch: RaggedBatch, state: SlotsInPlace) -> RecurrentStepInputs:  # noqa: ARG002 -- positions, for those that turn
         """What a kernel is given for a decode step of rows [requests, hidden_size], as `step_spec` says."""
-        query, key, value = (by_heads(projected[name], self.heads.query) for name in QUERY_KEY_VALUE)
+        query, key, value = (by_heads(rows, self.heads.query) for rows in projected.query_key_value())
         convolution = None
         if self.convolution is not None:
             into = self.heads.query * self.heads.key_size
@@ -313,7 +331,7 @@ class RecurrenceLayer(nn.Module):
     def _steps(
         self, projected: Projections, places: Places, key_padding_mask: Tensor | None, tail: Tensor | None
     ) -> tuple[Steps, Tensor | None]:
-        query, key, value = (projected[name] for name in QUERY_KEY_VALUE)
+        query, key, value = projected.query_key_value()
         if self.convolution is not None:
             mixed = wide(torch.cat([query, key, value], dim=-1))
             mixed = mixed if key_padding_mask is None else torch.where(key_padding_mask[..., None], mixed, 0)

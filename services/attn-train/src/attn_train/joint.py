@@ -1,0 +1,102 @@
+"""Which linear layers that read the same rows are one product in training, and in a compiled graph that product."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import combinations
+from typing import Any
+
+import torch
+from attn_core.joint import Joins
+from torch import Tensor, nn
+from torch.nn import functional
+
+SEVERAL = 2
+"""Layers from which on there is something to join."""
+
+_of_thread = threading.local()
+
+
+def read_together(model: nn.Module) -> Iterable[Any]:
+    """The modules of a model that have layers which read the same rows, see `attn_core.joint.ReadsTogether`."""
+    return (module for module in model.modules() if hasattr(module, "joint_layers"))
+
+
+def join_products(model: nn.Module) -> None:
+    """Have these layers computed by one product from now on, where `joined` can."""
+    for module in read_together(model):
+        module.joins = joined
+
+
+@contextmanager
+def joining(joins: Joins) -> Iterator[None]:
+    """Within it, in this thread, `joined` asks `joins`, but for what torch.compile traces."""
+    before = getattr(_of_thread, "joins", None)
+    _of_thread.joins = joins
+    try:
+        yield
+    finally:
+        _of_thread.joins = before
+
+
+def joined(rows: Tensor, layers: Sequence[Any]) -> list[Tensor] | None:
+    """The outputs [..., outputs] of layers of rows [..., inputs], by one product where that saves time; else None.
+
+    That is within `joining`, and in a compiled graph where autocast has weights cast anyway, which then go to one
+    matrix. Layers that cannot be joined, see `can_join`, are to be called one by one.
+    """
+    if torch.compiler.is_compiling():
+        return one_product(rows, layers) if casts(rows) and can_join(layers) and lie_as_they_say(layers) else None
+    joins: Joins | None = getattr(_of_thread, "joins", None)
+    return joins(rows, layers) if joins is not None and can_join(layers) else None
+
+
+def can_join(layers: Sequence[Any]) -> bool:
+    """Whether layers are several `nn.Linear` of one kind without adapters and hooks: of one input size, all or none
+    with a bias, with different weights and biases of one type, of which all or none are trained."""
+    if len(layers) < SEVERAL or not all(map(is_plain, layers)):
+        return False
+    first = layers[0].weight
+    for layer in layers:
+        if layer.in_features != layers[0].in_features or (layer.bias is None) != (layers[0].bias is None):
+            return False
+        for part in parts_of(layer):
+            if part.dtype != first.dtype or part.requires_grad != first.requires_grad:
+                return False
+    shared = (one.weight is other.weight for one, other in combinations(layers, 2))
+    biased = layers[0].bias is not None
+    return not any(shared) and not any(biased and one.bias is other.bias for one, other in combinations(layers, 2))
+
+
+def is_plain(layer: Any) -> bool:
+    """Whether a layer computes what its weight and bias say, and nobody looks on."""
+    before = layer._forward_pre_hooks or layer._backward_pre_hooks  # noqa: SLF001 -- torch has no public names
+    after = layer._forward_hooks or layer._backward_hooks  # noqa: SLF001
+    return type(layer) is nn.Linear and not before and not after and not hasattr(layer, "adapted_weight")
+
+
+def parts_of(layer: Any) -> list[Any]:
+    """The weight and the bias, if any."""
+    return [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
+
+
+def lie_as_they_say(layers: Sequence[Any]) -> bool:
+    """Whether weights are plain parameters: those of torch.distributed are of other types."""
+    return all(type(part) is nn.Parameter for layer in layers for part in parts_of(layer))
+
+
+def casts(rows: Tensor) -> bool:
+    """Whether autocast multiplies in a type of 16 bits on the device of these rows."""
+    kind = rows.device.type
+    return torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) in {torch.bfloat16, torch.float16}
+
+
+def one_product(rows: Tensor, layers: Sequence[Any]) -> list[Tensor]:
+    """The outputs of layers as parts of one product, whose matrix is made of theirs in the type of autocast."""
+    dtype = torch.get_autocast_dtype(rows.device.type)
+    weight = torch.cat([layer.weight.to(dtype) for layer in layers])
+    bias = None if layers[0].bias is None else torch.cat([layer.bias.to(dtype) for layer in layers])
+    out = functional.linear(rows, weight, bias)
+    return list(out.split_with_sizes([layer.out_features for layer in layers], dim=-1))
