@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from attn_core import LayerState, RaggedBatch, installed
-from attn_core.batch import SlotsInPlace
+from attn_core.batch import SlotsInPlace, Span
 from attn_core.errors import InvalidValue
 from attn_core.kernels.linear import Pack
 from attn_core.kernels.recurrence import RecurrenceDispatcher, Steps
@@ -126,7 +126,11 @@ class GatedDeltaLayer(nn.Module):
             in_place = self._step_in_place(query, state["memory"])
             if in_place is not None:
                 return in_place
-        done = {} if batch.decoding else self._single_tokens(query, batch, state["memory"])
+
+        def step(span: Span, _: RaggedBatch) -> Tensor | None:
+            return self._step_in_place(query[span.start : span.stop], state["memory"], span.request)
+
+        done = {} if batch.decoding else {s.request: out for s, out in self.step_plan.single_tokens(batch, step)}
         held = state["memory"].read()
         outs, memories, tails = [], [], []
         for rows, who in pieces(query, batch):
@@ -147,17 +151,6 @@ class GatedDeltaLayer(nn.Module):
             after["tail"] = torch.cat(tails)  # type: ignore[arg-type]
         state["memory"].write(after)
         return torch.cat(outs)
-
-    def _single_tokens(self, rows: Tensor, batch: RaggedBatch, view: Any) -> dict[int, Tensor]:
-        """By their numbers, the outputs [1, hidden_size] of requests that compute one token beside others that compute
-        several, as in a step of single tokens; none where no kernel computes those in place."""
-        found: dict[int, Tensor] = {}
-        for span, _ in batch.single_tokens() if self.step_plan.able else ():
-            out = self._step_in_place(rows[span.start : span.stop], view, span.request)
-            if out is None:
-                break
-            found[span.request] = out
-        return found
 
     def _step_in_place(self, rows: Tensor, view: Any, request: int | None = None) -> Tensor | None:
         """The output of a decode step by a kernel over states in place, of all requests of a view or of one of them;

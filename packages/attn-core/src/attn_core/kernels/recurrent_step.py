@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from attn_core.batch import SlotsInPlace
+from attn_core.batch import RaggedBatch, SlotsInPlace, Span
 from attn_core.errors import InvalidValue
 from attn_core.kernels.base import Kernel, Problem
 from attn_core.kernels.dispatch import KernelTable
@@ -228,6 +228,17 @@ class RecurrentStepDispatcher:
             kept = SlotsInPlace(kept.fields, kept.slots[request : request + 1])
         given = inputs(kept)
         return self.table.run_below(call, lambda kernel: kernel.run(given), below=PLAIN)
+
+    def single_tokens(
+        self, batch: RaggedBatch, step: Callable[[Span, RaggedBatch], Tensor | None]
+    ) -> Iterator[tuple[Span, Tensor]]:
+        """The requests that compute one token beside others that compute several, and what `step` makes of each alone,
+        as in a step of single tokens; none where no kernel can, or `step` has None for one."""
+        for span, alone in batch.single_tokens() if self.able else ():
+            out = step(span, alone)
+            if out is None:
+                return
+            yield span, out
 
 
 def _problem(spec: RecurrentStepSpec, dtype: Any, device: str, gradients: bool) -> RecurrentStepProblem:  # noqa: FBT001 -- part of a key

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from attn_core import Fields, Heads, LayerState, RaggedBatch, installed
-from attn_core.batch import SlotsInPlace
+from attn_core.batch import SlotsInPlace, Span
 from attn_core.joint import Joins, joint_outputs
 from attn_core.kernels.linear import Pack
 from attn_core.kernels.recurrence import RecurrenceDispatcher, Steps
@@ -252,7 +252,11 @@ class RecurrenceLayer(nn.Module):
             found = self._in_place(projected, batch, state["memory"])
             if found is not None:
                 return found
-        done = {} if decoding else self._single_tokens(projected, batch, state["memory"])
+
+        def step(span: Span, alone: RaggedBatch) -> Tensor | None:
+            return self._in_place(projected.at(slice(span.start, span.stop)), alone, state["memory"], span.request)
+
+        done = {} if decoding else {span.start: out for span, out in self.step_plan.single_tokens(batch, step)}
         before = state["memory"].read()
         if decoding:
             out, after = self._decode(projected, batch, before["S"], before.get("tail"))
@@ -263,17 +267,6 @@ class RecurrenceLayer(nn.Module):
         for row, found in done.items():
             finished[row] = found[0]
         return finished
-
-    def _single_tokens(self, projected: Projections, batch: RaggedBatch, view: Any) -> dict[int, Tensor]:
-        """By their rows, the outputs [1, hidden_size] of requests that compute one token beside others that compute
-        several, as in a step of single tokens; none where no kernel computes those in place."""
-        found: dict[int, Tensor] = {}
-        for span, alone in batch.single_tokens() if self.step_plan.able else ():
-            out = self._in_place(projected.at(slice(span.start, span.stop)), alone, view, span.request)
-            if out is None:
-                break
-            found[span.start] = out
-        return found
 
     def _in_place(
         self, projected: Projections, batch: RaggedBatch, view: Any, request: int | None = None
