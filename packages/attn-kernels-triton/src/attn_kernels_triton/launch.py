@@ -87,8 +87,9 @@ def laid(*tensors: Tensor | None) -> tuple[object, ...]:
 
 def laid_like(tensor: Tensor, like: Tensor) -> Tensor:
     """A tensor of the shape of a dense one, as the programs that were compiled for that one take it: a dense copy where
-    others would have to be compiled."""
-    return tensor if laid(tensor) == laid(like) else tensor.contiguous().view(-1).view(like.shape)
+    others would have to be compiled, or rows lie too far apart."""
+    near = all(size * step <= LARGEST_OFFSET for size, step in zip(tensor.shape[1:], tensor.stride()[1:], strict=True))
+    return tensor if near and laid(tensor) == laid(like) else tensor.contiguous().view(-1).view(like.shape)
 
 
 def rows(tensor: Tensor) -> Rows:
