@@ -127,10 +127,7 @@ def test_sizes_that_do_not_fit_are_refused_by_name(options, message):
         configure(NSA, options, hidden_size=8)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_where_the_chip_cannot_run_a_kernel_of_chosen_blocks_the_next_one_computes_also_in_a_graph(
-    monkeypatch, compiled
-):
+def test_where_the_chip_cannot_run_a_kernel_of_chosen_blocks_the_next_one_computes(monkeypatch):
     layer, rows = build(SMALL, hidden_size=16, num_heads=2, causal=True), torch.randn(1, 14, 16, dtype=torch.float64)
     wanted = layer(rows)
     kernel = layer.inner.plan.table.require(rows.dtype, "cpu", True, False)
@@ -142,8 +139,6 @@ def test_where_the_chip_cannot_run_a_kernel_of_chosen_blocks_the_next_one_comput
 
     monkeypatch.setattr(kernel, "run", refused, raising=False)
     monkeypatch.setattr(kernel, "unsupported", str, raising=False)
-    torch._dynamo.reset()
-    run = torch.compile(layer, backend="aot_eager", fullgraph=True) if compiled else layer
     for _ in range(2):
-        torch.testing.assert_close(run(rows), wanted)
+        torch.testing.assert_close(layer(rows), wanted)
     assert len(tried) == 1

@@ -100,14 +100,23 @@ class SelectedBlocksDispatcher:
 
         Where this chip cannot run the kernel, the next one computes, which is said once.
         """
-        query = selected.query
-        gradients = any(rows.requires_grad for rows in (query, blocks.key, blocks.value))
-        given = operands.key_padding_mask, operands.query_positions, operands.key_positions
-        # A bool of its own: a comparison of lengths that a compiler follows is none yet.
-        behind = bool(operands.query.shape[1] != operands.key.shape[1])
-        padded = behind or any(part is not None for part in given)
-        call = query.dtype, query.device.type, gradients, padded
+        call = call_of(selected, blocks, operands)
         return self.table.run(call, lambda kernel: kernel.run(selected, blocks))
+
+    def run_in_graph(self, selected: SelectedBlocks, blocks: KeyBlocks, operands: AttentionInputs) -> Tensor:
+        """The same while torch.compile traces, which is before kernels run, so that none is replaced."""
+        return self.table.require(*call_of(selected, blocks, operands)).run(selected, blocks)
+
+
+def call_of(selected: SelectedBlocks, blocks: KeyBlocks, operands: AttentionInputs) -> tuple[Any, str, bool, bool]:
+    """By what calls are told apart: the type and device of queries, whether gradients are wanted, and whether queries
+    lie behind keys or some are padding."""
+    query = selected.query
+    gradients = any(rows.requires_grad for rows in (query, blocks.key, blocks.value))
+    given = operands.key_padding_mask, operands.query_positions, operands.key_positions
+    # A bool of its own: a comparison of lengths that a compiler follows is none yet.
+    behind = bool(operands.query.shape[1] != operands.key.shape[1])
+    return query.dtype, query.device.type, gradients, behind or any(part is not None for part in given)
 
 
 def _problem(
