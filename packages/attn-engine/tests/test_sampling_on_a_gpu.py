@@ -87,6 +87,17 @@ def grammars() -> bool:
     return True
 
 
+def require_same(found, expected) -> None:
+    """The outcomes of requests are the same, without errors: tokens, texts and log probabilities."""
+    assert {key: outcome.error for key, outcome in found.items()} == dict.fromkeys(found)
+    assert {key: outcome.ids for key, outcome in found.items()} == {key: one.ids for key, one in expected.items()}
+    for key, outcome in found.items():
+        assert outcome.text == expected[key].text
+        for one, other in zip(outcome.tokens, expected[key].tokens, strict=True):
+            assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
+            assert [top.id for top in one.top_logprobs or ()] == [top.id for top in other.top_logprobs or ()]
+
+
 @pytest.mark.parametrize("every", [0, 2], ids=["all at once", "joining one by one"])
 @pytest.mark.parametrize("tokens", [1024, 160], ids=["with room", "with preemptions"])
 def test_every_option_of_sampling_gives_the_tokens_of_a_cpu(gpu, every, tokens):
@@ -95,13 +106,7 @@ def test_every_option_of_sampling_gives_the_tokens_of_a_cpu(gpu, every, tokens):
     expected = run_all(make_engine(model, "paged", requests=16), requests)
     engine = there(tokens)
     found = run_all(engine, requests, every=every)
-    assert {key: outcome.error for key, outcome in found.items()} == dict.fromkeys(found)
-    assert {key: outcome.ids for key, outcome in found.items()} == {key: one.ids for key, one in expected.items()}
-    for key, outcome in found.items():
-        assert outcome.text == expected[key].text
-        for one, other in zip(outcome.tokens, expected[key].tokens, strict=True):
-            assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
-            assert [top.id for top in one.top_logprobs or ()] == [top.id for top in other.top_logprobs or ()]
+    require_same(found, expected)
     assert (engine.stats().preemptions > 0) == (tokens == 160)
     assert_empty(engine)
 
@@ -120,12 +125,6 @@ def test_every_option_gives_the_tokens_of_a_cpu_in_steps_that_are_launched_ahead
     expected = run_all(make_engine(model, "paged", requests=16), requests)
     engine = ahead_of_the_host()
     found = run_all(engine, requests, every=every)
-    assert {key: outcome.error for key, outcome in found.items()} == dict.fromkeys(found)
-    assert {key: outcome.ids for key, outcome in found.items()} == {key: one.ids for key, one in expected.items()}
-    for key, outcome in found.items():
-        assert outcome.text == expected[key].text
-        for one, other in zip(outcome.tokens, expected[key].tokens, strict=True):
-            assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
-            assert [top.id for top in one.top_logprobs or ()] == [top.id for top in other.top_logprobs or ()]
+    require_same(found, expected)
     assert engine._async.launched_ahead > 5
     assert_empty(engine)
