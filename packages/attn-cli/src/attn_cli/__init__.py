@@ -1,1 +1,1 @@
-"""The attn command; its subcommands appear as packages are installed."""
+"""The `attn` command; installed packages add subcommands to it."""

@@ -1,4 +1,4 @@
-"""Equations for a terminal: LaTeX as text with the letters and signs that it stands for."""
+"""Equations for a terminal: converts LaTeX to plain text with Unicode symbols."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pylatexenc.latex2text import LatexNodes2Text, MacroTextSpec, get_default_la
 
 
 def as_text(equation: str) -> str:
-    r"""LaTeX as plain text, a line for each part that `\quad` separates.
+    r"""Convert LaTeX to plain text, one line per part separated by `\quad`.
 
-    Groups of several letters keep their braces where they say what belongs together: `S_{i+1}`, `R^{n×k}`.
+    Groups of several letters keep their braces if these show what belongs together: `S_{i+1}`, `R^{n×k}`.
     """
     parts = re.split(r",?\s*\\q?quad\s*", equation)
     return "\n".join(_text(part) for part in parts if part.strip())
@@ -21,7 +21,7 @@ def as_text(equation: str) -> str:
 def _text(part: str) -> str:
     text = _converter().latex_to_text(_without_layout(part))
     text = re.sub(r"\s+", " ", text.replace("^ᵀ", "ᵀ ")).strip()
-    text = re.sub(r" ([⌋⌉‖,;)\]}])", r"\1", text)  # spaces that only end the name of a macro
+    text = re.sub(r" ([⌋⌉‖,;)\]}])", r"\1", text)  # drop spaces that only end the name of a macro
     text = re.sub(r"(?<=[^\s(\[{])([≤≥≈∈∼∝∪∖=])(?=\S)", r" \1 ", re.sub(r"([≤≥≈∈∼∝∪∖×∘])(?=\S)", r"\1 ", text))
     return text.replace("if else", "else")
 
@@ -57,7 +57,7 @@ WORDS = {
     "odot": " ⊙ ",
     "top": "ᵀ",
 }
-"""Macros that pylatexenc leaves out or runs together with what follows."""
+"""Text for macros that pylatexenc omits, or joins with the text that follows."""
 
 
 def _fraction(node: latexwalker.LatexMacroNode, l2tobj: LatexNodes2Text) -> str:
@@ -66,6 +66,6 @@ def _fraction(node: latexwalker.LatexMacroNode, l2tobj: LatexNodes2Text) -> str:
 
 
 def _joined(text: str) -> str:
-    """The text without its braces, in parentheses if it is more than one factor."""
+    """The text without its outer braces, in parentheses if it is more than one factor."""
     text = text[1:-1] if text.startswith("{") else text
     return f"({text})" if re.search(r"[\s+\-]", text) else text

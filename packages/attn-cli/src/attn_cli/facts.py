@@ -1,4 +1,4 @@
-"""What is known of a mechanism before anything runs: its description, what a layer costs, which kernels compute it."""
+"""Facts about a mechanism without running it: its description, the cost of a layer, and the kernels that compute it."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from attn_core.options import option_fields
 from attn_core.states import Paged, Slot, StateSpec
 
 DECODE_STEP = "decode step"
-"""What `attn explain` calls a step in which each request computes one token."""
+"""The name in `attn explain` of a step in which each request computes one token."""
 
 MIXED_STEP = "step with prompts"
-"""The same of one in which some compute a prompt, or a chunk of one."""
+"""The name in `attn explain` of a step in which some requests compute a prompt or a chunk of one."""
 
 CACHE_FORMS = ("plain", "int8", "int4", "latent")
-"""How caches keep rows; see `attn_core.kernels.attend.paged_problem`."""
+"""The forms in which caches store rows; see `attn_core.kernels.attend.paged_problem`."""
 
 
 def describe(mechanism: Mechanism) -> dict[str, Any]:
-    """What the mechanism says of itself."""
+    """The mechanism's own description: name, summary, paper, equation, capabilities and options."""
     paper = mechanism.paper
     options = {
         name: "required" if default is MISSING else default for name, default in option_fields(mechanism).items()
@@ -54,7 +54,7 @@ def describe(mechanism: Mechanism) -> dict[str, Any]:
 
 
 def price(mechanism: Mechanism, config: MechanismConfig, tokens: int, dtype: str) -> dict[str, Any]:
-    """What one layer remembers and costs for one sequence of `tokens` tokens."""
+    """The states and the cost of one layer for one sequence of `tokens` tokens."""
     states = mechanism.state(config)
     cost = mechanism.cost(config, Shape(batch=1, query=tokens, key=tokens))
     grown = state_bytes(states, tokens=tokens, source=tokens, dtype=dtype)
@@ -78,7 +78,7 @@ def _described(name: str, spec: StateSpec, dtype: str) -> dict[str, Any]:
 
 
 def verdicts(mechanism: Mechanism, config: MechanismConfig, call: WholeCall) -> list[dict[str, Any]]:
-    """A row per kernel and part of the layer, the chosen one first."""
+    """One row per part of the layer and kernel, the chosen kernel first."""
     rows = []
     for computation in mechanism.computations(config, call.tokens):
         rows += (
@@ -92,9 +92,9 @@ def verdicts(mechanism: Mechanism, config: MechanismConfig, call: WholeCall) -> 
 def paged_verdicts(
     mechanism: Mechanism, config: MechanismConfig, *, dtype: str, device: str, rows: str
 ) -> list[dict[str, Any]]:
-    """A row per kernel for a step over rows where a cache keeps them, in this form; none where the step gathers them.
+    """One row per kernel for a step that reads cached rows of this form in place; empty if the step gathers them.
 
-    Where all refuse, rows are gathered, and `verdicts` says which kernel computes.
+    If all kernels refuse, rows are gathered, and `verdicts` shows which kernel computes.
     """
     if rows not in CACHE_FORMS:
         raise InvalidValue.of("--rows", rows, ", ".join(CACHE_FORMS))
@@ -105,18 +105,18 @@ def paged_verdicts(
 
 
 def step_verdicts(mechanism: Mechanism, config: MechanismConfig, call: WholeCall) -> list[dict[str, Any]]:
-    """A row per kernel for a decode step over states of fixed size where a store keeps them; none where the mechanism
-    asks no kernel. Where all refuse, its own module computes the step."""
+    """One row per kernel for a decode step that updates states of fixed size in their store; empty if the mechanism
+    uses no kernel for it. If all kernels refuse, the mechanism's own module computes the step."""
     asked = mechanism.recurrent_step(config)
     if asked is None:
         return []
     computation = Computation(part=DECODE_STEP, asked=asked, below=PLAIN)
     found = kernel_rows(computation, computation.problem(call))
-    return [row for row in found if row["verdict"] != "refuse"]  # kernels of other operations are named above
+    return [row for row in found if row["verdict"] != "refuse"]  # kernels of other operations are listed above
 
 
 def recorded_steps(mechanism: Mechanism, config: MechanismConfig, *, dtype: str, device: str) -> list[dict[str, Any]]:
-    """The rows that say whether decode steps, and steps with prompts, can be recorded once and repeated, as CUDA
+    """The rows that show whether decode steps, and steps with prompts, can be recorded once and replayed as CUDA
     graphs."""
     reasons = {
         DECODE_STEP: eager_reason(mechanism, config, dtype=dtype, device=device),
@@ -130,7 +130,7 @@ def recorded_steps(mechanism: Mechanism, config: MechanismConfig, *, dtype: str,
 
 
 def eager_reason(mechanism: Mechanism, config: MechanismConfig, *, dtype: str, device: str) -> str | None:
-    """Why decode steps run operation by operation, without a graph; None where they can be recorded."""
+    """Why decode steps run eagerly, without a CUDA graph; None if they can be recorded."""
     if not mechanism.can(Capability.INCREMENTAL):
         return REPLAYED
     reason = state_reason(f"mechanism {mechanism.name!r}", mechanism.state(config))
@@ -142,7 +142,7 @@ def eager_reason(mechanism: Mechanism, config: MechanismConfig, *, dtype: str, d
 
 
 def mixed_eager_reason(mechanism: Mechanism, config: MechanismConfig, *, dtype: str, device: str) -> str | None:
-    """Why steps with prompts run operation by operation, without a graph; None where they can be recorded."""
+    """Why steps with prompts run eagerly, without a CUDA graph; None if they can be recorded."""
     if not mechanism.can(Capability.INCREMENTAL):
         return REPLAYED
     reason = mixed_state_reason(f"mechanism {mechanism.name!r}", mechanism.state(config))
@@ -155,8 +155,8 @@ def kernel_reason(
     there: tuple[str, str],
     plans_nothing: Callable[[PagedAttendKernel], bool],
 ) -> str | None:
-    """Why no kernel, for an element type and device, meets rows in place in a step that is recorded; None where one
-    does, which `plans_nothing` on the host."""
+    """Why no kernel can read cached rows in place in a recorded step; None if one can, for which `plans_nothing` is
+    true: it plans nothing on the host. `there` is the element type and the device."""
     (dtype, device), computation = there, mechanism.paged_computation(config)
     if computation is None or not isinstance(computation.asked, AttentionSpec):
         return gathers("remembered rows")
@@ -172,24 +172,24 @@ def kernel_reason(
 
 
 def _always_as_many(mechanism: Mechanism, config: MechanismConfig) -> bool:
-    """Whether a step reads as many numbers of every request: states of fixed size, or the rows of narrow windows."""
+    """Whether a step reads equally many elements for every request: states of fixed size, or rows of narrow windows."""
     states = mechanism.state(config).values()
     rows = [state for state in states if isinstance(state, Paged)]
     if any(not always_as_many(state.window) for state in rows):
         return False
-    # A module of its own that has both asks how far each request has come.
+    # A mechanism's own module with both kinds of state depends on the number of tokens of each request.
     return not rows or mechanism.spec(config) is not None or not any(isinstance(state, Slot) for state in states)
 
 
 def own_module(computation: Computation) -> dict[str, Any]:
-    """The row of a part that the mechanism's own module computes."""
+    """The row for a part that the mechanism's own module computes."""
     cost = None if computation.asked is None else computation.below
     reasons = "asks no kernel" if computation.asked is None else "no kernel costs less"
     return row_of(computation, "its own module", "runs", cost=cost, reasons=reasons)
 
 
 def kernel_rows(computation: Computation, problem: Problem) -> list[dict[str, Any]]:
-    """A row for the verdict of every kernel on one part of a layer; kernels of other operations share one row."""
+    """One row per kernel with its verdict on one part of a layer; kernels of other operations share one row."""
     kernels = list(installed().kernels)
     verdicts = explain([kernel for kernel in kernels if kernel.operation == problem.operation], problem)
     cheap = [verdict for verdict in verdicts if verdict.cost is not None and verdict.cost < computation.below]
@@ -211,21 +211,21 @@ def kernel_rows(computation: Computation, problem: Problem) -> list[dict[str, An
 def row_of(
     computation: Computation, name: str, verdict: str, *, cost: float | None = None, reasons: str = ""
 ) -> dict[str, Any]:
-    """One row of the table; the cost is a share of the plain computation's time, None where it is not known."""
+    """One row of the table; the cost is a fraction of the plain computation's time, None if it is not known."""
     return {"part": computation.part, "name": name, "verdict": verdict, "cost": cost, "reasons": reasons}
 
 
 def weights_statement(mechanism: Mechanism) -> str:
-    """Whether attention weights can be asked for, in a sentence."""
+    """A sentence that states whether the mechanism can return attention weights."""
     if mechanism.can(Capability.WEIGHTS):
         return "on request, [batch, heads, query, key]"
     return "none: its output is not computed from a weight per pair of a query and a key"
 
 
 def rowwise_verdicts(operation: str, width: int, *, form: str | None, **known: Any) -> list[dict[str, Any]]:
-    """A row per kernel for rows of so many elements, in the first form if none is given, and one for torch.
+    """One row per kernel of an operation on rows of `width` elements, and one for torch.
 
-    Where all kernels refuse, or are not here, torch computes.
+    `form` is by default the operation's first form. If all kernels refuse, or none is installed, torch computes.
     """
     problem = row_problem(operation, width, form=form or ROW_FORMS[operation][0], **known)
     part = Computation(part=operation)

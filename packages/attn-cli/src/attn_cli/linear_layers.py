@@ -1,4 +1,4 @@
-"""Which kernel multiplies a linear layer whose weights are kept in a format, and why each of the others does not."""
+"""Shows which kernel computes a linear layer with weights of a given format, and why each of the others refuses."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from attn_core.kernels.linear import FP8_FORMATS, MOST_BITS, STORED_FORMATS, WEI
 from attn_cli.facts import row_of
 
 LINEAR = "linear"
-"""What `attn explain` calls a linear layer."""
+"""The name of a linear layer in `attn explain`."""
 FORMS = (*WEIGHT_FORMATS, *STORED_FORMATS)
 
 
 def linear_verdicts(
     form: str | None, inputs: int, outputs: int | None, *, dtype: str, device: str
 ) -> list[dict[str, Any]]:
-    """A row per kernel of a format, for each `--quantization` with which a model meets it, of a layer of so many inputs
-    and outputs (by default as many) in a model that computes in `dtype`; and one for what happens where all refuse.
+    """One row per kernel of the format `form`, for each `--quantization` with which a model has weights of the format.
 
-    Raises `InvalidValue` for a format that does not exist.
+    The layer has `inputs` inputs and `outputs` outputs (by default `inputs`), in a model that computes in `dtype`. If
+    all kernels refuse, one more row shows what happens instead. Raises `InvalidValue` for an unknown format.
     """
     form = form or (dtype if dtype in WEIGHT_FORMATS else WEIGHT_FORMATS[0])
     if form not in FORMS:
@@ -48,7 +48,7 @@ def linear_verdicts(
 
 
 def _met_with(form: str, device: str) -> tuple[str, ...]:
-    """The values of `--quantization` with which a model on a device has weights in a format."""
+    """The values of `--quantization` with which a model on a device has weights of a format."""
     if form not in STORED_FORMATS:
         return (form,) if form in MOST_BITS else ("auto", form)
     here = {kernel.weights for kernel in installed().linears if device in kernel.devices}
@@ -56,15 +56,15 @@ def _met_with(form: str, device: str) -> tuple[str, ...]:
 
 
 def _packs(form: str, dtype: str, device: str) -> bool:
-    """Whether `auto` asks kernels for weights in a format: in float32 on a CPU, where those in FP8 are widened as they
-    are read, and on CUDA devices for blocks."""
+    """Whether `auto` uses kernels for weights of a format: on a CPU in float32, except for FP8 weights, which are
+    widened as they are read; on CUDA devices for the formats in `STORED_FORMATS`."""
     if device == "cpu":
         return dtype == "float32" and form not in FP8_FORMATS
     return device == "cuda" and form in STORED_FORMATS
 
 
 def _instead(part: Computation, form: str, quantization: str, dtype: str) -> dict[str, Any]:
-    """The row for what becomes of weights where no kernel takes them."""
+    """The row for what happens to the weights if no kernel accepts them."""
     if quantization == "auto":
         return row_of(
             part, "torch", "runs", reasons=f"weights are widened to {dtype} as they are loaded, which is said"

@@ -29,15 +29,15 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "attn-train": ("compare-training", "data", "evaluate", "sweep"),
     "attn-variants": ("tune",),
 }
-"""The subcommands by the package that one installs to have them; a test compares it with what the packages offer."""
+"""The subcommands by the package that provides them; a test compares this with the packages."""
 
 
 class CommandElsewhere(UnknownName):
-    """A subcommand of a package that is not installed."""
+    """The subcommand belongs to a package that is not installed."""
 
     @classmethod
     def for_command(cls, command: str) -> CommandElsewhere | None:
-        """The error for `command`; None if no package of ours has such a command."""
+        """The error for `command`; None if no package of attn has such a command."""
         for package, commands in ELSEWHERE.items():
             if command in commands:
                 message = f"the command {command!r} is in the package {package}, which is not installed here"
@@ -46,18 +46,18 @@ class CommandElsewhere(UnknownName):
 
 
 class FlagCommand(TyperCommand):
-    """A command of flags only."""
+    """A command whose options are all flags; the default of `--help` is False."""
 
     def get_help_option(self, ctx: Any) -> Any:
-        """The option `--help`, off unless it is given."""
+        """The option `--help`, with the default False."""
         return _off(super().get_help_option(ctx))
 
 
 class FlagGroup(TyperGroup):
-    """A group of flags only."""
+    """A group whose options are all flags; the default of `--help` is False."""
 
     def get_help_option(self, ctx: Any) -> Any:
-        """The option `--help`, off unless it is given."""
+        """The option `--help`, with the default False."""
         return _off(super().get_help_option(ctx))
 
 
@@ -68,14 +68,14 @@ def _off(option: Any) -> Any:
 
 
 class PluginGroup(FlagGroup):
-    """Lists what plugins offer from their summaries alone, and imports the one that is called or completed."""
+    """The group of all plugins' subcommands: lists them by their summaries, and imports only the one that is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 -- typer passes it
         """The names of all subcommands, sorted."""
         return installed().commands.names()
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 -- typer passes it
-        """A placeholder with the summary of a subcommand, for help; None for a name that no plugin offers."""
+        """A placeholder with the summary of a subcommand, for help; None for an unknown name."""
         try:
             command = installed().commands.get(cmd_name)
         except UnknownName:
@@ -123,7 +123,7 @@ def _print_version(wanted: bool) -> None:
 
 
 def _says(wanted: Verbosity) -> Callable[[bool], None]:
-    """What a flag does that asks for this verbosity; both flags in one call raise `InvalidValue`."""
+    """The callback of a flag that sets this verbosity; it raises `InvalidValue` if both flags are given."""
 
     def say(given: bool) -> None:
         if given and verbosity() not in (Verbosity.NORMAL, wanted):
@@ -166,13 +166,13 @@ def root(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Give the group its options."""
+    """Define the options of `attn` itself."""
 
 
 def application() -> typer.Typer:
-    """The command line for the words in `sys.argv`.
+    """Create the command line for the arguments in `sys.argv`.
 
-    Options that install completion are left out where a subcommand is called: Typer starts more slowly with them.
+    The options that install shell completion are left out if a subcommand is called: Typer starts slower with them.
     """
     completes = "_ATTN_COMPLETE" in os.environ or not sys.argv[1:] or sys.argv[1].startswith("-")
     app = typer.Typer(
@@ -187,7 +187,10 @@ def application() -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command line; users' errors are one line on stderr and exit code 2, others 1, Ctrl-C 130."""
+    """Run the command line. An `AttnError` prints one line on stderr.
+
+    The exit code is 2 for a `UserError`, 1 for any other `AttnError`, and 130 for Ctrl-C.
+    """
     began = time.perf_counter()
     set_verbosity(Verbosity.NORMAL)
     try:
@@ -200,7 +203,7 @@ def main() -> None:
         print(f"attn: {error.message}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UserError) else 1)
     except BrokenPipeError:
-        # The reader of our output has gone, as with `attn list mechanisms | head -1`.
+        # The reader of the output has closed it, as in `attn list mechanisms | head -1`.
         sys.stderr.close()
         sys.exit(141)
     finally:

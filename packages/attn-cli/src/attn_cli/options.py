@@ -1,4 +1,4 @@
-"""Options that several subcommands share: the config of a mechanism, from the command line."""
+"""Options that several subcommands share: the config of a mechanism on the command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attn_core.errors import InvalidValue
 
 
 def mechanisms_starting(incomplete: str) -> list[str]:
-    """Mechanisms whose name begins as what was typed so far, for completion in a shell."""
+    """The mechanisms whose names start with the incomplete word, for shell completion."""
     return [name for name in installed().mechanisms.names() if name.startswith(incomplete)]
 
 
@@ -47,13 +47,13 @@ class Sizes:
     shares_kv: bool = False
 
     def config(self, mechanism: Mechanism, options: dict[str, Any]) -> MechanismConfig:
-        """The config of `mechanism` at these sizes; an option `cross` says that it attends to a source."""
+        """The config of `mechanism` with these sizes; with the option `cross` it attends to a source, not causally."""
         cross = options.get("cross", mechanism.only_cross)
         return configure(mechanism, options, **dataclasses.asdict(self) | ({"causal": False} if cross is True else {}))
 
 
 def own_groups(sizes: Sizes, mechanism: Mechanism, options: dict[str, Any]) -> Sizes:
-    """The sizes without their key/value heads where the mechanism takes another number of its own, as mqa takes one."""
+    """The sizes without `num_kv_heads` if the mechanism requires a number of its own, as mqa requires one."""
     try:
         mechanism.state(sizes.config(mechanism, options))
     except InvalidValue as error:
@@ -64,7 +64,7 @@ def own_groups(sizes: Sizes, mechanism: Mechanism, options: dict[str, Any]) -> S
 
 
 def fitting(sizes: Sizes, mechanism: Mechanism) -> Sizes:
-    """The sizes with what the mechanism cannot have left out: a causal form, or fewer key/value heads."""
+    """The sizes without what the mechanism does not support: a causal form, or fewer key/value heads."""
     shared = sizes.num_kv_heads if mechanism.can(Capability.GROUPED) else None
     causal = sizes.causal and mechanism.can(Capability.CAUSAL)
     return dataclasses.replace(sizes, causal=causal, num_kv_heads=shared)

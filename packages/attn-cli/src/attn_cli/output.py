@@ -1,4 +1,4 @@
-"""Facts and numbers as people read them."""
+"""Human-readable output of facts and numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
-    """Print names, their underscores as blanks, and values in two columns; further lines of a value are indented."""
+    """Print names, with spaces for underscores, and values in two columns; further lines of a value are indented."""
     facts = {name.replace("_", " "): value for name, value in facts.items()}
     width = max(map(len, facts), default=0)
     for name, value in facts.items():

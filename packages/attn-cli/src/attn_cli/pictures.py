@@ -13,26 +13,26 @@ from attn_core.errors import Incompatible, InvalidValue, MissingPackage
 from attn_schema.device import AUTO, require_device
 
 TITLE_WIDTH = 72
-"""Characters in a line of a picture's title."""
+"""Most characters in a line of a picture's title."""
 
 Grid = list[list[float]]
-"""A row per query, a column per key, each from 0."""
+"""One row per query and one column per key, both from position 0."""
 
 
 def sample_grid(mechanism: Mechanism, config: MechanismConfig, positions: int) -> Grid:
-    """The sizes of the weights, averaged over heads; raises as `weights_of`."""
+    """The absolute attention weights, averaged over heads; raises as `weights_of`."""
     grid: Grid = weights_of(mechanism, config, positions).abs().mean(0).tolist()
     return grid
 
 
 def seen_grid(mechanism: Mechanism, config: MechanismConfig, positions: int) -> Grid:
-    """1 where the first head gives a key any weight; raises as `weights_of`."""
+    """1 where the first head gives a key a weight above 0, else 0; raises as `weights_of`."""
     grid: Grid = (weights_of(mechanism, config, positions)[0] > 0).double().tolist()
     return grid
 
 
 def weights_of(mechanism: Mechanism, config: MechanismConfig, positions: int) -> Any:
-    """The weights [heads, query, key].
+    """The attention weights [heads, query, key] of a layer with random weights for a random input.
 
     Raises `Incompatible` for a mechanism that has no attention weights, `MissingPackage` without torch.
     """
@@ -48,7 +48,8 @@ def weights_of(mechanism: Mechanism, config: MechanismConfig, positions: int) ->
 def influence_grid(mechanism: Mechanism, config: MechanismConfig, positions: int) -> Grid:
     """How much each output of a layer with one head depends on each input, relative to the largest in its row.
 
-    That is the norm of the gradient of a random projection of the output. Raises `MissingPackage` without torch.
+    This is measured by the norm of the gradient of a random projection of the output with respect to the input. Raises
+    `MissingPackage` without torch.
     """
     torch = tensors()
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
@@ -64,7 +65,7 @@ def influence_grid(mechanism: Mechanism, config: MechanismConfig, positions: int
 def drawn(
     torch: Any, mechanism: Mechanism, config: MechanismConfig, positions: int
 ) -> tuple[Any, Any, tuple[Any, ...]]:
-    """A layer, rows for it, and its source, if it attends to one, in a tuple."""
+    """A layer, its input [1, positions, hidden_size], and its source in a tuple, empty if it attends to none."""
     torch.manual_seed(0)
     sized = config if config.max_seq_len else dataclasses.replace(config, max_seq_len=positions)
     layer = mechanism.build(sized).eval().double()
@@ -73,9 +74,9 @@ def drawn(
 
 
 def device_type(device: str) -> str:
-    """The type of the device called so, such as "cuda": what a kernel looks at. `auto` is a GPU if there is one.
+    """The type of a device by its name, such as "cuda", on which kernels decide. `auto` is a GPU if there is one.
 
-    Raises `InvalidValue` for a name that no device has, `MissingPackage` for `auto` without torch.
+    Raises `InvalidValue` for an invalid name, `MissingPackage` for `auto` without torch.
     """
     require_device("device", device)
     if device != AUTO:
@@ -87,7 +88,7 @@ def device_type(device: str) -> str:
 
 
 def tensors() -> Any:
-    """Torch; raises `MissingPackage`."""
+    """Import and return torch; raises `MissingPackage`."""
     try:
         import torch
     except ImportError as error:
@@ -96,7 +97,7 @@ def tensors() -> Any:
 
 
 class View(NamedTuple):
-    """A grid, and what it says in words: as a sentence, of each number, of a row and of a column."""
+    """A grid with its caption, the meaning of its values (`measure`), and the names of its rows and columns."""
 
     caption: str
     grid: Grid
@@ -108,7 +109,7 @@ class View(NamedTuple):
 def view_of(
     mechanism: Mechanism, config: MechanismConfig, positions: int, options: Mapping[str, Any] | None = None
 ) -> View:
-    """The mask where it alone says what is seen, else a sample; `options` are told in the caption."""
+    """The mask, if it alone determines what is seen, else an example; `options` are listed in the caption."""
     told = ", ".join(f"{name}={value}" for name, value in (options or {}).items())
     view = seen(mechanism, config, positions)
     return view._replace(caption=f"{view.caption} ({told})") if told else view
@@ -131,7 +132,7 @@ def seen(mechanism: Mechanism, config: MechanismConfig, positions: int) -> View:
 
 
 def mask_grid(mask: Mask, positions: int) -> Grid:
-    """The mask over as many positions, 1 where a key is seen; of a mask that differs by head the mean of its heads."""
+    """The mask over `positions` positions, 1 where a key is seen; if it differs by head, the mean over the heads."""
     bound, heads = mask.over(positions), mask.heads or 1
     masks = [bound.of_head(head) for head in range(heads)]
     places = range(positions)
@@ -140,11 +141,11 @@ def mask_grid(mask: Mask, positions: int) -> Grid:
 
 SHADES = " ░▒▓█"
 LEAST = 1e-12
-"""What is less is rounding, and nothing."""
+"""Values below this are rounding errors, and drawn as 0."""
 
 
 def as_text(grid: Grid) -> str:
-    """The grid in characters, a line per query; darker is more, and only what is nothing stays blank."""
+    """The grid as text, one line per query; darker characters are larger values, and only zeros stay blank."""
     values = [value for row in grid for value in row]
     if set(values) <= {0.0, 1.0}:
         return "\n".join(" ".join("■" if value else "·" for value in row) for row in grid)
@@ -153,18 +154,18 @@ def as_text(grid: Grid) -> str:
 
 
 def shade(share: float) -> str:
-    """The character for a share from 0 to 1."""
+    """The character for a value from 0 to 1."""
     steps = len(SHADES) - 1
     return SHADES[max(round(share * steps), share > LEAST)]
 
 
 def draw_grid(drawn: View, name: str, path: Path) -> None:
-    """Write the grid as a picture; raises as `save` does."""
+    """Write the grid as an image file; raises as `save` does."""
     save(grid_figure(drawn, name), path)
 
 
 def grid_figure(drawn: View, name: str) -> Any:
-    """The grid with its caption, axes from position 0 and a colour bar from 0; raises `MissingPackage`."""
+    """The figure of a grid with its caption, axes from position 0 and a colour bar from 0; raises `MissingPackage`."""
     figure = new_figure((5.5, 5.2))
     axes = figure.add_subplot()
     most = max(max(row) for row in drawn.grid) or 1.0
@@ -180,7 +181,7 @@ def grid_figure(drawn: View, name: str) -> Any:
 
 
 def draw_curves(curves: Mapping[str, Mapping[str, Sequence[float]]], lengths: Sequence[int], path: Path) -> None:
-    """Write one panel a quantity, one line a mechanism, over sequence lengths, both axes logarithmic."""
+    """Write a figure with one panel per quantity and one line per mechanism over sequence lengths, in log-log axes."""
     figure = new_figure((5.0 * len(curves), 4.2))
     for place, (quantity, lines) in enumerate(curves.items(), start=1):
         axes = figure.add_subplot(1, len(curves), place)

@@ -1,4 +1,4 @@
-"""The subcommands of attn-cli itself, registered as any plugin's are."""
+"""The subcommands of attn-cli itself, registered like those of any plugin."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ COMMANDS = {
         "cost": "Compute and memory of attention at the size of a known model.",
     },
 }
-"""Name and summary of each subcommand, by the module of `attn_cli.commands` that has its function."""
+"""The name and summary of each subcommand, by the module of `attn_cli.commands` with its function."""
 TARGETS = {"compare": "compare_app"}
-"""Subcommands that are no plain function."""
+"""The targets of subcommands that are not plain functions."""
 
 
 @hookimpl
 def attn_commands() -> list[Command]:
-    """The commands that need only the contract."""
+    """The commands that need only the contract, attn-core."""
     return [
         Command(name=name, summary=summary, target=f"attn_cli.commands.{module}:{TARGETS.get(name, f'{name}_command')}")
         for module, commands in COMMANDS.items()

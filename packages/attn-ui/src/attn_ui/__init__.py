@@ -1,4 +1,4 @@
-"""The pages of attn in a browser: files that a server hands out, and the attention explorer as one page of its own."""
+"""The web pages of attn: the files that a server delivers, and the attention explorer as a standalone page."""
 
 from attn_ui.assets import Asset, assets
 from attn_ui.explorer import AttentionPage, explore

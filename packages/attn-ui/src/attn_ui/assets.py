@@ -1,4 +1,4 @@
-"""The files of the web application as they lie in this package: no build step, nothing from other hosts."""
+"""The files of the web application, as stored in this package: no build step, nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MEDIA_TYPES = {
     ".txt": "text/plain; charset=utf-8",
 }
 INDEX = "index.html"
-"""The page that all others are parts of."""
+"""The main page, which contains all others."""
 
 CONTENT_SECURITY_POLICY = "; ".join(
     [
@@ -31,7 +31,7 @@ CONTENT_SECURITY_POLICY = "; ".join(
         "frame-ancestors 'none'",
     ]
 )
-"""What the served pages may load and call: this origin alone, and no script or style within a page."""
+"""The content security policy of the served pages: they may use this origin alone, and no inline script or style."""
 
 HEADERS = {
     "content-security-policy": CONTENT_SECURITY_POLICY,
@@ -40,12 +40,12 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-cache",
 }
-"""Headers of every file; with `no-cache` a browser asks by the entity tag whether its copy is still good."""
+"""The headers of every file; with `no-cache`, a browser revalidates its copy by the entity tag."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asset:
-    """One file: its path below the pages' root, its bytes, media type and entity tag."""
+    """One file: its path below the root of the pages, its bytes, media type and entity tag."""
 
     path: str
     content: bytes
@@ -60,7 +60,7 @@ class Asset:
 
 @cache
 def assets() -> dict[str, Asset]:
-    """Every file by its path, such as "app.js" or "vendor/uPlot.min.css"."""
+    """All files by their paths, such as "app.js" or "vendor/uPlot.min.css"."""
     return {asset.path: asset for asset in _found(resources.files("attn_ui") / "assets", "")}
 
 
@@ -81,5 +81,5 @@ def _found(folder: Traversable, before: str) -> list[Asset]:
 
 
 def hash_source(text: str) -> str:
-    """The source expression of a content security policy for a script or style that stands within a page."""
+    """The source expression of a content security policy for an inline script or style."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

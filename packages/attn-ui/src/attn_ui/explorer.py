@@ -1,4 +1,4 @@
-"""The attention explorer without a server: one HTML file, or a frame in a notebook, with the weights in it."""
+"""The attention explorer without a server: one HTML file, or a frame in a notebook, that contains the weights."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from attn_schema import AttentionMap
 from attn_ui.assets import assets, hash_source
 
 MODULES = ("dom.js", "maps.js", "matrix.js", "lines.js", "explorer.js", "standalone.js")
-"""What the page consists of, each after those that it imports."""
+"""The modules of the page, each after those that it imports."""
 MAX_BYTES = 64 * 2**20
-"""Weights that one page holds, in bytes; a browser becomes slow with more."""
+"""Most bytes of weights in one page; a browser becomes slow with more."""
 FRAME_HEIGHT = 900
-"""Pixels of the frame in a notebook."""
+"""The height of the frame in a notebook, in pixels."""
 
 IMPORT = re.compile(r'^import .* from "\./([\w.-]+)";\n', re.MULTILINE)
 EXPORT = re.compile(r"^export ", re.MULTILINE)
 
 
 class AttentionPage:
-    """The attention maps of one model, or of two to compare, as a page.
+    """The attention maps of one model, or of two models to compare, as a web page.
 
-    A notebook shows it as it is; `save` writes it as one file that needs no network and no server.
+    A notebook displays it directly; `save` writes it as one file that needs no network and no server.
     """
 
     def __init__(self, views: Sequence[tuple[str, Sequence[AttentionMap]]]) -> None:
-        """`views`: a label, such as the model's name, with its maps. Raises `InvalidValue` for none or too many."""
+        """`views`: a label, such as a model's name, and its maps. Raises `InvalidValue` for none or too many."""
         if not 1 <= len(views) <= 2:
             raise InvalidValue.of("views", len(views), "one model, or two to compare")
         for label, maps in views:
@@ -47,17 +47,17 @@ class AttentionPage:
 
     @property
     def title(self) -> str:
-        """What the page is about."""
+        """The title of the page."""
         return f"Attention: {' and '.join(label for label, _ in self._views)}"
 
     def html(self) -> str:
-        """The page: script, style and weights within it, and a policy that lets it load nothing else."""
+        """The page as HTML: with inline script, style and weights, and a policy that lets it load nothing else."""
         script, style = bundle(), assets()["style.css"].text.strip()
         policy = (
             f"default-src 'none'; script-src {hash_source(script)}; style-src {hash_source(style)}; base-uri 'none'"
         )
         values = {"views": [{"label": label, "layers": list(map(layer, maps))} for label, maps in self._views]}
-        # "<" cannot end the element that the data stands in.
+        # With "<" escaped, the data cannot end the element that contains it.
         data = msgspec.json.encode(values).decode().replace("<", "\\u003c")
         return (
             "<!doctype html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
@@ -94,9 +94,9 @@ def explore(
     label: str = "model",
     other_label: str = "other",
 ) -> AttentionPage:
-    """The attention explorer of `maps`, as `Client.attention_maps` returns them, beside `other` if there are any.
+    """The attention explorer of `maps`, as `Client.attention_maps` returns them, beside `other` if it is given.
 
-    The last expression of a cell in a notebook shows it. Raises `InvalidValue` for no maps, or too many.
+    As the last expression of a cell, a notebook displays it. Raises `InvalidValue` for no maps, or too many.
     """
     views = [(label, maps), *([(other_label, other)] if other else [])]
     return AttentionPage(views)
@@ -115,7 +115,7 @@ def bundle() -> str:
 
 
 def layer(one: AttentionMap) -> dict[str, Any]:
-    """A map as the message AttentionMapsResponse is in JSON, which the pages read."""
+    """A map in the JSON form of the message AttentionMapsResponse, which the pages read."""
     weights = one.attention_weights
     return {
         "layer": one.layer,

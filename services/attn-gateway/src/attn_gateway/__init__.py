@@ -1,4 +1,4 @@
-"""The gRPC server: health, reflection, rich errors, tokens, TLS; services are plugins."""
+"""The gRPC server: health, reflection, rich errors, tokens and TLS; its services are plugins."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from attn_gateway.tenants import Tenants as Tenants
     from attn_gateway.tenants import read_tenants as read_tenants
 
-# Ray forks processes beside a running gRPC server; gRPC says so in lines nobody asked for, and reads these once, when
-# it is first imported.
+# Ray forks processes beside a running gRPC server, and gRPC logs each fork. It reads these variables only once, when it
+# is first imported.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 

@@ -1,4 +1,4 @@
-"""What a handler may want to know about its call."""
+"""Information about a call for its handler: caller, tenant, request id and deadline."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ import grpc.aio
 from attn_core.errors import Incompatible, InternalError, PermissionDenied
 
 REQUEST_ID = "x-request-id"
-"""Metadata key: in the request as the client chose it, in the trailing metadata as it was used."""
+"""Metadata key of the request id: in the request the client's choice, in the trailing metadata the one used."""
 
 AUTHORIZATION = "authorization"
 """Metadata key of the bearer token."""
 
 LOCAL = "local"
-"""The peer of calls from this process."""
+"""The peer name of calls from this process."""
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-"""What gRPC tells a handler; generic only for type checkers."""
+"""The context that gRPC passes to a handler; generic only for type checkers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Caller:
-    """Who calls, as its token says. `owner` is the tenant that what it makes belongs to, empty for everybody's."""
+    """The caller, identified by its token. `owner` is the tenant that owns what it creates; empty means all tenants."""
 
     tenant: str
     owner: str
@@ -36,29 +36,29 @@ class Caller:
 
     @property
     def sees(self) -> str | None:
-        """The tenant whose things it sees, beside everybody's; None for an admin, who sees all."""
+        """The tenant whose objects it may see, besides those of all tenants; None for an admin, who sees all."""
         return None if self.is_admin else self.tenant
 
 
 CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
-"""Who makes the call of this task; None where no token is asked for, and everybody is an admin."""
+"""The caller of the current task; None if the server requires no token, and every caller is an admin."""
 
 
 def spend_nothing(tokens: int) -> None:
-    """Count tokens of a tenant without a limit."""
+    """Ignore the tokens of a tenant without a limit."""
     del tokens
 
 
 SPEND: ContextVar[Callable[[int], None]] = ContextVar("spend", default=spend_nothing)
-"""Counts tokens of the call of this task."""
+"""The function that counts the tokens of the current task's call."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
     """One call: its request id, and its deadline on the clock of `time.monotonic()` in seconds, or None.
 
-    `tenant` is the tenant of the bearer token that the caller gave; empty without one. Where the server asks for no
-    token it is what the caller says, and nothing belongs to anybody.
+    `tenant` is the tenant of the caller's bearer token; empty without one. If the server requires no token, it is
+    derived from whatever token the caller sends, and nothing has an owner.
     """
 
     request_id: str
@@ -66,21 +66,21 @@ class Call:
     tenant: str = ""
     caller: Caller = Caller(tenant="", owner="", is_admin=True)
     spend: Callable[[int], None] = spend_nothing
-    """Counts tokens of prompts and completions against the limit of the tenant."""
+    """Counts tokens of prompts and completions towards the limit of the tenant."""
 
     def require_admin(self, what: str) -> None:
-        """Raise `PermissionDenied` unless an admin calls."""
+        """Raise `PermissionDenied` unless the caller is an admin."""
         if not self.caller.is_admin:
             raise PermissionDenied(f"{what} is for admins; this token has the role user", role="user")
 
     def remaining(self) -> float | None:
-        """Seconds until the deadline, negative when it is over; None without one. Use it across processes."""
+        """Seconds until the deadline, negative after it; None without one. Send this, not `deadline`, to processes."""
         return None if self.deadline is None else self.deadline - time.monotonic()
 
 
 def call_of(context: Context) -> Call:
-    """The call that `context` belongs to."""
-    remaining: float | None = context.time_remaining()  # the stubs forget that there may be none
+    """The call to which a gRPC context belongs."""
+    remaining: float | None = context.time_remaining()  # None without a deadline; the type stubs omit it
     deadline = None if remaining is None else time.monotonic() + remaining
     caller = CALLER.get() or Caller(tenant=tenant_of(context), owner="", is_admin=True)
     return Call(
@@ -89,7 +89,7 @@ def call_of(context: Context) -> Call:
 
 
 def tenant_of(context: Context) -> str:
-    """The same word for every call with the same bearer token; empty without a token."""
+    """A name that is the same for all calls with the same bearer token; empty without a token."""
     given = authorization_in(context.invocation_metadata())
     return _name(given[0]) if given else ""
 
@@ -100,7 +100,7 @@ def authorization_in(metadata: Any) -> list[str]:
 
 
 def tenant_named(token: str) -> str:
-    """The tenant of those who give this bearer token, where the file of tokens gives it no other name."""
+    """The tenant name of a bearer token to which the token file gives no name."""
     return _name(f"Bearer {token}")
 
 
@@ -117,7 +117,7 @@ def request_id_of(context: Context) -> str:
 
 
 class LocalContext:
-    """What a handler is told of a call that did not come over gRPC: as much of its context as interceptors use.
+    """The context of a call from this process, not over gRPC: the part of the gRPC context that interceptors use.
 
     `deadline` is on the clock of `time.monotonic()`, in seconds.
     """
@@ -138,23 +138,23 @@ class LocalContext:
         return None if self._deadline is None else self._deadline - time.monotonic()
 
     def set_trailing_metadata(self, metadata: Sequence[tuple[str, str | bytes]]) -> None:
-        """Keep what comes with the end of the call."""
+        """Store the trailing metadata of the call."""
         self._trailing = tuple(metadata)
 
     def trailing_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        """What comes with the end of the call."""
+        """The trailing metadata of the call."""
         return self._trailing
 
     def set_code(self, code: Any) -> None:
-        """Note the status of the call."""
+        """Set the status code of the call."""
         self._code = code
 
     def code(self) -> Any:
-        """The status of the call; None if it was not set."""
+        """The status code of the call; None if it was not set."""
         return self._code
 
     def set_details(self, details: str) -> None:
-        """Note the message of the status."""
+        """Set the message of the status."""
         self._details = details
 
     def details(self) -> str:
@@ -162,17 +162,17 @@ class LocalContext:
         return self._details
 
     def peer(self) -> str:
-        """Where the call comes from."""
+        """The origin of the call: this process."""
         return LOCAL
 
     def auth_context(self) -> dict[str, Any]:
-        """What TLS says of the caller: nothing, as there is none in between."""
+        """The TLS properties of the caller: empty, as the call uses no connection."""
         return {}
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
-        """End the call, for a handler that did not raise an error of ours.
+        """End the call, for a handler that did not raise an `AttnError`.
 
-        Raises `Incompatible` with the details for what the server does not have, else `InternalError`.
+        Raises `Incompatible` with the details for UNIMPLEMENTED, else `InternalError`.
         """
         del trailing_metadata
         if code is grpc.StatusCode.UNIMPLEMENTED:

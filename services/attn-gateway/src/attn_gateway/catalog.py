@@ -1,5 +1,5 @@
 # ruff: noqa: ARG002, N802 - names and arguments of calls are the interface's
-"""CatalogService: the mechanisms installed on the server. It needs nothing but the contract."""
+"""CatalogService: the mechanisms installed on the server. It needs no package but the contract, attn-core."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ STATE_KINDS: dict[type[attn_core.StateSpec], StateKind] = {
     attn_core.Source: StateKind.SOURCE,
 }
 SAMPLE_WIDTH = 64
-"""The hidden size at which a mechanism is asked for its state; the kinds do not depend on it."""
+"""The hidden size for which a mechanism's states are computed; their kinds do not depend on it."""
 
 
 class CatalogGrpc:
-    """The service as the gateway wants it."""
+    """The catalogue service, as an `attn_gateway.service.GrpcService`."""
 
     names = ("attn.v1.CatalogService",)
 
@@ -48,11 +48,11 @@ class CatalogGrpc:
         await self._servicer.load()
 
     async def stop(self, shutdown_timeout: float) -> None:
-        """Nothing is held."""
+        """Do nothing: the service holds no resources."""
 
 
 class CatalogServicer(CatalogServiceServicer):
-    """The calls."""
+    """The handlers of the catalogue service's calls."""
 
     def __init__(self, catalog: Catalog | None = None) -> None:
         self._given = catalog
@@ -63,11 +63,11 @@ class CatalogServicer(CatalogServiceServicer):
         return self._given or attn_core.installed()
 
     async def load(self) -> None:
-        """Read the catalogue in a thread, as plugins are imported."""
+        """Read the catalogue in a thread, as this imports plugins."""
         self._mechanisms = await asyncio.to_thread(mechanisms_of, self._catalog)
 
     async def ListMechanisms(self, request: pb.ListMechanismsRequest, context: Context) -> pb.ListMechanismsResponse:
-        """A page of mechanisms; the first tells of broken plugins, too."""
+        """Return a page of mechanisms; the first page also lists broken plugins."""
         page, following = page_of(self._mechanisms, request)
         broken = [] if request.page_token else broken_plugins(self._catalog)
         return pb.ListMechanismsResponse(
@@ -75,7 +75,7 @@ class CatalogServicer(CatalogServiceServicer):
         )
 
     async def GetMechanism(self, request: pb.GetMechanismRequest, context: Context) -> pb.GetMechanismResponse:
-        """One mechanism, by short or full name."""
+        """Return one mechanism, by short or full name."""
         full = self._catalog.mechanisms.full_name(request.name)
         found = next(m for m in self._mechanisms if f"{m.distribution}/{m.name}" == full)
         return pb.GetMechanismResponse(mechanism=to_message(found))
@@ -92,7 +92,7 @@ def mechanisms_of(catalog: Catalog) -> list[Mechanism]:
 
 
 def described(mechanism: attn_core.Mechanism, distribution: str, version: str, *, ambiguous: bool) -> Mechanism:
-    """What the mechanism says of itself."""
+    """The catalogue entry of a mechanism."""
     paper = mechanism.paper
     return Mechanism(
         name=mechanism.name,
@@ -109,7 +109,7 @@ def described(mechanism: attn_core.Mechanism, distribution: str, version: str, *
 
 
 def option(mechanism: attn_core.Mechanism, name: str, default: Any) -> MechanismOption:
-    """An option with its type and default."""
+    """An option of a mechanism, with its type and default."""
     field = next(field for field in dataclasses.fields(mechanism.Config) if field.name == name)
     kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
     given = UNSET if default is dataclasses.MISSING else default
@@ -117,7 +117,7 @@ def option(mechanism: attn_core.Mechanism, name: str, default: Any) -> Mechanism
 
 
 def state_kinds(mechanism: attn_core.Mechanism) -> tuple[StateKind, ...]:
-    """What it keeps between decoding steps with default options; nothing if that depends on required options."""
+    """The kinds of state kept between decoding steps with default options; empty if that needs required options."""
     try:
         specs = mechanism.state(attn_core.configure(mechanism, hidden_size=SAMPLE_WIDTH))
     except AttnError:
@@ -127,7 +127,7 @@ def state_kinds(mechanism: attn_core.Mechanism) -> tuple[StateKind, ...]:
 
 
 def broken_plugins(catalog: Catalog) -> list[BrokenPlugin]:
-    """The plugins that could not be used, with the reason."""
+    """The plugins that could not be used, with their reasons."""
     well = (PluginStatus.OK, PluginStatus.NOT_SELECTED)
     return [
         BrokenPlugin(distribution=plugin.distribution, version=plugin.version, reason=plugin.reason)

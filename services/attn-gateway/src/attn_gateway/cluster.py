@@ -19,9 +19,10 @@ from attn_gateway.settings import ReplicaTls
 
 @dataclass(frozen=True, kw_only=True)
 class ModelToLoad:
-    """A model to serve: the name requests use, a folder or registered name, and how, where it is not as others are.
+    """A model to serve: its name in requests, its source (a folder or registered name), and its own configs.
 
-    A version NAME@VERSION gets the share `traffic` of the requests for NAME; versions without one share the rest.
+    `engine` and `deployment` replace the server's configs. A version NAME@VERSION gets the share `traffic` of the
+    requests for NAME; versions without one divide the rest.
     """
 
     name: str
@@ -46,7 +47,7 @@ class ModelToLoad:
 
     @classmethod
     def parse(cls, text: str) -> ModelToLoad:
-        """From `NAME`, `NAME=PATH` or a path with a `/`, whose last part is the name; raises `InvalidValue`."""
+        """Parse `NAME`, `NAME=PATH` or a path with a `/`, whose last part is the name; raises `InvalidValue`."""
         name, equals, source = text.partition("=")
         if not name or (equals and not source):
             raise InvalidValue.of("model", text, "NAME, NAME=PATH or a PATH with a /")
@@ -58,11 +59,11 @@ class ModelToLoad:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSettings:
-    """How to reach or make the cluster, and what services need to know of this installation.
+    """How to reach or start the Ray cluster, and the settings of this installation that services need.
 
     Without `address` a private cluster is started on this machine, with `cpus` logical CPUs (None: all) and an object
-    store of `object_store_bytes`. `models` are loaded at the start, with the config `engine`, each served by as many
-    engines as `deployment` says, then the LoRA `adapters` on them. With `replica_tls` gateways and replicas speak TLS.
+    store of `object_store_bytes`. `models` are loaded at the start, with the configs `engine` and `deployment`, then
+    the LoRA `adapters` on them. With `replica_tls`, gateways and replicas communicate over TLS.
     """
 
     address: str | None = None
@@ -77,11 +78,11 @@ class ClusterSettings:
 
 
 class Cluster:
-    """Ray, started by the first service that needs it and shut down with everything that was started."""
+    """The Ray cluster, started by the first service that needs it and shut down with all processes that it started."""
 
     def __init__(self, settings: ClusterSettings) -> None:
         self.settings = settings
-        # Ray ties its processes to the life of the thread that starts them, so this thread lives as long as they do.
+        # Ray ends its processes with the thread that started them, so this thread lives as long as they do.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ray")
         self._ray = RayProcess(settings.address, settings.cpus, settings.object_store_bytes)
         self._lock = asyncio.Lock()
@@ -89,7 +90,7 @@ class Cluster:
 
     @property
     def home(self) -> Path:
-        """The folder for models, jobs and their records; it may not exist yet."""
+        """The folder of models, jobs and their records, which may not exist yet."""
         return self.settings.home
 
     @property
@@ -98,7 +99,7 @@ class Cluster:
         return self.settings.models
 
     async def start(self) -> None:
-        """Start or join Ray unless that is done; afterwards `import ray` and its calls work in this process.
+        """Start or join Ray, unless that is done already; afterwards Ray can be used in this process.
 
         Takes 2 to 10 seconds. Raises `Unavailable` if Ray cannot be started or reached.
         """
@@ -109,7 +110,7 @@ class Cluster:
                 await _finish(asyncio.wrap_future(self._thread.submit(self._ray.start)))
                 self._started = True
             except Exception as error:
-                # Ray has no class of its own for not starting.
+                # Ray has no exception class of its own for a failed start.
                 where = self.settings.address or "on this machine"
                 raise Unavailable(f"Ray cannot be reached or started {where}: {error}") from error
             finally:
@@ -123,19 +124,19 @@ class Cluster:
             self._thread.shutdown()
 
     def abandon(self) -> None:
-        """Leave nothing of a private cluster, without waiting; only before this process ends."""
+        """Kill a private cluster and remove its files, without waiting; only for a process that is about to exit."""
         self._ray.abandon()
 
 
 def _take_signals_back() -> None:
-    """Put Python's handlers in force again: Ray's native code takes SIGTERM, and aborts the process at it."""
+    """Restore Python's signal handlers: Ray's native code replaces that of SIGTERM by one that aborts the process."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.getsignal(number))
 
 
 async def _finish(future: asyncio.Future[None]) -> None:
-    """Wait for work in a thread to its end, also when cancelled meanwhile: half a cluster could not be shut down."""
+    """Wait until work in a thread ends, even when cancelled: a half-started cluster could not be shut down."""
     task = asyncio.ensure_future(future)
     try:
         await asyncio.shield(task)

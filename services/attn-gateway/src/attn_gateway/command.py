@@ -1,4 +1,4 @@
-"""`attn serve`."""
+"""The command `attn serve`."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def serve_command(
 ) -> None:
     """Serve mechanisms, models and training jobs over gRPC.
 
-    Starts a private Ray on this machine when a service needs it, or joins the cluster at `RAY_ADDRESS`.
-    Ctrl-C drains: running calls may finish, new ones are refused; a second Ctrl-C does not wait. The options of engines
-    are those of the models given here; `attn models load` has its own.
-    The models of `--config FILE` are changed to what the file says then when the process gets SIGHUP.
+    Starts a private Ray cluster on this machine when a service needs one, or joins the cluster at `RAY_ADDRESS`.
+    Ctrl-C drains: running calls may finish, new ones are refused; a second Ctrl-C stops at once. The engine options
+    apply to the models given here; `attn models load` has its own.
+    On SIGHUP, the server reads `--config FILE` again and changes its models accordingly.
 
     Example: `attn serve --model smollm2-135m-instruct --model mine=./runs/shakespeare --model ./SmolLM2-Q4_K_M.gguf`
     """
@@ -88,7 +88,7 @@ def serve_command(
         shutdown_timeout=server.shutdown_timeout,
         models_again=lambda: (*given, *models_of(path)),
     )
-    # gRPC would report each process that Ray starts below it.
+    # Otherwise gRPC would log each child process that Ray starts.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     configure_logs(server.log_level)
     received = asyncio.run(serve(settings, announce))
@@ -97,10 +97,10 @@ def serve_command(
 
 
 def replica_tls_of(server: ServerConfig) -> ReplicaTls | None:
-    """The files of TLS between gateways and replicas, which can be read; None without. Raises `InvalidValue`."""
+    """The TLS files for connections to replicas; None if not configured. Raises `InvalidValue` for unreadable files."""
     if server.replica_tls_cert is None or server.replica_tls_key is None or server.replica_tls_ca is None:
         return None
-    # Replicas run in other folders.
+    # Replicas run in other working directories.
     files = ReplicaTls(
         certificate=server.replica_tls_cert.absolute(),
         key=server.replica_tls_key.absolute(),
@@ -111,7 +111,7 @@ def replica_tls_of(server: ServerConfig) -> ReplicaTls | None:
 
 
 def models_of(path: Path | None) -> tuple[ModelToLoad, ...]:
-    """The models that a config file asks for now; none without a file. Raises as reading it at the start does."""
+    """The models in a config file as it is now; empty without a file. Raises for an invalid file, as at the start."""
     if path is None:
         return ()
     tables: dict[str, type[Schema]] = {"server": ServerConfig, "engine": EngineConfig, "deployment": DeploymentConfig}
@@ -122,8 +122,8 @@ def models_of(path: Path | None) -> tuple[ModelToLoad, ...]:
 
 
 def at_its_path(model: ModelToLoad) -> ModelToLoad:
-    """A model whose source is a path, with that path as an absolute one; a file that no name was given for is called as
-    it is without its ending."""
+    """The model with its source, if it is a path, made absolute; a file without a given name is named after itself,
+    without its suffix."""
     path = Path(model.source).expanduser()
     if not path.exists() or ("/" not in model.source and not path.is_file()):
         return model
@@ -132,12 +132,12 @@ def at_its_path(model: ModelToLoad) -> ModelToLoad:
 
 
 def _absolute(model: str | None) -> str | None:
-    """A folder or file as an absolute path, as the service does not know this shell's folder; a name as it is."""
+    """An existing folder or file as an absolute path, as engines run in other working directories; else the name."""
     return str(Path(model).resolve()) if model and Path(model).exists() else model
 
 
 def announce(gateway: Gateway) -> None:
-    """Tell the person at the terminal where the server listens."""
+    """Print the address at which the server listens to the terminal."""
     secure = "with TLS" if gateway.settings.tls else "without TLS"
     http = "" if gateway.http is None else f", HTTP on {gateway.http.address}"
     note(f"attn: serving on {gateway.address}{http} ({secure}); Ctrl-C stops")

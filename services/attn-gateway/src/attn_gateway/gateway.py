@@ -36,13 +36,13 @@ from attn_gateway.traces import Traces
 log = structlog.get_logger()
 
 TOKEN_FILE_SECONDS = 1.0
-"""How soon a change of the file of tokens is noticed."""
+"""Interval at which the token file is checked for changes."""
 MOST_STREAMS = 2**16
-"""Streams of a connection that gRPC itself lets in."""
+"""Most concurrent streams of a connection that gRPC itself accepts; `interceptors.limits` has the real limit."""
 
 
 class Gateway:
-    """One server, from `start` to `stop`."""
+    """A gRPC server, with an optional HTTP server in front of the same services; runs from `start` to `stop`."""
 
     def __init__(
         self, settings: GatewaySettings, services: Sequence[GrpcService], http: HttpServer | None = None
@@ -71,13 +71,13 @@ class Gateway:
 
     @property
     def local_calls(self) -> LocalCalls:
-        """The services, to be called from this process; raises `Unavailable` before `start`."""
+        """The services, for calls from this process; raises `Unavailable` before `start`."""
         if self._local_calls is None:
             raise Unavailable("the server is still starting")
         return self._local_calls
 
     async def metrics(self, metadata: Metadata) -> bytes:
-        """What Prometheus is told; raises `Unauthenticated` for a caller without a token where one is wanted."""
+        """The metrics in Prometheus's text format; raises `Unauthenticated` if a required token is missing."""
         if self._bearer_token is not None and not self._bearer_token.admits(metadata):
             raise Unauthenticated(REFUSAL)
         return await self._metrics.text(self._own_calls if self._serving else None)
@@ -94,14 +94,14 @@ class Gateway:
 
     @property
     def address(self) -> str:
-        """`host:port` as clients dial it; the port is known once `start` has begun to listen."""
+        """The `host:port` to which clients connect; the port is known once `start` listens."""
         host = self.settings.host
         return f"[{host}]:{self._port}" if ":" in host and not host.startswith("[") else f"{host}:{self._port}"
 
     async def start(self) -> None:
-        """Listen, then start the services side by side; returns when all are ready.
+        """Listen, then start the services concurrently; returns when all are ready.
 
-        Raises `UserError` if the port cannot be had, or the first error of a service. Call `stop` in any case.
+        Raises `UserError` if the port is not available, or the first error of a service. Call `stop` in any case.
         """
         self._server = server = self._build()
         self._port = _bind(server, self.settings)
@@ -119,7 +119,10 @@ class Gateway:
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
 
     async def stop(self, shutdown_timeout: float) -> None:
-        """Refuse new calls, let running ones end for `shutdown_timeout` seconds, then cut them; stop the services."""
+        """Refuse new calls, let running ones finish for `shutdown_timeout` seconds, then cancel them.
+
+        Stops the services and the HTTP server meanwhile.
+        """
         self._serving = False
         if self._watching is not None:
             self._watching.cancel()
@@ -135,7 +138,7 @@ class Gateway:
             await asyncio.to_thread(self._traces.stop)
 
     async def _watch_tokens(self) -> None:
-        """Take the tokens of a file that was written meanwhile."""
+        """Read the token file again whenever it changes."""
         while True:
             await asyncio.sleep(TOKEN_FILE_SECONDS)
             self.tenants.reload_if_changed()
@@ -145,7 +148,7 @@ class Gateway:
             return
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._readiness.idle(), timeout=shutdown_timeout)
-        # What is left has had its time; health watches would otherwise hold the server open.
+        # The calls that still run have had their time; with a longer grace, health watches would delay the stop.
         await self._server.stop(grace=0.1)
 
     async def _open(self, service: GrpcService) -> None:
@@ -155,7 +158,7 @@ class Gateway:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # Whoever waits for it would take it for started.
+            # The task group would ignore the cancellation, and the service would count as started.
             raise InternalError(f"{', '.join(service.names)}: the start was cancelled from within") from error
         for name in service.names:
             self._readiness.open(name)
@@ -164,7 +167,7 @@ class Gateway:
     def _build(self) -> grpc.aio.Server:
         settings, tenants = self.settings, self.tenants
         limits = Limits(tenants, settings.max_calls, settings.max_streams_per_connection)
-        # The first is the outermost: whatever an inner one raises becomes a status with a request id.
+        # The first is the outermost: any error of an inner one becomes a status with a request id.
         measured = Measured(self._metrics, tenants, self._traces)
         guards = [self._bearer_token] if self._bearer_token else []
         interceptors = [RequestIds(), Errors(), measured, *guards, limits, self._readiness, Audit()]
@@ -188,7 +191,7 @@ async def serving(
     http: HttpServer | None = None,
     shutdown_timeout: float = 1.0,
 ) -> AsyncIterator[Gateway]:
-    """A gateway that serves inside the block; by default on any free port of loopback."""
+    """Run a gateway inside the `async with` block; by default on a free port of the loopback interface."""
     gateway = Gateway(settings or GatewaySettings(port=0), services, http)
     try:
         await gateway.start()
@@ -201,15 +204,15 @@ def server_options(settings: GatewaySettings) -> list[tuple[str, int]]:
     """The channel arguments of the server."""
     return [
         ("grpc.max_receive_message_length", settings.max_request_bytes),
-        # gRPC would refuse what is above without a word, by resetting the stream; see `interceptors.limits`.
+        # Above this limit, gRPC resets streams without a message, so it is high; see `interceptors.limits`.
         ("grpc.max_concurrent_streams", MOST_STREAMS),
         ("grpc.keepalive_time_ms", int(settings.keepalive_seconds * 1000)),
         ("grpc.keepalive_timeout_ms", int(settings.keepalive_timeout_seconds * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
-        # Clients that ping during a long call without data would otherwise be sent away.
+        # Otherwise clients that ping during a long call without data would be disconnected.
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-        # Two servers on one port would share its connections without a word.
+        # With SO_REUSEPORT, two servers on one port would silently share its connections.
         ("grpc.so_reuseport", 0),
     ]
 
@@ -227,7 +230,7 @@ def _bind(server: grpc.aio.Server, settings: GatewaySettings) -> int:
 
 
 def probe(host: str, port: int, field: str = "port") -> None:
-    """Raise the `UserError` that says why an address cannot be listened on; gRPC does not."""
+    """Raise a `UserError` with the reason if an address cannot be listened on; gRPC does not give the reason."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:
@@ -241,7 +244,7 @@ def probe(host: str, port: int, field: str = "port") -> None:
 
 
 async def _all(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run coroutines side by side; the first error cancels the others and is raised as it is."""
+    """Run coroutines concurrently; the first error cancels the others and is raised, not as an exception group."""
     try:
         async with asyncio.TaskGroup() as group:
             for coroutine in coroutines:

@@ -1,6 +1,6 @@
-"""Health of the server, of each service, and of each model: `attn.v1.InferenceService/NAME`.
+"""The health of the server, of each service, and of each model: `attn.v1.InferenceService/NAME`.
 
-Probes have no token, so only models that belong to everybody are told of.
+Probes have no token, so only models that are available to all tenants are reported.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class HasModels(Protocol):
 
     @property
     def names(self) -> Sequence[str]:
-        """Full names of its gRPC services."""
+        """The full names of its gRPC services."""
         ...
 
     def model_serves(self, name: str) -> bool | None:
-        """Whether the model of this name, everybody's, answers; None for an unknown one."""
+        """Whether the model of this name that all tenants may use serves; None if there is none."""
         ...
 
 
 class Health(health_aio.HealthServicer):
-    """The health service of gRPC, which also knows models."""
+    """The health service of gRPC, extended by the health of models."""
 
     def __init__(self, services: Sequence[Any]) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Health(health_aio.HealthServicer):
         }
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:  # noqa: N802
-        """Whether a service or model answers; NOT_FOUND for an unknown one."""
+        """Return the status of a service or model; NOT_FOUND for an unknown one."""
         if not self._is_model(request.service):
             return await super().Check(request, context)
         status = self._status(request.service)
@@ -53,7 +53,7 @@ class Health(health_aio.HealthServicer):
         return Status(status=status)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:  # noqa: N802
-        """The status now, and whenever it changes."""
+        """Stream the status of a service or model: now, and whenever it changes."""
         if not self._is_model(request.service):
             await super().Watch(request, context)
             return

@@ -1,7 +1,7 @@
 """Calls of a gateway's services from its own process, through the same interceptors as calls over the wire.
 
-Other front ends, such as HTTP, answer with these: tokens, tenants, request ids, readiness, draining, logs and errors
-are those of gRPC, and no message is serialised.
+Other front ends, such as HTTP, use these: tokens, tenants, request ids, readiness, draining, logs and errors work as
+over gRPC, but no message is serialised.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from attn_gateway.interceptors.chain import Chain
 from attn_gateway.interceptors.handlers import Handler, behaviour_of
 
 Metadata = Sequence[tuple[str, str]]
-"""Keys in lower case and values, as gRPC has them."""
+"""Pairs of a lower-case key and a value, as in gRPC."""
 
 
 class _CallDetails(NamedTuple):
-    """What an interceptor is told of a call before its handler is chosen."""
+    """The `grpc.HandlerCallDetails` of a call from this process."""
 
     method: str
     invocation_metadata: Metadata
 
 
 class RecordingServer:
-    """Passes handlers on to a gRPC server and keeps them by the full name of their method."""
+    """Registers handlers with a gRPC server, and stores them by the full name of their method."""
 
     def __init__(self, server: grpc.aio.Server) -> None:
         self._server = server
         self.handlers: dict[str, Handler] = {}
 
     def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
-        """As `grpc.aio.Server` has it."""
+        """See `grpc.aio.Server`."""
         self._server.add_generic_rpc_handlers(handlers)
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Handler]) -> None:
-        """As `grpc.aio.Server` has it."""
+        """See `grpc.aio.Server`."""
         self.handlers.update({f"/{service}/{name}": handler for name, handler in handlers.items()})
         self._server.add_registered_method_handlers(service, handlers)
 
@@ -53,8 +53,8 @@ class LocalCalls:
     """The methods of a gateway's services as functions of this process.
 
     Deadlines are on the clock of `time.monotonic()`, which is also the event loop's, in seconds.
-    Errors are those of `attn_core.errors`; whatever else a handler raises is an `InternalError` with the request id,
-    and its traceback is in the log. Being cancelled cancels the handler, as a caller who goes away does.
+    Calls raise errors of `attn_core.errors`; any other error of a handler becomes an `InternalError` with the request
+    id, and its traceback is logged. Cancelling a call cancels its handler, as when a client disconnects.
     """
 
     def __init__(self, handlers: dict[str, Handler], interceptors: Sequence[grpc.aio.ServerInterceptor]) -> None:
@@ -67,11 +67,11 @@ class LocalCalls:
         return frozenset(self._handlers)
 
     def streams(self, method: str) -> bool:
-        """Whether a method answers with a stream of messages."""
+        """Whether a method returns a stream of messages."""
         return bool(self._handlers[method].response_streaming)
 
     async def unary(self, method: str, request: Message, metadata: Metadata, deadline: float | None = None) -> Any:
-        """The answer of a method with one answer; raises `DeadlineExceeded` at `deadline`."""
+        """Call a method with a single response; raises `DeadlineExceeded` at `deadline`."""
         context = LocalContext(metadata, deadline)
         behaviour = await self._behaviour(method, metadata)
         try:
@@ -88,7 +88,7 @@ class LocalCalls:
     async def stream(
         self, method: str, request: Message, metadata: Metadata, deadline: float | None = None
     ) -> AsyncGenerator[Any, None]:
-        """The answers of a method with many; the handler sees the deadline."""
+        """Call a method with a stream of responses; `deadline` is only passed to its handler."""
         context = LocalContext(metadata, deadline)
         behaviour = await self._behaviour(method, metadata)
         async with aclosing(behaviour(request, context)) as answers:
@@ -96,7 +96,7 @@ class LocalCalls:
                 yield answer
 
     async def _behaviour(self, method: str, metadata: Metadata) -> Callable[..., Any]:
-        """The function that answers a call, inside all interceptors."""
+        """The function that answers a call, wrapped by all interceptors."""
         details: Any = _CallDetails(method, metadata)
 
         async def innermost(_: Any) -> Handler | None:

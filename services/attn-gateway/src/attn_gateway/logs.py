@@ -1,4 +1,4 @@
-"""The server's log: lines for people on a terminal, JSON otherwise, always on stderr."""
+"""The server's log, on stderr: human-readable on a terminal, JSON otherwise."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import structlog
 
 OURS = "attn"
-"""What the names of our own loggers begin with; of others only warnings and worse are shown."""
+"""The prefix of the names of attn's own loggers; of other loggers only warnings and errors are shown."""
 
 
 def configure_logs(level: str = "info") -> None:
-    """Send this process's log to stderr with times, levels and request ids, from `level` ("debug", "info", ...) on."""
+    """Log this process to stderr with times, levels and request ids, from `level` ("debug", "info", ...) upwards."""
     people = sys.stderr.isatty()
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -22,7 +22,7 @@ def configure_logs(level: str = "info") -> None:
     ]
     rendered: list[structlog.typing.Processor]
     if people:
-        # The default would print local variables, and with them what people asked a model.
+        # The default formatter would print local variables, and with them users' prompts.
         rendered = [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
     else:
         rendered = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
@@ -44,6 +44,6 @@ def configure_logs(level: str = "info") -> None:
 
 
 def report(log: Any, event: str, **facts: Any) -> None:
-    """Write a line about a call; a gateway within another program, such as a notebook, does not print these."""
+    """Log a line about a call; does nothing unless `configure_logs` was called, as in a notebook."""
     if structlog.is_configured():
         log.info(event, **facts)

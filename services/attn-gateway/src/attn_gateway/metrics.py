@@ -1,6 +1,6 @@
-"""What Prometheus is told: one table of metrics, what calls add to them, and what engines and jobs are asked for.
+"""The metrics for Prometheus: one table of metrics, counters of calls, and values read from engines and jobs.
 
-Names, buckets and meanings are vLLM's where it has the metric, with `attn_` for its `vllm:` (docs/decisions/0012).
+Names, buckets and meanings are vLLM's if it has the metric, with `attn_` in place of `vllm:` (docs/decisions/0012).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COUNT_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 2
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric; `buckets` are the upper bounds of a histogram. Counters are shown with `_total`."""
+    """One metric; `buckets` are the upper bounds of a histogram. Counters get the suffix `_total`."""
 
     name: str
     kind: Kind
@@ -49,7 +49,7 @@ class Metric:
 
     @property
     def samples(self) -> tuple[str, ...]:
-        """The names under which its values are found in Prometheus."""
+        """The names of its time series in Prometheus."""
         if self.kind == "counter":
             return (f"{self.name}_total",)
         return tuple(f"{self.name}_{end}" for end in ("bucket", "count", "sum")) if self.buckets else (self.name,)
@@ -89,7 +89,7 @@ METRICS = (
     Metric("attn_training_tokens_per_second", "gauge", ("job",), "Tokens a second of a running job."),
     Metric("attn_training_step", "gauge", ("job",), "Optimizer steps done by a running job."),
 )  # fmt: skip
-"""Every metric there is; dashboards are tested against this table."""
+"""All metrics; dashboards are tested against this table."""
 
 BY_NAME = {metric.name: metric for metric in METRICS}
 ENGINE_FIELDS = {
@@ -103,18 +103,18 @@ ENGINE_FIELDS = {
     "attn_engine_resident_memory_bytes": "resident_memory_bytes",
     "attn_engine_cpu_seconds": "cpu_seconds",
 }
-"""Metrics of engines by the field of `EngineStats` that they show."""
+"""The metrics of engines, with the field of `EngineStats` that each shows."""
 
 MODELS, INFERENCE, TRAINING = "/attn.v1.ModelService", "/attn.v1.InferenceService", "/attn.v1.TrainingService"
 PAGE_SIZE = 1000
 REPLICA = "0"
-"""The replica of a model with one engine."""
+"""The replica label of a model with one engine."""
 
 Family = CounterMetricFamily | GaugeMetricFamily
 
 
 class _Snapshot(Collector):
-    """What was found when it was asked for."""
+    """A Prometheus collector of values that were read before."""
 
     def __init__(self, families: Sequence[Family]) -> None:
         self._families = families
@@ -149,9 +149,9 @@ class Metrics:
         self._histograms[name].labels(*labels).observe(value)
 
     async def text(self, calls: LocalCalls | None) -> bytes:
-        """Everything in Prometheus's text format; `calls` must let this server itself in, None asks no service.
+        """All metrics in Prometheus's text format; `calls` must need no token, and with None no service is called.
 
-        What cannot be asked at the moment, such as an engine that is being started again, is left out.
+        Values that cannot be read at the moment, such as those of an engine that is restarting, are left out.
         """
         if calls is None:
             return generate_latest(self._registry)
@@ -171,7 +171,7 @@ def _family(name: str, values: Iterable[tuple[Sequence[str], float]]) -> Family:
 
 
 async def _models(calls: LocalCalls) -> list[Family]:
-    """What models and their engines say of themselves."""
+    """The metrics of models and their engines."""
     if f"{MODELS}/ListModels" not in calls.methods:
         return []
     listed = await calls.unary(f"{MODELS}/ListModels", model_pb2.ListModelsRequest(page_size=PAGE_SIZE), ())
@@ -200,7 +200,7 @@ async def _models(calls: LocalCalls) -> list[Family]:
 
 
 def by_replica(stats: EngineStats) -> dict[str, EngineStats]:
-    """The statistics of each engine by the name of its replica."""
+    """The statistics of each engine, by the name of its replica."""
     return {replica.name: replica.stats for replica in stats.replicas} or {REPLICA: stats}
 
 
@@ -214,7 +214,7 @@ async def _stats(calls: LocalCalls, model: str) -> EngineStats | None:
 
 
 async def _jobs(calls: LocalCalls) -> list[Family]:
-    """How many jobs are in which state, and how fast those that run are."""
+    """The number of training jobs in each state, and the speed and step of the running ones."""
     method = f"{TRAINING}/ListTrainingJobs"
     if method not in calls.methods:
         return []

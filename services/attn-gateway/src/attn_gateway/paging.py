@@ -1,4 +1,4 @@
-"""Pages of a list."""
+"""Pagination of list calls."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class ListRequest(Protocol):
 
     @property
     def page_size(self) -> int:
-        """The most items wanted; 0 for the default."""
+        """The maximum number of items; 0 for the default."""
         ...
 
     @property
     def page_token(self) -> str:
-        """The token of the page before; empty for the first."""
+        """The `next_page_token` of the previous page; empty for the first page."""
         ...
 
 
 def page_of(items: Sequence[Item], request: ListRequest) -> tuple[Sequence[Item], str]:
-    """The items of the page asked for, and the token of the next page, empty on the last.
+    """The items of the requested page, and the token of the next page, empty on the last page.
 
     Raises `InvalidValue` for a size outside 0 to 1000 or a token that no page returned.
     """

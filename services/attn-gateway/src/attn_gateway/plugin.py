@@ -1,4 +1,4 @@
-"""What the gateway offers to attn: the command that serves, and the catalogue as a service."""
+"""The plugin of attn-gateway: the command `attn serve`, and the catalogue service."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 @hookimpl
 def attn_commands() -> list[Command]:
-    """`attn serve`."""
+    """The command `attn serve`."""
     target = "attn_gateway.command:serve_command"
     return [Command(name="serve", summary="Serve mechanisms, models and training jobs over gRPC.", target=target)]
 
 
 @hookimpl
 def attn_services() -> list[GrpcService]:
-    """The catalogue."""
+    """The catalogue service."""
     from attn_gateway.catalog import CatalogGrpc
 
     return [CatalogGrpc()]

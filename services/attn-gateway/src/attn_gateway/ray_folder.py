@@ -1,4 +1,4 @@
-"""The temporary folder of a private Ray, which the next server removes if its owner could not."""
+"""The temporary folder of a private Ray cluster, which the next server removes if its owner could not."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ LOCK = "owner.lock"
 
 
 class RayFolder:
-    """A new folder below the system's temporary one, short enough for the paths of Ray's sockets.
+    """A new folder in the system's temporary folder, with a path short enough for Ray's sockets.
 
-    Its owner holds a lock in it that the operating system frees when the owner dies, by SIGKILL too.
+    Its owner holds a file lock in it, which the operating system releases when the owner dies, even by SIGKILL.
     """
 
     def __init__(self) -> None:
@@ -27,11 +27,11 @@ class RayFolder:
         self._lock = ExitStack()
         unlocked = self.path / "unlocked"
         self._lock.enter_context(exclusive(unlocked))
-        # Under its name it is never seen unlocked while its owner lives.
+        # The lock file gets its final name when it is locked, so that it is never unlocked while its owner lives.
         unlocked.rename(self.path / LOCK)
 
     def remove(self) -> None:
-        """Delete it with all that Ray wrote; called once."""
+        """Delete the folder with everything that Ray wrote; called once."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
 
@@ -39,14 +39,14 @@ class RayFolder:
 def remove_abandoned() -> None:
     """Delete the folders of this user whose owners are dead."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        # Gone meanwhile, or another user's.
+        # The folder may be gone meanwhile, or belong to another user.
         with contextlib.suppress(OSError):
             if path.lstat().st_uid == os.getuid():
                 _remove_if_abandoned(path)
 
 
 def _remove_if_abandoned(path: Path) -> None:
-    # Without its lock a folder is just being made.
+    # A folder without its lock file is just being created.
     if (path / LOCK).is_file():
         with contextlib.suppress(Unavailable), exclusive(path / LOCK):
             shutil.rmtree(path, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""What an actor asks of Ray so that it sees the GPU it is to compute on, and no other.
+"""The Ray options with which an actor sees the GPU on which it computes, and no other.
 
-Ray counts GPUs and sets `CUDA_VISIBLE_DEVICES` in actors that ask for some. In one that asks for none it leaves the
-variable as it is, so that what torch takes there would be counted nowhere: such an actor is shown no GPU.
+Ray counts GPUs and sets `CUDA_VISIBLE_DEVICES` in actors that request some. In an actor that requests none it leaves
+the variable unchanged, so that GPU memory used there would not be counted: all GPUs are hidden from such an actor.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from attn_schema.device import AUTO, DEVICE
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 KEEP_VISIBLE = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
-"""Tells Ray to leave the former as it is."""
+"""Environment variable that makes Ray leave `CUDA_VISIBLE_DEVICES` unchanged."""
 FREED_SECONDS = 5.0
-"""How long Ray may take to count as free what an actor that ended had."""
+"""How long Ray may take to count the GPUs of an actor that ended as free."""
 POLL_SECONDS = 0.2
 ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuRequest:
-    """Options of an actor, and the `device` that it computes on then, by its name in the actor."""
+    """The Ray options of an actor, and the `device` on which it then computes, as named inside the actor."""
 
     device: str
     num_gpus: float = 0.0
@@ -33,10 +33,10 @@ class GpuRequest:
 
 
 def gpu_request(device: str, share: float, known: float) -> GpuRequest:
-    """What to ask for to compute on `device` with this share of a GPU, where Ray knows this many.
+    """The request for computing on `device` with the fraction `share` of a GPU, if Ray has `known` GPUs.
 
-    `cuda` is any GPU that Ray has free, `cuda:INDEX` that of the machine, which Ray counts but does not choose; `auto`
-    is `cuda` where Ray knows a GPU. Raises `InvalidValue` for a GPU where Ray knows none.
+    `cuda` is any free GPU that Ray assigns, `cuda:INDEX` that GPU of the machine, which Ray counts but does not choose;
+    `auto` is `cuda` if Ray has a GPU. Raises `InvalidValue` for a GPU if Ray has none.
     """
     wanted = DEVICE.fullmatch(device)
     if not device.startswith("cuda") and not (device == AUTO and known > 0):
@@ -50,21 +50,21 @@ def gpu_request(device: str, share: float, known: float) -> GpuRequest:
 
 
 def known_gpus() -> float:
-    """How many GPUs the cluster that this process is in has."""
+    """The number of GPUs of the Ray cluster that this process belongs to."""
     import ray
 
     return float(ray.cluster_resources().get("GPU", 0.0))  # type: ignore[no-untyped-call]
 
 
 def free_gpus() -> float:
-    """How many of them nobody has asked for."""
+    """The number of these GPUs that no actor or task has reserved."""
     import ray
 
     return float(ray.available_resources().get("GPU", 0.0))  # type: ignore[no-untyped-call]
 
 
 async def require_free(request: GpuRequest, remedy: str) -> None:
-    """Raise `OutOfCapacity` with a `remedy` unless Ray has as much of a GPU free; it would wait for it forever."""
+    """Raise `OutOfCapacity` with a `remedy` unless Ray has the requested GPU share free; Ray would wait forever."""
     end = time.monotonic() + FREED_SECONDS
     while request.num_gpus and (free := await asyncio.to_thread(free_gpus)) + ROUNDING < request.num_gpus:
         if time.monotonic() > end:

@@ -1,4 +1,4 @@
-"""Ray in this process: started or joined, and ended without a trace. Everything here blocks, in one thread."""
+"""Starts or joins Ray in this process, and ends it without leftovers. All calls block, and use the same thread."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from attn_gateway.ray_folder import RayFolder, remove_abandoned
 log = structlog.get_logger()
 
 NAMESPACE = "attn"
-"""Ray namespace of all named actors."""
+"""The Ray namespace of all named actors."""
 
 ATTEMPTS = 2
-"""How often a private Ray is started: it gives up after 30 seconds, which a busy machine can need."""
+"""How often starting a private Ray is tried: it gives up after 30 seconds, which a busy machine can exceed."""
 
 NICENESS = "0"
-"""What workers of a private Ray yield to others; Ray's own 15 lets any other work take nearly all of the processor."""
+"""The niceness of a private Ray's workers; Ray's default of 15 lets other processes take nearly all processor time."""
 
 KNOCK_SECONDS = 5.0
 """How long a cluster may take to accept a connection."""
@@ -36,7 +36,7 @@ EXIT_SECONDS = 5.0
 
 
 class RayProcess:
-    """A private Ray when `address` is None, else the one there; call `start` and `stop` from the same thread."""
+    """A private Ray if `address` is None, else the cluster there; call `start` and `stop` from the same thread."""
 
     def __init__(self, address: str | None, cpus: int | None, object_store_bytes: int) -> None:
         self._address = address
@@ -47,7 +47,7 @@ class RayProcess:
         self._processes: list[psutil.Process] = []
 
     def start(self) -> None:
-        """Start or join Ray; raises whatever Ray raises."""
+        """Start or join Ray; raises Ray's errors, and `OSError` if nothing listens at the address."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if self._address is not None:
             knock(self._address)
@@ -56,7 +56,7 @@ class RayProcess:
             self._start_private()
 
     def abandon(self) -> None:
-        """Kill a private Ray without waiting and remove its folder; for a process that ends now, from any thread."""
+        """Kill a private Ray without waiting and remove its folder; for a process about to exit, from any thread."""
         for parent in self._processes:
             for process in _family(parent):
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -65,7 +65,7 @@ class RayProcess:
             self._folder.remove()
 
     def _start_private(self) -> None:
-        # A token of its own keeps other users of this machine out.
+        # A token for this cluster alone keeps out other users of this machine.
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         os.environ.setdefault("RAY_worker_niceness", NICENESS)  # as Ray spells it
@@ -123,7 +123,7 @@ class RayProcess:
 
 
 def _read_token_again() -> None:
-    """Ray reads the environment when it is imported, which somebody may have done before the token was there."""
+    """Make Ray read the environment again: it does so when imported, which may have been before the token was set."""
     if "ray" in sys.modules:
         raylet = importlib.import_module("ray._raylet")
         raylet.Config.initialize("")
@@ -131,14 +131,14 @@ def _read_token_again() -> None:
 
 
 def knock(address: str) -> None:
-    """Raise `OSError` if nothing listens at `address`: Ray would end this process after a minute of trying."""
+    """Raise `OSError` if nothing listens at `address`: Ray would try for a minute and then exit this process."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_SECONDS).close()
 
 
 def _family(parent: psutil.Process) -> list[psutil.Process]:
-    """A process and all below it; nothing if it has ended."""
+    """A process and all its descendants; empty if it has ended."""
     try:
         return [parent, *parent.children(recursive=True)]
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""A file that tells scripts that the server is ready and where."""
+"""A file by which scripts detect that the server is ready, and find its address."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from attn_gateway.gateway import Gateway
 
 
 class ReadyFile:
-    """JSON `{"address", "http_address", "pid", "tls", "services"}`, there exactly while the server serves."""
+    """A file with JSON `{"address", "http_address", "pid", "tls", "services"}` that exists while the server serves."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
 
     def clear(self) -> None:
-        """Remove what a server that was killed may have left; raises `InvalidValue` if no file can be there."""
+        """Remove the file that a killed server may have left; raises `InvalidValue` if no file can be written there."""
         if self._path is None:
             return
         try:
@@ -29,7 +29,7 @@ class ReadyFile:
             raise InvalidValue(message, field="ready_file", given=self._path) from error
 
     def write(self, gateway: Gateway) -> None:
-        """Write the file at once: a reader never sees half of it."""
+        """Write the file atomically: a reader never sees part of it."""
         if self._path is None:
             return
         facts = {

@@ -1,4 +1,4 @@
-"""The life of a server process: start, serve, drain; nothing is left behind at whatever point it ends."""
+"""The life cycle of a server process: start, serve, drain; it leaves nothing behind at whatever point it ends."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ log = structlog.get_logger()
 
 
 KILLED_SECONDS = 5.0
-"""How long processes that were killed may take to be gone, before what they wrote is removed."""
+"""How long to wait for killed processes to end before their files are removed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings:
-    """How `attn serve` is set up; `shutdown_timeout` is how long running calls may take at the end, in seconds.
+    """The settings of `attn serve`; `shutdown_timeout` is how long running calls may take at the end, in seconds.
 
-    `models_again` says at SIGHUP which models of the config file shall be served from then on.
+    `models_again` is called on SIGHUP and returns the models to serve from then on.
     """
 
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
@@ -47,18 +47,18 @@ class ServeSettings:
 
 MODEL_SERVICE = "attn.v1.ModelService"
 Offer = Callable[[Cluster], Sequence[GrpcService]]
-"""Makes the services, given the cluster they run on."""
+"""Creates the services, given the cluster that they run on."""
 
 
 async def serve(
     settings: ServeSettings, announce: Callable[[Gateway], None], offer: Offer | None = None
 ) -> signal.Signals:
-    """Serve until SIGINT or SIGTERM, which is returned; `announce` is called when calls are answered.
+    """Serve until SIGINT or SIGTERM, which is returned; `announce` is called when the server is ready.
 
-    Raises `MissingPackage` where models are to be loaded and no service serves any.
+    Raises `MissingPackage` if models are configured and no service can serve them.
 
-    The services are those of all plugins, or what `offer` makes. A second signal does not wait: it kills what was
-    started and ends this process with code 130.
+    The services are those of all plugins, or those that `offer` returns. A second signal does not wait: it kills all
+    child processes and ends this process with code 130.
     """
     ready = ReadyFile(settings.ready_file)
     ready.clear()
@@ -92,7 +92,7 @@ async def serve(
 
 
 async def apply_models(settings: ServeSettings, services: Sequence[GrpcService]) -> None:
-    """Serve what the config file says now; where it cannot be, say so, and what ran goes on."""
+    """Serve the models of the config file as it is now; an error is logged, and the present models keep running."""
     try:
         models = settings.models_again()
         for service in services:
@@ -114,7 +114,10 @@ def offered_services(cluster: Cluster) -> Sequence[GrpcService]:
 
 
 def offered_http_server(settings: GatewaySettings) -> HttpServer | None:
-    """The HTTP server of the first plugin that offers one, if there is a port for it; raises `MissingPackage`."""
+    """The HTTP server of the first plugin that offers one; None if no port is configured for it.
+
+    Raises `MissingPackage` if no plugin offers one.
+    """
     if settings.http_port is None:
         return None
     for _, server in attn_core.installed().offers("attn_http_servers"):
@@ -124,7 +127,7 @@ def offered_http_server(settings: GatewaySettings) -> HttpServer | None:
 
 
 class _Signals:
-    """SIGINT and SIGTERM of this process: the first asks to stop, the second insists."""
+    """Handles SIGINT and SIGTERM: the first signal stops gracefully, the second kills all child processes and exits."""
 
     def __init__(self, *on_second: Callable[[], None]) -> None:
         self.stopped = asyncio.Event()
@@ -135,7 +138,7 @@ class _Signals:
             asyncio.get_running_loop().add_signal_handler(number, self._hit, number)
 
     async def unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do `work`, cancelled when a signal comes."""
+        """Run `work`, and cancel it when a signal arrives."""
         task = asyncio.ensure_future(work)
         stop = asyncio.ensure_future(self.stopped.wait())
         await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -149,7 +152,7 @@ class _Signals:
     def _hit(self, number: signal.Signals) -> None:
         below = psutil.Process().children(recursive=True)
         if self.stopped.is_set():
-            # Those below one that ended meanwhile are no longer below this process, and would outlive it.
+            # Children of a process that ended meanwhile are no longer descendants of this one, and would outlive it.
             killed = list({*self._below, *below})
             for process in killed:
                 with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""What a gRPC service and an HTTP server are to the gateway."""
+"""The protocols of the gRPC services and the HTTP server of a gateway."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class GrpcService(Protocol):
-    """A service of the gateway. Its life: `add_to`, `start`, calls, `stop`; each happens once.
+    """A service of the gateway. Its life cycle is `add_to`, `start`, calls, `stop`; each happens once.
 
     Calls reach it only between the end of `start` and the beginning of `stop`: before and after, the gateway
     answers UNAVAILABLE and its health is NOT_SERVING.
@@ -23,7 +23,7 @@ class GrpcService(Protocol):
 
     @property
     def names(self) -> Sequence[str]:
-        """Full names of the gRPC services, such as "attn.v1.CatalogService"; for health and reflection."""
+        """The full names of the gRPC services, such as "attn.v1.CatalogService"; for health and reflection."""
         ...
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -31,29 +31,29 @@ class GrpcService(Protocol):
         ...
 
     async def start(self) -> None:
-        """Get ready to answer: start engines, load models. An error ends the whole server."""
+        """Prepare for calls: start engines, load models. An error ends the whole server."""
         ...
 
     async def stop(self, shutdown_timeout: float) -> None:
-        """Free everything; returns within about `shutdown_timeout` seconds.
+        """Free all resources; returns within about `shutdown_timeout` seconds.
 
-        Begins while the last calls still run: short ones may finish, long streams should end now. Called also when
-        `start` failed or was cancelled, so it must cope with what was never made.
+        Called while the last calls still run: short ones may finish, long streams should end now. Also called when
+        `start` failed or was cancelled, so it must handle resources that were never created.
         """
         ...
 
 
 class ServingState(Protocol):
-    """What an HTTP server may ask of the gateway it answers for."""
+    """The interface of the gateway for its HTTP server."""
 
     @property
     def settings(self) -> GatewaySettings:
-        """Where to listen and whom to let in."""
+        """The settings of the gateway, such as the HTTP port and the tokens."""
         ...
 
     @property
     def local_calls(self) -> LocalCalls:
-        """The services, to be called without a wire."""
+        """The services, for calls from this process."""
         ...
 
     @property
@@ -62,21 +62,21 @@ class ServingState(Protocol):
         ...
 
     async def metrics(self, metadata: Metadata) -> bytes:
-        """What Prometheus is told; raises `Unauthenticated`."""
+        """The metrics in Prometheus's text format; raises `Unauthenticated` if a required token is missing."""
         ...
 
 
 @runtime_checkable
 class HttpServer(Protocol):
-    """Answers HTTP in front of the services of a gateway. Its life: `start`, requests, `stop`; each happens once."""
+    """An HTTP server for the services of a gateway. Its life cycle is `start`, requests, `stop`; each happens once."""
 
     @property
     def address(self) -> str:
-        """`host:port` as clients dial it, from the end of `start`."""
+        """The `host:port` to which clients connect; known after `start`."""
         ...
 
     async def start(self, gateway: ServingState) -> None:
-        """Listen, while services may still start; raises `UserError` if the port cannot be had."""
+        """Listen, while services may still start; raises `UserError` if the port is not available."""
         ...
 
     async def stop(self, shutdown_timeout: float) -> None:
@@ -86,20 +86,23 @@ class HttpServer(Protocol):
 
 @runtime_checkable
 class KnowsItsAddress(Protocol):
-    """A service that tells others where its gateway listens."""
+    """A service that records the address of its gateway for other gateways."""
 
     def listens(self, address: str, *, chosen: bool) -> None:
-        """Learn the address, before `start`. If it was `chosen`, a gateway that has it later takes this one's place."""
+        """Receive the address, before `start`; it is `chosen` if the port was configured, not picked by the system.
+
+        A later gateway with the same chosen address succeeds this one.
+        """
         ...
 
 
 @runtime_checkable
 class ServesModels(Protocol):
-    """A service whose models a config file names."""
+    """A service that serves the models of a config file."""
 
     async def apply(self, models: Sequence[ModelToLoad]) -> None:
-        """Serve these models of the config file from now on: load, scale and unload what differs from the file before.
+        """Serve these models of the config file from now on: load, scale and unload the differences to the last file.
 
-        Raises what is wrong with any of them before anything is changed.
+        Raises the errors of invalid models before anything is changed.
         """
         ...

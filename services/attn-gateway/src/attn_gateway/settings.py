@@ -1,4 +1,4 @@
-"""How the gateway is configured."""
+"""The settings of the gateway."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class TlsFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaTls:
-    """How gateways and replicas prove to each other who they are: a certificate, its key and their authority, all PEM.
+    """The files for mutual TLS of gateways and replicas: a certificate, its key and their authority, all PEM.
 
-    The certificate is for the DNS name replica.attn.internal, as replicas listen wherever they are placed.
+    The certificate is for the DNS name replica.attn.internal, as replicas may listen at any address of the cluster.
     """
 
     certificate: Path
@@ -43,14 +43,14 @@ class ReplicaTls:
 
 @dataclass(frozen=True, kw_only=True)
 class GatewaySettings:
-    """Where the gateway listens and whom it lets in; raises `InvalidValue` for one that anybody can reach.
+    """Addresses, tokens and limits; raises `InvalidValue` for an unprotected gateway that other machines can reach.
 
-    Sizes are in bytes, times in seconds. `port` 0 picks a free one, and so does `http_port`; without that there is no
-    HTTP. `token` is the bearer token callers must give, or one of `other_tokens`, each of another tenant; or
-    `token_file` names them (see `attn_gateway.tenants`), and is read again when it changes.
-    `insecure` allows other hosts than loopback without token and TLS. Of a connection `max_streams_per_connection`
-    calls run at a time, some more wait, and others are refused. Spans of calls are sent to the collector at
-    `otlp_traces_endpoint`, a URL, over OTLP.
+    Sizes are in bytes, times in seconds. `port` 0 picks a free port, and so does `http_port` 0; with `http_port` None
+    there is no HTTP. `token` is the bearer token that callers must send, or one of `other_tokens`, each of another
+    tenant; alternatively, `token_file` contains the tokens (see `attn_gateway.tenants`), and is read again when it
+    changes. `insecure` allows hosts other than loopback without token and TLS. `max_streams_per_connection` calls of a
+    connection run at the same time, some more wait, and further ones are refused. Spans of calls are sent to the
+    collector at the URL `otlp_traces_endpoint` over OTLP.
     """
 
     host: str = "127.0.0.1"
@@ -91,11 +91,11 @@ class GatewaySettings:
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """The tokens given here; none if they are in a file, or no token is needed."""
+        """The tokens in these settings; empty if they are in a file, or if no token is required."""
         return () if self.token is None else (self.token, *self.other_tokens)
 
     def tenants(self) -> Tenants:
-        """Who may call; nobody is named where no token is needed. Raises `UserError` for a file that is no such."""
+        """The tenants that may call; empty if no token is required. Raises `UserError` for an invalid token file."""
         return Tenants.of_tokens(self.tokens) if self.token_file is None else Tenants.of_file(self.token_file)
 
 

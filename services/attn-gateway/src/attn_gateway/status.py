@@ -1,4 +1,4 @@
-"""Errors as the wire knows them: a canonical code and a `google.rpc.Status` with typed details."""
+"""Conversion of errors for gRPC: a canonical code and a `google.rpc.Status` with typed details."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from google.rpc.status_pb2 import Status
 
 DOMAIN = "attn.dev"
 DETAILS_KEY = "grpc-status-details-bin"
-"""Metadata key under which clients look for a serialised `google.rpc.Status`."""
+"""Metadata key of the serialised `google.rpc.Status`, as gRPC clients expect it."""
 
 RETRY_SECONDS = 1.0
-"""When to try again, where the error does not say."""
+"""The retry delay if the error has none."""
 
 MESSAGE_BYTES = 800
 FACT_BYTES = 200
 MOST_FACTS = 12
-"""Bounds of what an error quotes, in bytes and in number: clients take 8 kB of metadata, in which it travels twice."""
+"""Limits of an error's message and metadata, in bytes and entries: clients accept 8 kB of metadata, which contains the
+message twice."""
 
 CODES: tuple[tuple[type[errors.AttnError], grpc.StatusCode], ...] = (
     (errors.UnknownName, grpc.StatusCode.NOT_FOUND),
@@ -36,7 +37,7 @@ CODES: tuple[tuple[type[errors.AttnError], grpc.StatusCode], ...] = (
     (errors.DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
     (errors.AttnError, grpc.StatusCode.INTERNAL),
 )
-"""The code of each family of errors; the first that fits counts."""
+"""The code of each family of errors; the first match counts."""
 
 
 def code_of(error: errors.AttnError) -> grpc.StatusCode:
@@ -45,7 +46,7 @@ def code_of(error: errors.AttnError) -> grpc.StatusCode:
 
 
 def status_of(error: errors.AttnError) -> Status:
-    """The error as a message, with all its details."""
+    """The error as a `google.rpc.Status` with all its details."""
     status = Status(code=code_of(error).value[0], message=shortened(error.message, MESSAGE_BYTES))
     for detail in _details(error):
         status.details.add().Pack(detail)
@@ -53,7 +54,7 @@ def status_of(error: errors.AttnError) -> Status:
 
 
 def public_error(error: Exception, request_id: str) -> errors.AttnError:
-    """What a client may know of `error`: ours as they are, unwrapped from Ray; of others only the request id."""
+    """The error that a client may see: an `AttnError` as it is, unwrapped from Ray; of others only the request id."""
     cause = getattr(error, "cause", None)
     for candidate in (cause, error):
         if isinstance(candidate, errors.AttnError):
@@ -64,13 +65,13 @@ def public_error(error: Exception, request_id: str) -> errors.AttnError:
 
 
 def _is_dead_actor(error: Exception) -> bool:
-    """Whether Ray says that an actor has died; without Ray in this process the answer is no."""
+    """Whether the error is Ray's for an actor that died; False if Ray is not imported in this process."""
     ray = sys.modules.get("ray.exceptions")
     return ray is not None and isinstance(error, ray.RayActorError)
 
 
 def shortened(text: str, limit: int) -> str:
-    """A text of at most `limit` bytes of UTF-8: one that is longer loses its middle."""
+    """The text, with its middle cut out if it is longer than `limit` bytes of UTF-8."""
     data = text.encode("utf-8", errors="replace")
     if len(data) <= limit:
         return data.decode()

@@ -1,4 +1,4 @@
-"""Who may call: tenants, their tokens, roles and limits, from a file that may change while the server runs."""
+"""Tenants with their tokens, roles and limits, from a file that may change while the server runs."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from attn_gateway.call import tenant_named
 log = structlog.get_logger()
 
 Role: TypeAlias = Literal["admin", "user"]
-"""An admin sees and changes everything; a user what belongs to its tenant, and uses what belongs to all."""
+"""An admin may see and change everything; a user what its tenant owns, and may use what is available to all."""
 FIELD = "token_file"
 NAME_LENGTH = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tenant:
-    """Callers who own the same things. None is no limit; `weight` counts in fair queueing.
+    """A group of callers with common ownership and limits. None is no limit; `weight` is the share in fair queueing.
 
-    `tokens_per_minute` are those of prompts and completions, `max_running` the calls that run at a time.
+    `tokens_per_minute` counts tokens of prompts and completions, `max_running` the calls that run at the same time.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Tenant:
 
     @property
     def is_admin(self) -> bool:
-        """Whether it sees and changes what belongs to others."""
+        """Whether it may see and change what other tenants own."""
         return self.role == "admin"
 
 
@@ -47,7 +47,7 @@ LIMITS = ("requests_per_minute", "tokens_per_minute", "max_running")
 
 
 class Tenants:
-    """Tenants by their tokens. Used from one event loop; `reload` takes a file's new content, if it is well formed."""
+    """The tenants by their tokens. Used from one event loop; `reload` applies a file's new content, if it is valid."""
 
     def __init__(self, by_token: Mapping[str, Tenant], path: Path | None = None) -> None:
         self._path = path
@@ -56,16 +56,16 @@ class Tenants:
 
     @classmethod
     def of_tokens(cls, tokens: Sequence[str]) -> Tenants:
-        """A tenant a token; the first is the admin's."""
+        """One tenant per token; the first is an admin."""
         return cls({token: Tenant(name=tenant_named(token), role=_role(place)) for place, token in enumerate(tokens)})
 
     @classmethod
     def of_file(cls, path: Path) -> Tenants:
-        """Those of a file; raises `UserError`."""
+        """The tenants of a token file; raises `UserError` as `read_tenants`."""
         return cls(read_tenants(path), path)
 
     def __bool__(self) -> bool:
-        """Whether a token is needed at all."""
+        """Whether callers need a token."""
         return bool(self._expected)
 
     def all(self) -> list[Tenant]:
@@ -73,21 +73,21 @@ class Tenants:
         return list(self._by_name.values())
 
     def named(self, name: str) -> Tenant | None:
-        """The tenant of this name; None for an unknown one."""
+        """The tenant of this name; None if there is none."""
         return self._by_name.get(name)
 
     def of(self, authorization: Iterable[str]) -> Tenant | None:
-        """The tenant of a call with these values of `authorization`; None for a wrong token, none, or several."""
+        """The tenant of a call with these values of `authorization`; None for a wrong, missing or repeated token."""
         given = [value.encode() for value in authorization]
         found = None
         for expected, tenant in self._expected:
-            # All are compared, so that the time says nothing about which was near.
+            # All tokens are compared, so that the time reveals nothing about a partial match.
             if hmac.compare_digest(given[0] if given else b"", expected):
                 found = tenant
         return found if len(given) == 1 else None
 
     def reload(self) -> bool:
-        """Read the file again; whether it was taken. What is wrong with it is logged, and the old tokens stay."""
+        """Read the file again; returns whether it was applied. Errors are logged, and the old tokens stay."""
         if self._path is None:
             return False
         self._seen = _stamp(self._path)
@@ -100,7 +100,7 @@ class Tenants:
         return True
 
     def reload_if_changed(self) -> bool:
-        """As `reload`, if the file is not the one that was read last."""
+        """Call `reload` if the file has changed since it was read."""
         return _stamp(self._path) != self._seen and self.reload()
 
     def _set(self, by_token: Mapping[str, Tenant]) -> None:
@@ -109,12 +109,12 @@ class Tenants:
 
 
 def read_tenants(path: Path) -> dict[str, Tenant]:
-    """The tenants of a file that only its owner can read, by token.
+    """Read the tenants, by token, of a token file, which only its owner may be able to read.
 
-    A line is a token, then its tenant's weight or settings: `TOKEN tenant=ann role=user weight=2 max_running=4
-    requests_per_minute=60 tokens_per_minute=20000`. Tokens of one tenant stand in lines of their own, its settings in
-    the first; a tenant without a name is known by its token. The tenant of the first line is the admin unless its line
-    says otherwise. Raises `UserError` for another file; errors do not quote tokens.
+    Each line is a token, then its tenant's weight or settings: `TOKEN tenant=ann role=user weight=2 max_running=4
+    requests_per_minute=60 tokens_per_minute=20000`. Each token of a tenant has its own line, and the first of them the
+    tenant's settings; a tenant without a name is identified by its token. The tenant of the first line is an admin
+    unless its `role` is set. Raises `UserError` for an invalid file; errors do not quote tokens.
     """
     try:
         mode = path.stat().st_mode
@@ -184,7 +184,7 @@ def _role(place: int) -> Role:
 
 
 def _stamp(path: Path | None) -> tuple[int, int, int] | None:
-    """Changes when the file is written or replaced."""
+    """A value that changes when the file is written or replaced: modification time, size and inode."""
     try:
         found = path.stat() if path else None
     except OSError:

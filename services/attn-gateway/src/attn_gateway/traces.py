@@ -1,7 +1,7 @@
-"""OpenTelemetry traces of calls: a span for each call, and below it what a completion waited for and computed.
+"""OpenTelemetry traces of calls: a span for each call, with child spans for the phases of a completion.
 
-The caller's span is the parent, by the W3C's `traceparent` in the metadata or the HTTP header. Attributes are those of
-the conventions for RPC and for generative models, and vLLM's for latencies; texts are never among them.
+The caller's span is the parent, from the W3C's `traceparent` in the metadata or the HTTP header. Attributes follow the
+conventions for RPC and for generative models, and vLLM's for latencies; they never contain prompts or completions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NANOSECONDS = 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class TracedCall:
-    """A call that has ended. Times are seconds since its start; `usage` is the message of that name."""
+    """A call that has ended. Times are in seconds since its start; `usage` is its `Usage` message, or None."""
 
     method: str
     request_id: str
@@ -35,7 +35,7 @@ class TracedCall:
 
 
 class Traces:
-    """Sends spans to a collector over OTLP; raises `MissingPackage` where OpenTelemetry is not installed."""
+    """Sends spans to a collector over OTLP; raises `MissingPackage` if OpenTelemetry is not installed."""
 
     def __init__(self, endpoint: str) -> None:
         try:
@@ -83,12 +83,12 @@ class Traces:
         span.end(_at(start + call.seconds))
 
     def stop(self) -> None:
-        """Send what is left; waits for the collector."""
+        """Send the remaining spans; waits for the collector."""
         self._provider.shutdown()
 
 
 def _measured(call: TracedCall) -> dict[str, Any]:
-    """What is known of a completion."""
+    """The attributes of a completion; empty for other calls."""
     if call.usage is None:
         return {}
     return {
@@ -102,7 +102,7 @@ def _measured(call: TracedCall) -> dict[str, Any]:
 
 
 def _phases(call: TracedCall) -> list[tuple[str, float, float]]:
-    """What the engine did for a completion, as (name, begin, end): waiting, the prompt, the tokens after the first."""
+    """The engine's phases of a completion as (name, begin, end): queue, prefill, and decode after the first token."""
     if call.usage is None or call.first_token is None or call.last_token is None:
         return []
     queued = min(call.usage.queue_time, call.first_token)

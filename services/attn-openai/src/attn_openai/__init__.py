@@ -1,1 +1,1 @@
-"""OpenAI's HTTP interface, and every gRPC call as JSON over HTTP, in front of the services of attn-gateway."""
+"""An HTTP server for the services of attn-gateway: OpenAI's interface, and every gRPC call as JSON over HTTP."""

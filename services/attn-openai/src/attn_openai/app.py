@@ -1,4 +1,4 @@
-"""The application: which path does what, bodies read within limits, answers, streams, and callers who go away."""
+"""The HTTP application: routes, request bodies with limits, responses, streams, and cancellation on disconnect."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from attn_openai.requests import ChatCompletionRequest, CompletionRequest, Embed
 log = structlog.get_logger()
 
 BODY_SECONDS = 30.0
-"""How long a caller may take to send the body of a request."""
+"""How long a client may take to send the body of a request."""
 PATHS = {
     "POST /v1/chat/completions": "The next message of a conversation, with tools, structured output and streaming.",
     "POST /v1/completions": "Completions of texts or token ids; with echo their log probabilities.",
@@ -46,7 +46,7 @@ PATHS = {
     "GET /health": "200 while all services are ready, else 503; needs no token.",
     "GET /version": "The version of this package; needs no token.",
 }
-"""Method and path of everything in OpenAI's and vLLM's interface that is answered, and what it does."""
+"""The method and path of each supported part of OpenAI's and vLLM's interfaces, with its description."""
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -58,41 +58,41 @@ REQUESTS: dict[str, type[msgspec.Struct]] = {
     "/v1/responses": ResponseRequest,
     "/v1/embeddings": EmbeddingsRequest,
 }
-"""The bodies of paths."""
+"""The types of request bodies, by path."""
 
 Answer: TypeAlias = Callable[[Any, Caller], Coroutine[Any, Any, dict[str, Any]]]
 Stream: TypeAlias = Callable[[Any, Caller], AsyncGenerator[dict[str, Any], None]]
 
 
 class CallerGoneError(Exception):
-    """Nobody waits for the answer any more."""
+    """The client has disconnected before the response."""
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A value as JSON."""
+    """A response with a value as JSON."""
     return Response(msgspec.json.encode(value), status, headers, "application/json")
 
 
 def error_response(error: AttnError) -> Response:
-    """An error in OpenAI's shape."""
+    """A response with an error in OpenAI's format."""
     return json_response(body_of(error), status_of(error), headers_of(error))
 
 
 def event_of(value: dict[str, Any]) -> bytes:
-    """A server-sent event; those of /v1/responses have a type."""
+    """A value as a server-sent event; events of /v1/responses have a type."""
     data = b"data: " + msgspec.json.encode(value) + b"\n\n"
     kind = value.get("type")
     return f"event: {kind}\n".encode() + data if isinstance(kind, str) else data
 
 
 async def gone(receive: Receive) -> None:
-    """Return when the caller has gone away."""
+    """Wait until the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of `work`, which is cancelled when the caller goes away; raises `CallerGoneError` then."""
+    """The result of `work`; if the client disconnects, cancels it and raises `CallerGoneError`."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(gone(receive))
     try:
@@ -107,10 +107,10 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Any]) -> Any:
 
 
 class EventStream:
-    """Sends events as they come; a caller who goes away ends their source, and an error ends the stream aloud.
+    """An ASGI response that streams events; it ends their source when the client disconnects, and sends errors.
 
-    What is wrong with a request is known before its first event, and is still answered with a status. All events are
-    taken in one task, as what a call binds to its task must be there to its end.
+    An error before the first event, such as that of an invalid request, gets an HTTP error status; a later one becomes
+    the last event. All events are generated in one task, as calls set context variables of their task.
     """
 
     media_type = "text/event-stream; charset=utf-8"
@@ -121,16 +121,16 @@ class EventStream:
         self._done = done
 
     def piece(self, value: dict[str, Any]) -> bytes:
-        """The bytes of an event."""
+        """Encode an event."""
         return event_of(value)
 
     def failure(self, error: AttnError) -> dict[str, Any]:
-        """The event of an error."""
+        """The event that reports an error to the client."""
         body = body_of(error)
         return body if self._done else {"type": "error", **body["error"], "sequence_number": -1}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer an HTTP request."""
+        """Send the response, as an ASGI application."""
         with contextlib.suppress(CallerGoneError):
             await unless_gone(receive, self._answer(scope, receive, send))
 
@@ -163,21 +163,21 @@ class EventStream:
 
 
 class LineStream(EventStream):
-    """A stream of lines of JSON."""
+    """A stream of JSON lines."""
 
     media_type = "application/x-ndjson"
 
     def piece(self, value: dict[str, Any]) -> bytes:
-        """A line."""
+        """Encode one line."""
         return msgspec.json.encode(value) + b"\n"
 
     def failure(self, error: AttnError) -> dict[str, Any]:
-        """The line of an error."""
+        """The JSON line that reports an error to the client."""
         return body_of(error)
 
 
 def timeout_of(request: Request) -> float | None:
-    """Seconds that the caller waits, by the header of the Connect protocol; raises `InvalidValue`."""
+    """The timeout in seconds from the Connect protocol's header, None without; raises `InvalidValue`."""
     given = request.headers.get("connect-timeout-ms")
     if given is None:
         return None
@@ -187,7 +187,7 @@ def timeout_of(request: Request) -> float | None:
 
 
 def shown_error(error: Exception, request_id: str) -> AttnError:
-    """The error as a caller may see it; what is not ours is logged and told by the request id alone."""
+    """The error that a client may see: an `AttnError` as it is; others are logged, and only the request id is shown."""
     if isinstance(error, AttnError):
         return error
     log.error("request failed", exc_info=error)
@@ -195,7 +195,7 @@ def shown_error(error: Exception, request_id: str) -> AttnError:
 
 
 class HttpApplication:
-    """Answers the requests of one gateway."""
+    """The Starlette application in front of one gateway."""
 
     def __init__(self, gateway: ServingState) -> None:
         self._gateway = gateway
@@ -230,7 +230,7 @@ class HttpApplication:
         return [*named, Route("/{service}/{method}", self._guarded(self._call), methods=["POST"])]
 
     def _text(self, kind: Any, answer: Answer, stream: Stream | None = None, *, done: bool = True) -> Any:
-        """Answers requests of a kind at once, or as a stream where they ask for one."""
+        """An endpoint for requests of type `kind`, which responds with one body, or a stream if `stream` is set."""
 
         async def handle(request: Request, caller: Caller) -> Any:
             asked = kind.read(await self._body(request))
@@ -243,7 +243,7 @@ class HttpApplication:
         return self._guarded(handle)
 
     def _plain(self, answer: Answer) -> Any:
-        """Answers requests of a few fields, which `answer` checks itself."""
+        """An endpoint for requests of a few fields, which `answer` validates itself."""
 
         async def handle(request: Request, caller: Caller) -> Any:
             return json_response(await unless_gone(request.receive, answer(await self._body(request), caller)))
@@ -258,11 +258,11 @@ class HttpApplication:
         return handle
 
     def _guarded(self, handle: Callable[[Request, Caller], Awaitable[Any]]) -> Any:
-        """Answers a request with what `handle` returns, or with the error that it raises."""
+        """An endpoint that responds with the result of `handle`, or with the error that it raises."""
 
         async def endpoint(request: Request) -> Any:
             request_id = _request_id(request)
-            # Here, and not deeper: a stream is sent by other tasks, which take over what is bound now.
+            # These must be bound here: a stream is sent by other tasks, which inherit the present context variables.
             structlog.contextvars.bind_contextvars(request_id=request_id, path=request.url.path)
             try:
                 self._check_host(request)
@@ -284,7 +284,7 @@ class HttpApplication:
         return Caller(self._gateway.local_calls, tuple(metadata), request_id, kv_tokens=self._kv_tokens)
 
     def _check_host(self, request: Request) -> None:
-        """Refuse names of other hosts where anybody on this machine is let in: pages of the web could rebind theirs."""
+        """Refuse foreign host names on a server without tokens, against DNS rebinding by web pages."""
         settings = self._gateway.settings
         has_tokens = settings.tokens or settings.token_file
         if has_tokens or settings.insecure or is_own_host(request.url.hostname or ""):
@@ -292,10 +292,10 @@ class HttpApplication:
         raise InvalidValue.of("host", request.url.hostname, "localhost or an address, on a server without tokens")
 
     async def _body(self, request: Request) -> dict[str, Any]:
-        """The decoded body; raises `UserError` for one that is too long, too slow, or not a JSON object."""
+        """Read and decode the body; raises `UserError` if it is too long, too slow, or not a JSON object."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
-            # A page of another site can send other types without asking, and would be let in.
+            # Pages of other sites can send other content types without a CORS preflight request.
             raise InvalidValue.of("content-type", kind, "application/json")
         limit, parts, size = self._gateway.settings.max_request_bytes, [], 0
         try:
@@ -322,7 +322,7 @@ class HttpApplication:
         return json_response(completions.model_of(await caller.model(request.path_params["name"])))
 
     async def _call(self, request: Request, caller: Caller) -> Any:
-        """A gRPC call as JSON."""
+        """Answer a gRPC call in JSON."""
         calls = self._gateway.local_calls
         name, kind = transcoding.method_of(**request.path_params, calls=calls)
         message = transcoding.read_message(kind, await self._body(request))
@@ -356,7 +356,7 @@ class HttpApplication:
 
 
 def is_own_host(name: str) -> bool:
-    """Whether a host name cannot be one of the web: localhost, or an address."""
+    """Whether a host name cannot belong to a web site: localhost, an IP address, or the test client's testserver."""
     try:
         ipaddress.ip_address(name)
     except ValueError:

@@ -1,4 +1,4 @@
-"""One HTTP request as a caller of the gateway's services: who it is, how long it has, what it asks."""
+"""Calls of the gateway's services on behalf of one HTTP request, with its metadata and deadline."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PAGE_SIZE = 1000
 class Caller:
     """Calls the services with the metadata of one HTTP request, until `deadline` on the clock of `time.monotonic()`.
 
-    `kv_tokens` remembers how many tokens the KV cache of a model holds, by its name and the time when it was loaded.
+    `kv_tokens` caches the capacity in tokens of each model's KV cache, by the model's name and load time.
     """
 
     calls: LocalCalls
@@ -47,15 +47,15 @@ class Caller:
     kv_tokens: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def until(self, seconds: float | None) -> Caller:
-        """The same caller with a deadline in so many seconds; None sets none."""
+        """The same caller with a deadline `seconds` from now; None sets no deadline."""
         return replace(self, deadline=None if seconds is None else time.monotonic() + seconds)
 
     async def unary(self, method: str, request: Any) -> Any:
-        """The answer of a method with one answer."""
+        """Call a method with a single response."""
         return await self.calls.unary(method, request, self.metadata, self.deadline)
 
     async def models(self) -> list[ModelInfo]:
-        """All models, by name."""
+        """All models that the caller may see, sorted by name."""
         answer = await self.unary(f"{MODELS}/ListModels", model_pb2.ListModelsRequest(page_size=PAGE_SIZE))
         return [from_message(ModelInfo, model) for model in answer.models]
 
@@ -89,14 +89,14 @@ class Caller:
         return from_message(Embeddings, await self.unary(f"{INFERENCE}/Embed", request))
 
     async def stats(self, model: str) -> EngineStats:
-        """How busy a model is."""
+        """The engine statistics of a model."""
         request = inference_pb2.GetEngineStatsRequest(model=model)
         return from_message(EngineStats, await self.unary(f"{INFERENCE}/GetEngineStats", request))
 
     async def with_room(self, model: str, prompt: Prompt) -> tuple[Prompt, int]:
-        """The prompt as token ids, and how many tokens may follow it: what context and KV cache still hold.
+        """The prompt as token ids, and the number of tokens for which context and KV cache still have room.
 
-        Raises `ContextLengthExceeded` where that is none.
+        Raises `ContextLengthExceeded` if there is no room.
         """
         info, tokenization = await asyncio.gather(self.model(model), self.tokenize(model, prompt))
         limit = info.max_seq_len

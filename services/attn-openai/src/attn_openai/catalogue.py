@@ -1,4 +1,4 @@
-"""What the page of mechanisms shows of one: the facts of `attn show`, its picture, and the curves of `attn compare`."""
+"""The data of the web page of a mechanism: the facts of `attn show`, its picture, and the curves of `attn compare`."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from attn_core.options import option_fields
 from latex2mathml.converter import convert
 
 POSITIONS = 24
-"""Positions on a side of the picture."""
+"""The number of query and key positions in the picture."""
 DTYPE = "float32"
 MOST = {"hidden_size": 16384, "num_heads": 256, "num_kv_heads": 256, "seq": 2**14}
-"""The largest sizes that may be asked for."""
+"""The largest sizes that a request may have."""
 DEFAULTS = {"hidden_size": 512, "num_heads": 8, "num_kv_heads": None, "seq": 1024}
 DRAWN = {"hidden_size": 32, "num_heads": 4, "num_kv_heads": None}
-"""Sizes of the layer that is drawn where the mask alone does not say what is seen: large ones take long."""
+"""The sizes of the layer that is computed for a picture that the mask alone cannot give: large ones take long."""
 DRAWING_SECONDS = 2.0
-"""Processor time that a layer may take to be drawn; with options that need more there is no picture."""
+"""Processor time that the layer of a picture may take; there is no picture for options that need more."""
 DRAWING_ELEMENTS = 2**20
-"""The largest tensor that a layer may make when it is drawn, in elements."""
+"""The largest tensor that the layer of a picture may create, in elements."""
 MOST_OPTION = 2**16
-"""The largest number that an option may have here."""
+"""The largest value of a numeric option here."""
 MOST_COMPARED = 6
 CURVE = [2**power for power in range(6, 18)]
 """Sequence lengths of the cost curves."""
 ALWAYS_PRICED = 2**12
-"""Tokens up to which a price may be asked for, however long it takes to count."""
+"""Tokens up to which a cost is computed, however long that takes."""
 CURVE_SECONDS = 0.5
-"""Processor time after which a curve ends with the length that it has reached."""
+"""Processor time after which a curve ends at the length that it has reached."""
 FIELDS = {"name", "options", "compare", *MOST}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MechanismView:
-    """A mechanism as a page asks for it."""
+    """The request of a page for a mechanism: its name, options and sizes, and mechanisms to compare it with."""
 
     name: str
     options: Mapping[str, Any]
@@ -56,7 +56,7 @@ class MechanismView:
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> MechanismView:
-        """The view that the body of a request asks for; raises `InvalidValue` or `UnknownName` for what is wrong."""
+        """Parse the body of a request; raises `InvalidValue` or `UnknownName` for invalid fields."""
         for key in body:
             if key not in FIELDS:
                 raise UnknownName.of("field", key, FIELDS)
@@ -79,13 +79,13 @@ class MechanismView:
         return cls(name=name, options=options, compare=tuple(compare), sizes=sizes, seq=seq)
 
     def facts(self) -> dict[str, Any]:
-        """Everything that the page shows, ready for JSON; raises `UserError` for options that do not fit."""
+        """Everything that the page shows, ready for JSON; raises `UserError` for options that do not fit together."""
         mechanism = installed().mechanisms.get(self.name)
         fitted = fitting(self.sizes, mechanism)
         config = fitted.config(mechanism, self._required(mechanism))
         said = describe(mechanism)
         curves = self._curves(mechanism)
-        # Pairs of some masks are counted row by row: what a curve reached in its time is a price that can be asked for.
+        # Allowed pairs of some masks are counted row by row: costs are limited to the length that a curve reached.
         most = max(curves[0]["tokens"][-1], ALWAYS_PRICED)
         if self.seq > most:
             allowed = f"at most {most} with these options, of which counting the allowed pairs takes long"
@@ -105,14 +105,14 @@ class MechanismView:
         }
 
     def _required(self, mechanism: Mechanism) -> dict[str, Any]:
-        """The options that were given, and those without a default as the mechanism's picture has them."""
+        """The given options, and for those without a default the values of the mechanism's picture."""
         defaults = option_fields(mechanism)
         drawn = {name: mechanism.sketch[name] for name, default in defaults.items()
                  if default is dataclasses.MISSING and name in mechanism.sketch}  # fmt: skip
         return drawn | dict(self.options)
 
     def _picture(self, mechanism: Mechanism) -> dict[str, Any]:
-        """A caption and a grid; an empty grid where drawing takes more than it may, with the reason as caption."""
+        """A caption and a grid; if drawing exceeds its limits, an empty grid with the reason as caption."""
         shown = dict(self.options) or dict(mechanism.sketch)
         config = fitting(self.sizes, mechanism).config(mechanism, shown)
         if mechanism.spec(config) is not None and not mechanism.can(Capability.CHOOSES):
@@ -122,7 +122,7 @@ class MechanismView:
         return layer_picture(mechanism, fitting(small, mechanism).config(mechanism, shown), shown)
 
     def _curves(self, mechanism: Mechanism) -> list[dict[str, Any]]:
-        """The costs by length, of this mechanism with its options and of those beside it with their own."""
+        """The cost curves of this mechanism with its options, and of the compared ones with their default options."""
         fitted = fitting(self.sizes, mechanism)
         config = fitted.config(mechanism, self._required(mechanism))
         own = _curve(self.name, lambda tokens: price(mechanism, config, tokens, DTYPE))
@@ -134,7 +134,7 @@ class MechanismView:
 
 
 def layer_picture(mechanism: Mechanism, config: MechanismConfig, shown: Mapping[str, Any]) -> dict[str, Any]:
-    """What a random layer does, drawn within `DRAWING_SECONDS`; an empty grid and the reason where it takes more."""
+    """The picture of a random layer, drawn within `DRAWING_SECONDS`; if that is exceeded, an empty grid and why."""
     try:
         with bounded_torch(DRAWING_SECONDS, DRAWING_ELEMENTS):
             drawn = view_of(mechanism, config, POSITIONS, shown)
@@ -145,10 +145,10 @@ def layer_picture(mechanism: Mechanism, config: MechanismConfig, shown: Mapping[
 
 @contextlib.contextmanager
 def bounded_torch(seconds: float, elements: int) -> Iterator[None]:
-    """End what this thread computes with torch at the first call that comes too late or makes too large a tensor.
+    """Limit the torch calls of this thread in time and in the size of their results.
 
-    Raises `DeadlineExceeded` after so many seconds of this thread's processor time, `OutOfCapacity` for a tensor with
-    more elements, and `MissingPackage` without torch.
+    The first call that is over a limit raises: `DeadlineExceeded` after `seconds` of this thread's processor time,
+    `OutOfCapacity` for a tensor with more than `elements` elements. Raises `MissingPackage` without torch.
     """
     torch = tensors()
     began = time.thread_time()
@@ -167,7 +167,7 @@ def bounded_torch(seconds: float, elements: int) -> Iterator[None]:
 
 
 def _curve(name: str, price_at: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
-    prices = [price_at(CURVE[0])]  # what is imported for the first one is no part of its time
+    prices = [price_at(CURVE[0])]  # imports for the first price do not count as its time
     began = time.thread_time()
     for tokens in CURVE[1:]:
         prices.append(price_at(tokens))
@@ -178,7 +178,7 @@ def _curve(name: str, price_at: Callable[[int], dict[str, Any]]) -> dict[str, An
 
 
 def own_options(mechanism: Mechanism) -> list[dict[str, Any]]:
-    """The options of a mechanism: name, type, description, default, and what its picture is drawn with."""
+    """The options of a mechanism: name, type, description, default, and the value used for its picture."""
     fields = {field.name: field for field in dataclasses.fields(mechanism.Config)}
     found = []
     for name, default in option_fields(mechanism).items():
@@ -198,7 +198,7 @@ def own_options(mechanism: Mechanism) -> list[dict[str, Any]]:
 
 
 def equation_lines(equation: str) -> list[str]:
-    r"""The equation as MathML, an element for each part that `\quad` separates; none where it cannot be converted."""
+    r"""The equation as MathML, one element per part separated by `\quad`; empty if it cannot be converted."""
     parts = [part for part in re.split(r",?\s*\\q?quad\s*", equation) if part.strip()]
     try:
         return [convert(part, display="block") for part in parts]
@@ -207,7 +207,7 @@ def equation_lines(equation: str) -> list[str]:
 
 
 def whole(body: Mapping[str, Any], field: str) -> int | None:
-    """A size of the body, or its default; raises `InvalidValue`."""
+    """An integer size from a request body, or its default; raises `InvalidValue`."""
     value, most = body.get(field, DEFAULTS[field]), MOST[field]
     if value is None and DEFAULTS[field] is None:
         return None
@@ -217,7 +217,7 @@ def whole(body: Mapping[str, Any], field: str) -> int | None:
 
 
 def _require_small(field: str, value: Any) -> None:
-    """Refuse numbers of which a layer could not be built in a moment, however deep they stand."""
+    """Raise `InvalidValue` for a number, at any depth, that is too large for building a layer quickly."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):

@@ -21,7 +21,7 @@ BROKEN_CHARACTER = "\ufffd"
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:
-    """Usage in OpenAI's shape."""
+    """Usage in OpenAI's format."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -31,12 +31,12 @@ def usage_of(usage: Usage) -> dict[str, Any]:
 
 
 def text_bytes(text: str) -> list[int] | None:
-    """The bytes of a token; None for part of a character, whose bytes its text does not show."""
+    """The UTF-8 bytes of a token; None for part of a character, whose bytes are not known from its text."""
     return None if BROKEN_CHARACTER in text else list(text.encode())
 
 
 def logprobs_of(tokens: Iterable[Token]) -> list[dict[str, Any]]:
-    """Log probabilities of tokens, as chat completions and responses have them."""
+    """Log probabilities of tokens in the format of chat completions and responses."""
     return [
         {
             "token": token.text,
@@ -52,7 +52,7 @@ def logprobs_of(tokens: Iterable[Token]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class ChatTask:
-    """A conversation ready to be answered."""
+    """The generation task of a chat completion request."""
 
     model: str
     prompt: Prompt
@@ -61,7 +61,7 @@ class ChatTask:
 
     @classmethod
     async def of(cls, request: ChatCompletionRequest, caller: Caller) -> ChatTask:
-        """From a request, whose model may be asked how many tokens the prompt has; raises `UserError`."""
+        """Create the task of a request; may call the model's tokenizer for a token limit. Raises `UserError`."""
         tools = Tools.read(request.tools, request.tool_choice, parallel=request.parallel_tool_calls)
         wanted = json_output(request.response_format)
         if wanted is not None and tools.choice is not Choice.NONE:
@@ -69,7 +69,7 @@ class ChatTask:
         wanted = tools.structured_output() or wanted
         top_logprobs = (request.top_logprobs or 0) if request.logprobs else None
         prompt, limit = conversation(request.messages, tools), request.token_limit
-        # Everything else is checked before the model is asked.
+        # Everything else is validated before the model is called.
         sampling = request.sampling(limit, top_logprobs=top_logprobs, structured_output=wanted)
         if limit is None:
             prompt, limit = await caller.with_room(request.model, prompt)
@@ -77,13 +77,13 @@ class ChatTask:
         return cls(request.model, prompt, sampling, tools)
 
     def deltas(self, caller: Caller) -> AsyncGenerator[OutputDelta, None]:
-        """The completions as they grow."""
+        """The deltas of the completions."""
         return caller.generate(self.model, self.prompt, self.sampling)
 
 
 @dataclass
 class ChoiceState:
-    """One completion while it grows; it makes the deltas of a stream, and from them the message at the end."""
+    """One completion during generation: it produces the message deltas of a stream, and at the end the message."""
 
     index: int
     tools: Tools
@@ -96,7 +96,7 @@ class ChoiceState:
     stop_reason: str | None = None
 
     def take(self, delta: OutputDelta) -> list[dict[str, Any]]:
-        """The deltas of the message that this much more of the completion brings."""
+        """Add a delta of the completion; returns the resulting deltas of the message."""
         self.tokens += delta.tokens
         found = self._named(delta) if self.tools.choice is Choice.NAMED else self._read(delta)
         if delta.finish_reason is not None:
@@ -129,7 +129,7 @@ class ChoiceState:
         return found
 
     def _named(self, delta: OutputDelta) -> list[dict[str, Any]]:
-        """The whole text is the arguments of the function that was asked for."""
+        """Add a delta for a named function: the whole text is the arguments of the call."""
         named = self.tools.named
         if named is None:
             return []
@@ -147,12 +147,12 @@ class ChoiceState:
 
 
 def choices_of(task: ChatTask) -> list[ChoiceState]:
-    """The completions of a task before anything is known of them."""
+    """The initial states of a task's completions."""
     return [ChoiceState(index, task.tools, task.tools.reader()) for index in range(task.sampling.n)]
 
 
 async def complete_chat(request: ChatCompletionRequest, caller: Caller) -> dict[str, Any]:
-    """The whole answer."""
+    """Return the whole chat completion."""
     task = await ChatTask.of(request, caller)
     choices, usage = choices_of(task), Usage()
     async with aclosing(task.deltas(caller)) as deltas:
@@ -173,7 +173,7 @@ async def complete_chat(request: ChatCompletionRequest, caller: Caller) -> dict[
 
 
 async def stream_chat(request: ChatCompletionRequest, caller: Caller) -> AsyncGenerator[dict[str, Any], None]:
-    """The answer as chunks; the first of each choice names the role."""
+    """Yield the chat completion in chunks; the first chunk of each choice contains the role."""
     task = await ChatTask.of(request, caller)
     head = _head(request, caller, "chat.completion.chunk")
     if request.include_usage:
@@ -189,7 +189,7 @@ async def stream_chat(request: ChatCompletionRequest, caller: Caller) -> AsyncGe
 
 
 def _chunks(state: ChoiceState, delta: OutputDelta, *, logprobs: bool) -> list[dict[str, Any]]:
-    """What `choices` of the next chunks holds."""
+    """The entries for `choices` of the next chunks, one per chunk."""
     parts = state.take(delta)
     if not state.started:
         state.started = True

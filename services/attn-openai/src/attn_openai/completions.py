@@ -1,4 +1,4 @@
-"""POST /v1/completions, /v1/embeddings, /tokenize; GET /v1/models."""
+"""POST /v1/completions, /v1/embeddings, /tokenize and /detokenize; GET /v1/models."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def prompts_of(given: Any) -> list[Prompt]:
 
 
 def token_name(token_id: int, text: str) -> str:
-    """A token as a key: its text; part of a character is named by its id, as other parts have the same text."""
+    """A token as a dict key: its text, or its id for part of a character, as other parts have the same text."""
     return f"token_id:{token_id}" if BROKEN_CHARACTER in text else text
 
 
 @dataclass
 class CompletionState:
-    """One completion while it grows; `offset` is where its next token begins, in characters of the text."""
+    """One completion during generation; `offset` is where its next token begins, in characters of the text."""
 
     index: int
     text: str = ""
@@ -61,7 +61,7 @@ class CompletionState:
     stop_reason: str | None = None
 
     def take(self, delta: OutputDelta) -> dict[str, Any]:
-        """The choice of the next chunk."""
+        """Add a delta of the completion; returns the choice for the next chunk."""
         offset = self.offset
         self.text += delta.text
         self.tokens += delta.tokens
@@ -71,7 +71,7 @@ class CompletionState:
         return self.shown(delta.text, delta.tokens, offset)
 
     def shown(self, text: str, tokens: Iterable[Token], offset: int = 0) -> dict[str, Any]:
-        """A choice with this text and the log probabilities of these tokens, where they have any."""
+        """A choice with this text and the log probabilities of these tokens, if they have any."""
         known = [token for token in tokens if token.logprob is not None or token.top_logprobs]
         return {
             "index": self.index,
@@ -99,7 +99,7 @@ def _logprobs(tokens: Sequence[Token], offset: int) -> dict[str, Any]:
 
 
 class Echo(NamedTuple):
-    """A prompt that is returned: its text, its number of tokens, and these with log probabilities if asked for."""
+    """A prompt to return: its text, its number of tokens, and, if requested, its tokens with log probabilities."""
 
     text: str = ""
     num_tokens: int = 0
@@ -116,16 +116,16 @@ class CompletionTask:
 
     @classmethod
     def of(cls, request: CompletionRequest, caller: Caller) -> CompletionTask:
-        """From a request; raises `InvalidValue`."""
+        """Create the task of a request; raises `InvalidValue`."""
         return cls(request, caller, prompts_of(request.prompt))
 
     @property
     def n(self) -> int:
-        """Completions of each prompt."""
+        """The number of completions per prompt."""
         return self.request.n or 1
 
     async def echoes(self) -> list[Echo]:
-        """The prompts as choices begin with them; empty without echo."""
+        """The prompts with which choices begin; empty ones without echo."""
         request, caller = self.request, self.caller
         if not request.echo:
             return [Echo()] * len(self.prompts)
@@ -136,7 +136,7 @@ class CompletionTask:
         return [Echo(each.text, len(each.tokens), score.tokens) for each, score in zip(read, scores, strict=True)]
 
     async def deltas(self) -> AsyncGenerator[tuple[int, OutputDelta], None]:
-        """The deltas of all prompts as they come, with the index of the choice."""
+        """Yield the deltas of all prompts as they arrive, with the index of the choice."""
         request = self.request
         sampling = request.sampling(request.token_limit, top_logprobs=request.logprobs)
         streams = [self.caller.generate(request.model, prompt, sampling) for prompt in self.prompts]
@@ -146,7 +146,7 @@ class CompletionTask:
 
 
 async def merged(streams: Sequence[AsyncGenerator[OutputDelta, None]]) -> AsyncGenerator[tuple[int, OutputDelta], None]:
-    """What all streams bring, as it comes, with the place of the stream; the first error ends all."""
+    """Yield the deltas of all streams as they arrive, with the index of the stream; the first error ends all."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as only:
             async for delta in only:
@@ -193,7 +193,7 @@ def _sum(usages: Iterable[Usage]) -> Usage:
 
 
 async def complete(request: CompletionRequest, caller: Caller) -> dict[str, Any]:
-    """The whole answer. With echo and `max_tokens` 0 the prompts are scored and nothing is generated."""
+    """Return the whole completions. With echo and `max_tokens` 0, prompts are scored and nothing is generated."""
     task = CompletionTask.of(request, caller)
     echoes = await task.echoes()
     states = [CompletionState(index) for index in range(len(task.prompts) * task.n)]
@@ -215,7 +215,7 @@ async def complete(request: CompletionRequest, caller: Caller) -> dict[str, Any]
 
 
 async def stream_completions(request: CompletionRequest, caller: Caller) -> AsyncGenerator[dict[str, Any], None]:
-    """The answer as chunks; with echo the first chunk of each choice is its prompt."""
+    """Yield the completions in chunks; with echo, the first chunk of each choice is its prompt."""
     if request.token_limit == 0:
         raise InvalidValue.of("max_tokens", 0, "at least 1 with stream")
     task = CompletionTask.of(request, caller)
@@ -244,7 +244,7 @@ def _head(request: CompletionRequest, caller: Caller) -> dict[str, Any]:
 
 
 async def embed(request: EmbeddingsRequest, caller: Caller) -> dict[str, Any]:
-    """A vector for each text."""
+    """Return an embedding for each text."""
     texts = request.texts()
     found = await caller.embed(request.model, texts)
     size = found.embeddings.shape[1]
@@ -261,7 +261,7 @@ async def embed(request: EmbeddingsRequest, caller: Caller) -> dict[str, Any]:
 
 
 def shortened(row: Sequence[float], dimensions: int) -> Sequence[float]:
-    """The first components of a vector, scaled to length 1; all of them as they are."""
+    """The first `dimensions` components of a vector, scaled to norm 1; a whole vector is returned unchanged."""
     if dimensions == len(row):
         return row
     length = math.hypot(*row[:dimensions]) or 1.0
@@ -269,7 +269,7 @@ def shortened(row: Sequence[float], dimensions: int) -> Sequence[float]:
 
 
 def encoded(row: Sequence[float], encoding: str | None) -> list[float] | str:
-    """A vector as numbers, or as base64 of float32 in little-endian order."""
+    """A vector as numbers, or as base64 of float32 values in little-endian order."""
     if encoding != "base64":
         return list(row)
     values = array.array("f", row)
@@ -279,7 +279,7 @@ def encoded(row: Sequence[float], encoding: str | None) -> list[float] | str:
 
 
 def model_of(info: ModelInfo) -> dict[str, Any]:
-    """A model in OpenAI's shape, with vLLM's `max_model_len`."""
+    """A model in OpenAI's format, with vLLM's `max_model_len`."""
     created = int(info.load_time.timestamp()) if info.load_time else 0
     return {
         "id": info.name, "object": "model", "created": created, "owned_by": "attn", "root": info.source,
@@ -294,7 +294,7 @@ async def models(caller: Caller) -> dict[str, Any]:
 
 
 async def tokenize(values: dict[str, Any], caller: Caller) -> dict[str, Any]:
-    """POST /tokenize, as vLLM has it: the token ids of a prompt, or of a conversation."""
+    """POST /tokenize, as in vLLM: the token ids of a prompt or a conversation."""
     given = values.keys() & {"prompt", "messages"}
     if values.keys() - {"model", "prompt", "messages"} or len(given) != 1 or not isinstance(values.get("model"), str):
         raise InvalidValue.of("body", sorted(values), "model, and one of prompt and messages")
@@ -306,7 +306,7 @@ async def tokenize(values: dict[str, Any], caller: Caller) -> dict[str, Any]:
 
 
 async def detokenize(values: dict[str, Any], caller: Caller) -> dict[str, Any]:
-    """POST /detokenize, as vLLM has it: the text of token ids."""
+    """POST /detokenize, as in vLLM: the text of token ids."""
     if values.keys() != {"model", "tokens"} or not isinstance(values["model"], str):
         raise InvalidValue.of("body", sorted(values), "model and tokens")
     return {"prompt": (await caller.tokenize(values["model"], Prompt(token_ids=values["tokens"]))).text}

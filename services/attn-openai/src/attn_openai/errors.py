@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape, with the HTTP status that its clients act on."""
+"""Errors in OpenAI's format, with the HTTP status on which its clients act."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ STATUSES = {
     grpc.StatusCode.DEADLINE_EXCEEDED: (504, "timeout_error"),
     grpc.StatusCode.UNIMPLEMENTED: (501, "invalid_request_error"),
 }
-"""HTTP status and type of an error by its canonical code; others are 500. Clients try 429 and above 499 again."""
+"""HTTP status and type of an error by its canonical code; others are 500. Clients retry 429 and 5xx."""
 
 RETRY_SECONDS = 1.0
-"""`retry-after` of errors that do not say when to try again."""
+"""The `retry-after` of errors without a retry delay."""
 
 
 def status_of(error: AttnError) -> int:
     """The HTTP status of an error."""
     if isinstance(error, UnknownName) and error.metadata.get("kind") != "model" and "field" not in error.metadata:
-        # Something named within the request does not exist; what the request was sent to does.
+        # A name within the request is unknown; 404 is for unknown resources and paths.
         return 404 if error.metadata.get("kind") in {"job", "mechanism", "path"} else 400
     return STATUSES.get(code_of(error), (500, "server_error"))[0]
 
 
 def body_of(error: AttnError) -> dict[str, Any]:
-    """The error as OpenAI's clients read it."""
+    """The body of an error response, in OpenAI's format."""
     status = status_of(error)
     kind = next((kind for number, kind in STATUSES.values() if number == status), "server_error")
     return {"error": {"message": error.message, "type": kind, "param": param_of(error), "code": word_of(error)}}
 
 
 def param_of(error: AttnError) -> str | None:
-    """The field of the request that the error is about."""
+    """The field of the request that caused the error; None if it is not known."""
     facts = error.metadata
     if isinstance(error, UnknownName):
         kind = facts.get("kind", "")
@@ -51,7 +51,7 @@ def param_of(error: AttnError) -> str | None:
 
 
 def word_of(error: AttnError) -> str:
-    """The error's stable word in OpenAI's spelling."""
+    """The stable error code in OpenAI's spelling."""
     if isinstance(error, ContextLengthExceeded):
         return "context_length_exceeded"
     if isinstance(error, UnknownName):
@@ -63,7 +63,7 @@ def word_of(error: AttnError) -> str:
 
 
 def headers_of(error: AttnError) -> dict[str, str]:
-    """What tells a client when to try again, and a proxy how to be let in."""
+    """The headers of an error response: when to retry, or how to authenticate."""
     status = status_of(error)
     if status in {429, 503}:
         return {"retry-after": str(round(float(error.metadata.get("retry_seconds", RETRY_SECONDS)), 3))}

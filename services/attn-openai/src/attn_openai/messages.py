@@ -1,4 +1,4 @@
-"""Conversations as OpenAI's clients send them, and as a model's chat template takes them."""
+"""Conversion of conversations from OpenAI's format to that of a model's chat template."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KNOWN_FIELDS = {
     "role", "content", "name", "tool_calls", "tool_call_id", "refusal", "annotations", "audio", "function_call",
     "reasoning", "reasoning_content", "provider_specific_fields",
 }  # fmt: skip
-"""Fields of a message; clients send an answer back with all that it had. Those that are not read must be empty."""
+"""Fields of a message; clients send a response back with all its fields. Those that are not read must be empty."""
 READ_FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id"}
 TEXT_PARTS = ("text", "input_text", "output_text")
 IMAGE_PARTS = ("image_url", "input_image")
@@ -26,7 +26,7 @@ DATA_URL = re.compile(r"data:image/[a-z0-9.+-]{1,40};base64,([A-Za-z0-9+/=]+)")
 
 
 def conversation(messages: Any, tools: Tools) -> Prompt:
-    """The prompt of chat messages, with the functions told in the system message; raises `InvalidValue`."""
+    """The prompt of chat messages, with the functions described in the system message; raises `InvalidValue`."""
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise InvalidValue.of("messages", messages, "a list of at least one message")
     found = [_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
@@ -34,7 +34,7 @@ def conversation(messages: Any, tools: Tools) -> Prompt:
 
 
 class Said(NamedTuple):
-    """Role and text of a message, U+FFFC where an image stands, and the images' files."""
+    """The role and text of a message, with U+FFFC in place of each image, and the images' files."""
 
     role: str
     text: str
@@ -42,7 +42,7 @@ class Said(NamedTuple):
 
 
 def _message(message: Any, place: str) -> Said:
-    """What a message says; a result of a tool keeps the role "tool"."""
+    """Parse a message; the result of a tool keeps the role "tool"."""
     if not isinstance(message, dict):
         raise InvalidValue.of(place, message, "an object with role and content")
     for name, value in message.items():
@@ -61,7 +61,7 @@ def _message(message: Any, place: str) -> Said:
 
 
 def _shown(content: Any, place: str, *, optional: bool = False) -> tuple[str, tuple[bytes, ...]]:
-    """The text of a content, U+FFFC where an image stands, and the images' files.
+    """The text of a message's content, with U+FFFC in place of each image, and the images' files.
 
     Raises `InvalidValue` for a part that is neither text nor an image in a data URL.
     """
@@ -85,7 +85,7 @@ def _shown(content: Any, place: str, *, optional: bool = False) -> tuple[str, tu
 
 
 def _image(part: dict[str, Any], place: str) -> bytes:
-    """The file in a data URL, of OpenAI's `image_url` or `input_image`; an address elsewhere is not fetched."""
+    """The file in the data URL of OpenAI's `image_url` or `input_image`; other URLs are refused, not fetched."""
     given = part.get("image_url")
     url = given.get("url") if isinstance(given, dict) else given
     found = DATA_URL.fullmatch(url) if isinstance(url, str) else None
@@ -99,7 +99,7 @@ def _image(part: dict[str, Any], place: str) -> bytes:
 
 
 def call_text(name: str, arguments: str) -> str:
-    """A call as the model would have written it; raises `InvalidValue` for arguments that are not JSON."""
+    """A function call as the model writes it; raises `InvalidValue` for arguments that are not JSON."""
     try:
         parsed = json.loads(arguments)
     except ValueError:
@@ -117,7 +117,7 @@ def _calls(calls: Iterable[Any], place: str) -> Iterable[str]:
 
 
 def _told(messages: list[Said], instructions: str) -> list[Said]:
-    """The messages with the instructions at the end of the system message, or as one."""
+    """The messages with the instructions at the end of the system message, or as a new system message."""
     if not instructions:
         return messages
     first = messages[0]
@@ -127,7 +127,7 @@ def _told(messages: list[Said], instructions: str) -> list[Said]:
 
 
 def _joined(messages: Iterable[Said]) -> Iterable[ChatMessage]:
-    """The messages as templates know them: results of tools that follow one another are one message of the user."""
+    """The messages for chat templates: consecutive results of tools are merged into one user message."""
     results: list[str] = []
     for role, text, images in messages:
         if role == "tool":

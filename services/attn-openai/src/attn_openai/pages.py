@@ -1,4 +1,4 @@
-"""The pages in a browser: the files of attn-ui below /ui, and what the page of mechanisms asks beyond gRPC calls."""
+"""The web pages: the files of attn-ui below /ui, and the data of the page of mechanisms that is no gRPC call."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from attn_openai.catalogue import MechanismView
 GET_MECHANISM = "/attn.v1.CatalogService/GetMechanism"
 ROOT = "/ui/"
 AT_ONCE = 2
-"""Mechanisms that are computed at a time; others wait."""
+"""The number of mechanisms whose data is computed at the same time; further requests wait."""
 CHECK_SECONDS = 120.0
-"""How long the laws of one mechanism may take."""
+"""How long checking the laws of one mechanism may take."""
 CHECK = "import os; os.nice(10); from attn_cli.main import main; main()"
 
 ReadBody = Callable[[Request], Awaitable[dict[str, Any]]]
@@ -36,11 +36,11 @@ PAGE_PATHS = {
     "POST /ui/data/mechanism": "What the page of mechanisms shows of one: facts, picture, cost curves.",
     "POST /ui/data/check": "The laws of attention tried on a mechanism; needs attn-testing on the server.",
 }
-"""Method and path of what is answered for the pages, and what it does."""
+"""The method and path of each route of the pages, with its description."""
 
 
 class Pages:
-    """Answers for the pages; `read_body` reads the JSON object of a request within the server's limits."""
+    """The endpoints of the pages; `read_body` reads the JSON object of a request within the server's limits."""
 
     def __init__(self, read_body: ReadBody) -> None:
         self._read_body = read_body
@@ -48,11 +48,11 @@ class Pages:
         self._checking = asyncio.Lock()
 
     async def home(self, _: Request) -> Response:
-        """Lead to the pages."""
+        """Redirect to the pages."""
         return RedirectResponse(ROOT, 307)
 
     async def file(self, request: Request) -> Response:
-        """A file of the pages, or nothing where the browser's copy is still good."""
+        """Return a file of the pages, or status 304 if the browser's copy is still valid."""
         asset = assets().get(request.path_params["path"] or INDEX)
         if asset is None:
             return Response("there is no such page", 404, {"content-type": "text/plain"})
@@ -62,14 +62,14 @@ class Pages:
         return Response(asset.content, headers={**headers, "content-type": asset.media_type})
 
     async def mechanism(self, request: Request, caller: Caller) -> Any:
-        """Facts, picture and cost curves of a mechanism with options; raises `UserError` for what it does not admit."""
+        """Facts, picture and cost curves of a mechanism with options; raises `UserError` for an invalid request."""
         view = MechanismView.of(await self._read_body(request))
         await self._admit(caller, view.name)
         async with self._computing:
             return await asyncio.to_thread(view.facts)
 
     async def check(self, request: Request, caller: Caller) -> Any:
-        """The verdicts of the conformance kit, from a process of its own with low priority, one at a time."""
+        """The verdicts of the conformance kit, computed one mechanism at a time in a low-priority process."""
         view = MechanismView.of(await self._read_body(request))
         await self._admit(caller, view.name)
         if self._checking.locked():
@@ -79,7 +79,7 @@ class Pages:
 
     @staticmethod
     async def _admit(caller: Caller, name: str) -> None:
-        """Let in whoever may read the catalogue, within the limits of all calls; raises `UnknownName` for the name."""
+        """Admit callers that may read the catalogue, within their limits; raises `UnknownName` for an unknown name."""
         await caller.unary(GET_MECHANISM, catalog_pb2.GetMechanismRequest(name=name))
 
 

@@ -1,4 +1,4 @@
-"""What attn-openai offers: the HTTP server of a gateway."""
+"""The plugin of attn-openai, which provides the HTTP server of a gateway."""
 
 from __future__ import annotations
 

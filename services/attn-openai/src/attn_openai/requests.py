@@ -1,4 +1,4 @@
-"""What OpenAI's clients send, field by field, and the sampling parameters that follow from it.
+"""The requests of OpenAI's clients, and their conversion to sampling parameters.
 
 Fields have OpenAI's names, and beyond OpenAI's those of vLLM. Bounds are those of `attn_schema.SamplingParams`.
 """
@@ -16,9 +16,9 @@ from attn_schema.schema import Checked
 from msgspec import Meta
 
 DEFAULT_TEMPERATURE = 1.0
-"""OpenAI's, where `SamplingParams` is greedy."""
+"""OpenAI's default temperature; that of `SamplingParams` is greedy."""
 DEFAULT_COMPLETION_TOKENS = 16
-"""`max_tokens` of /v1/completions, as OpenAI has it."""
+"""OpenAI's default for `max_tokens` of /v1/completions."""
 MAX_PROMPTS = 128
 """The most prompts of one request to /v1/completions."""
 
@@ -34,35 +34,35 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "truncation": ("disabled",),
 }
-"""Fields of OpenAI and vLLM that this server does not follow, and the values that ask for what it does anyway."""
+"""Fields of OpenAI and vLLM that this server does not implement, with the values that request its only behaviour."""
 
 SAME_NAMES = (
     "top_p", "n", "frequency_penalty", "presence_penalty", "top_k", "min_p", "typical_p", "repetition_penalty",
     "ignore_eos", "num_beams", "length_penalty", "early_stopping", "num_speculative_tokens",
 )  # fmt: skip
-"""Fields of requests that `SamplingParams` has by the same name."""
+"""Fields of requests that have the same name in `SamplingParams`."""
 
 OTHER_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
-"""Fields of `SamplingParams` by the name that callers know."""
+"""Fields of `SamplingParams` that have another name in requests."""
 
 
 COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""How llguidance writes JSON: without blanks and new lines that small models would repeat for ever."""
+"""The JSON format for llguidance: without optional blanks and new lines, which small models would repeat for ever."""
 
 
 def compact_schema(schema: dict[str, Any]) -> str:
-    """A JSON schema as text that allows no more blanks than `json.dumps` writes."""
+    """A JSON schema as text, which allows no more whitespace than `json.dumps` writes."""
     return json.dumps({"x-guidance": COMPACT, **schema})
 
 
 class StreamOptions(Checked, frozen=True, kw_only=True):
-    """What a stream brings beside its text."""
+    """Options of a stream."""
 
     include_usage: Annotated[bool, Meta(description="Ends the stream with the usage of the whole request.")] = False
 
 
 class StructuredOutputs(Checked, frozen=True, kw_only=True):
-    """vLLM's form of structured output; exactly one field is given."""
+    """vLLM's form of structured output; exactly one field must be given."""
 
     json: Annotated[Any, Meta(description="JSON schema of the completion, as an object or as text.")] = None
     regex: Annotated[str, Meta(description="Regular expression that the whole completion matches.")] | None = None
@@ -72,7 +72,7 @@ class StructuredOutputs(Checked, frozen=True, kw_only=True):
     grammar: Annotated[str, Meta(description="Lark grammar whose first rule is `start`.")] | None = None
 
     def wanted(self) -> StructuredOutput:
-        """As the engine has it; raises `InvalidValue` unless exactly one field is given."""
+        """Convert to the engine's `StructuredOutput`; raises `InvalidValue` unless exactly one field is given."""
         given = [name for name in self.__struct_fields__ if getattr(self, name) is not None]
         if len(given) != 1:
             raise InvalidValue.of("structured_outputs", given or None, "exactly one of json, regex, choice and grammar")
@@ -84,7 +84,7 @@ class StructuredOutputs(Checked, frozen=True, kw_only=True):
 
 
 class SamplingFields(Checked, frozen=True, kw_only=True):
-    """The fields that all requests for text share. None is a field that was not given."""
+    """The common fields of all requests for text. None means that a field was not given."""
 
     model: Annotated[str, Meta(description="Name of a loaded model; GET /v1/models lists them.")]
     max_tokens: Annotated[int, Meta(description="Maximum number of tokens to generate.")] | None = None
@@ -116,7 +116,7 @@ class SamplingFields(Checked, frozen=True, kw_only=True):
     structured_outputs: Annotated[StructuredOutputs, Meta(description="vLLM: constrains the text.")] | None = None
 
     NAME: ClassVar[str] = "request"
-    """What an error calls a request of this kind."""
+    """The name of this kind of request in error messages."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -125,9 +125,9 @@ class SamplingFields(Checked, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
-        """The request in a decoded body.
+        """Parse a decoded body.
 
-        Raises `InvalidValue` or `UnknownName` naming the field that is wrong or not known.
+        Raises `InvalidValue` or `UnknownName`, naming the field that is invalid or unknown.
         """
         known = dict(values)
         for name in NEUTRAL.keys() & known.keys() - set(cls.__struct_fields__):
@@ -148,7 +148,7 @@ class SamplingFields(Checked, frozen=True, kw_only=True):
         top_logprobs: int | None = None,
         structured_output: StructuredOutput | None = None,
     ) -> SamplingParams:
-        """How tokens are chosen; raises `InvalidValue` with the name of the field in the request."""
+        """Convert to `SamplingParams`; raises `InvalidValue` with the name of the field in the request."""
         values = {name: given for name in SAME_NAMES if (given := getattr(self, name)) is not None}
         if values.get("top_k") == -1:
             values["top_k"] = 0
@@ -177,7 +177,7 @@ class SamplingFields(Checked, frozen=True, kw_only=True):
 
 
 def renamed(error: InvalidValue) -> InvalidValue:
-    """The error with the name that the field has in requests."""
+    """The error with the field's name in requests instead of that in `SamplingParams`."""
     field = error.metadata.get("field", "")
     name = OTHER_NAMES.get(field)
     if name is None:
@@ -195,7 +195,7 @@ def stop_strings(stop: Any) -> tuple[str, ...]:
 
 
 def logit_bias(given: Any) -> dict[int, float]:
-    """Biases by token id; JSON has the ids as text."""
+    """Biases by token id; in JSON the ids are strings."""
     if given is None:
         return {}
     if not isinstance(given, dict):
@@ -209,7 +209,7 @@ def logit_bias(given: Any) -> dict[int, float]:
 
 
 def json_output(response_format: Any, field: str = "response_format") -> StructuredOutput | None:
-    """What `response_format` (or the flat form of /v1/responses) asks for; None for plain text."""
+    """The structured output for `response_format` (or the flat form of /v1/responses); None for plain text."""
     if response_format is None:
         return None
     if not isinstance(response_format, dict) or not isinstance(response_format.get("type"), str):
@@ -300,7 +300,7 @@ class EmbeddingsRequest(Checked, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
-        """The request in a decoded body; raises as `SamplingFields.read`."""
+        """Parse a decoded body; raises as `SamplingFields.read`."""
         return cls.from_mapping(values, "request")
 
     def texts(self) -> tuple[str, ...]:
@@ -313,7 +313,7 @@ class EmbeddingsRequest(Checked, frozen=True, kw_only=True):
 
 
 class ResponseRequest(SamplingFields, frozen=True, kw_only=True):
-    """POST /v1/responses. Responses are not stored, so each request brings the whole conversation."""
+    """POST /v1/responses. Responses are not stored, so each request contains the whole conversation."""
 
     NAME = "response request"
 

@@ -21,12 +21,12 @@ COPIED = (
     *SAME_NAMES, "model", "temperature", "stop", "seed", "logit_bias", "user", "timeout", "min_tokens",
     "use_beam_search", "structured_outputs", "tools", "tool_choice", "parallel_tool_calls",
 )  # fmt: skip
-"""Fields that mean the same in a chat completion request."""
+"""Fields that have the same meaning in a chat completion request."""
 ITEM_TYPES = ("message", "function_call", "function_call_output")
 
 
 def as_chat(request: ResponseRequest) -> ChatCompletionRequest:
-    """The chat completion request that asks for the same; raises `InvalidValue`."""
+    """Convert to the equivalent chat completion request; raises `InvalidValue`."""
     if request.max_tokens is not None:
         raise InvalidValue.of("max_tokens", request.max_tokens, "left out; it is max_output_tokens here")
     text = request.text if request.text is not None else {}
@@ -84,7 +84,7 @@ def _new_id(kind: str) -> str:
 
 @dataclass
 class ResponseState:
-    """A response while it grows, and the events that tell of it."""
+    """A response during generation, which produces the events of its stream."""
 
     request: ResponseRequest
     id: str
@@ -99,7 +99,7 @@ class ResponseState:
         return {"type": kind, "sequence_number": self._events - 1, **facts}
 
     def shown(self, status: str, usage: Usage | None = None, *, incomplete: bool = False) -> dict[str, Any]:
-        """The response as an object."""
+        """The response as a JSON object."""
         request = self.request
         return {
             "id": self.id,
@@ -127,7 +127,7 @@ class ResponseState:
         }
 
     def message_delta(self, text: str, logprobs: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """More text: of the message that is open, or of a new one."""
+        """Add text to the open message, or to a new one; yields the events."""
         if not self.output or self.output[-1]["type"] != "message":
             item: dict[str, Any] = {"type": "message", "id": _new_id("msg"), "role": "assistant", "content": []}
             item["status"] = "in_progress"
@@ -142,7 +142,7 @@ class ResponseState:
         yield self.event("response.output_text.delta", **self._place(), content_index=0, delta=text, logprobs=logprobs)
 
     def call_delta(self, call: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """A new call, or more arguments of the one that is open."""
+        """Add a new function call, or arguments to the open one; yields the events."""
         function = call["function"]
         if "id" in call:
             yield from self.close("completed")
@@ -154,7 +154,7 @@ class ResponseState:
         yield self.event("response.function_call_arguments.delta", **self._place(), delta=function["arguments"])
 
     def close(self, status: str) -> Iterator[dict[str, Any]]:
-        """Tell that the last item is whole."""
+        """Close the last item if it is open; yields the events."""
         if not self.output or self.output[-1]["status"] != "in_progress":
             return
         item = self.output[-1]
@@ -192,7 +192,7 @@ def _deltas(response: ResponseState, state: ChoiceState, parts: list[Any], token
 
 
 async def stream_response(request: ResponseRequest, caller: Caller) -> AsyncGenerator[dict[str, Any], None]:
-    """The events of a response."""
+    """Yield the events of a response."""
     task = await ChatTask.of(as_chat(request), caller)
     response = ResponseState(request, f"resp_{caller.request_id}", task.sampling.temperature)
     (state,), usage, reason = choices_of(task), Usage(), None
@@ -218,7 +218,7 @@ async def stream_response(request: ResponseRequest, caller: Caller) -> AsyncGene
 
 
 async def respond(request: ResponseRequest, caller: Caller) -> dict[str, Any]:
-    """The whole response."""
+    """Return the whole response."""
     last: dict[str, Any] = {}
     async with aclosing(stream_response(request, caller)) as events:
         async for event in events:

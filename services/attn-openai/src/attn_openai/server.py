@@ -16,12 +16,12 @@ from starlette.applications import Starlette
 from attn_openai.app import HttpApplication
 
 KEEP_ALIVE_SECONDS = 75
-"""How long an idle connection stays open: longer than the minute that proxies and clients keep theirs."""
+"""How long an idle connection stays open: longer than the minute for which proxies and clients keep theirs."""
 BACKLOG = 2048
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn that says when it listens, and leaves the signals to the gateway, which drains."""
+    """A uvicorn server with an event for when it listens, and no signal handlers: the gateway handles signals."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -37,7 +37,7 @@ class _Server(uvicorn.Server):
 
 
 class UvicornServer:
-    """Listens at `http_port` of the gateway's settings."""
+    """An `attn_gateway.HttpServer` that listens at `http_port` of the gateway's settings."""
 
     def __init__(self) -> None:
         self._server: _Server | None = None
@@ -47,12 +47,12 @@ class UvicornServer:
 
     @property
     def address(self) -> str:
-        """`host:port` as clients dial it."""
+        """The `host:port` to which clients connect."""
         port = self._socket.getsockname()[1] if self._socket is not None else 0
         return f"[{self._host}]:{port}" if ":" in self._host else f"{self._host}:{port}"
 
     async def start(self, gateway: ServingState) -> None:
-        """Listen, and answer from now on; raises `UserError` if the port cannot be had or the certificate be read."""
+        """Listen and serve; raises `UserError` if the port is not available or the TLS files cannot be used."""
         settings = gateway.settings
         self._host = settings.host.strip("[]")
         config = _config(settings, HttpApplication(gateway).app)
@@ -62,7 +62,7 @@ class UvicornServer:
         await self._server.listens.wait()
 
     async def stop(self, shutdown_timeout: float) -> None:
-        """Refuse new connections, let requests end for `shutdown_timeout` seconds, then cut them."""
+        """Refuse new connections, let requests finish for `shutdown_timeout` seconds, then cancel them."""
         if self._server is None or self._task is None:
             return
         self._server.config.timeout_graceful_shutdown = max(1, round(shutdown_timeout))
@@ -76,7 +76,7 @@ class UvicornServer:
 
 
 def _config(settings: GatewaySettings, app: Starlette) -> uvicorn.Config:
-    """How uvicorn serves an application; raises `UserError` for a certificate or key that cannot be used."""
+    """The uvicorn config for an application; raises `UserError` for a certificate or key that cannot be used."""
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -97,10 +97,10 @@ def _config(settings: GatewaySettings, app: Starlette) -> uvicorn.Config:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens on a port of this host alone; raises `UserError` if it cannot be had."""
+    """A socket that listens on a port of one host address; raises `UserError` if the port is not available."""
     probe(host, port, field="http_port")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With the protocol named, asyncio sends small answers at once; else each would wait 40 ms for an acknowledgement.
+    # asyncio sets TCP_NODELAY only if the protocol is named; otherwise small answers would wait 40 ms for an ACK.
     opened = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

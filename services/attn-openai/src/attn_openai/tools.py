@@ -1,6 +1,6 @@
-"""Functions that a model may call: the grammar of its answer, the messages that tell it, and its calls read back.
+"""Function calling: the grammar of the model's output, the instructions for the model, and the parsing of calls.
 
-The form is that of the Hermes and Qwen 2.5 chat templates: signatures within <tools> in the system message, each call
+The format is that of the Hermes and Qwen 2.5 chat templates: signatures within <tools> in the system message, each call
 as {"name": ..., "arguments": {...}} within <tool_call>, each result within <tool_response>.
 """
 
@@ -37,11 +37,11 @@ For each function call, return a json object with function name and arguments wi
 <tool_call>
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
-"""What the chat template of Qwen 2.5 says."""
+"""The instructions of Qwen 2.5's chat template."""
 
 
 class Choice(Enum):
-    """Whether the model is to call functions."""
+    """The kinds of `tool_choice`: whether the model may or must call functions."""
 
     NONE = auto()
     AUTO = auto()
@@ -58,13 +58,13 @@ class ToolCall(NamedTuple):
 
 
 def new_call_id() -> str:
-    """An id for a call."""
+    """A new id for a call."""
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
 @dataclass(frozen=True)
 class Function:
-    """A function as the caller describes it."""
+    """A function as described in a request."""
 
     name: str
     description: str | None
@@ -72,7 +72,7 @@ class Function:
 
     @classmethod
     def read(cls, tool: Any, place: str) -> Function:
-        """From the form of chat completions or the flat form of responses; raises `InvalidValue`."""
+        """Parse the format of chat completions or the flat format of responses; raises `InvalidValue`."""
         if not isinstance(tool, dict) or tool.get("type") != "function":
             given = tool.get("type") if isinstance(tool, dict) else tool
             raise InvalidValue.of(f"{place}.type", given, "function")
@@ -89,21 +89,21 @@ class Function:
 
     @property
     def signature(self) -> str:
-        """The function as the model is told of it."""
+        """The function's description for the model, as JSON."""
         told = {"name": self.name, "description": self.description, "parameters": self.parameters}
         function = {key: value for key, value in told.items() if value is not None}
         return json.dumps({"type": "function", "function": function}, ensure_ascii=False)
 
     @property
     def rule(self) -> str:
-        """A call of the function as the right side of a Lark rule."""
+        """The right-hand side of the Lark rule for a call of the function."""
         head = json.dumps(f'{OPENING}\n{{"name": {json.dumps(self.name)}, "arguments": ')
         return f"{head} %json {compact_schema(self.parameters)} {json.dumps('}' + chr(10) + CLOSING)}"
 
 
 @dataclass(frozen=True)
 class Tools:
-    """The functions of a request, and whether they are to be called."""
+    """The functions of a request, and whether the model may or must call them."""
 
     functions: tuple[Function, ...] = ()
     choice: Choice = Choice.NONE
@@ -112,7 +112,7 @@ class Tools:
 
     @classmethod
     def read(cls, tools: Any, tool_choice: Any, *, parallel: bool | None = None) -> Tools:
-        """From the fields of a request; raises `InvalidValue` or `UnknownName`."""
+        """Parse the fields of a request; raises `InvalidValue` or `UnknownName`."""
         if tools is None or tools == []:
             if tool_choice not in {None, "none", "auto"} if isinstance(tool_choice, str | None) else True:
                 raise InvalidValue.of("tool_choice", tool_choice, "left out without tools")
@@ -128,13 +128,13 @@ class Tools:
 
     @property
     def instructions(self) -> str:
-        """What a system message tells the model; empty where it is to call none."""
+        """The instructions for the system message; empty if the model may call no function."""
         if self.choice is Choice.NONE:
             return ""
         return INSTRUCTIONS.format(signatures="\n".join(function.signature for function in self.functions))
 
     def structured_output(self) -> StructuredOutput | None:
-        """What the answer must match; None where no function can be called."""
+        """The grammar or JSON schema that constrains the output; None if no function can be called."""
         if self.choice is Choice.NONE:
             return None
         if self.named is not None:
@@ -148,7 +148,7 @@ class Tools:
         return StructuredOutput(lark="\n".join(rules))
 
     def reader(self) -> CallReader:
-        """Reads one completion."""
+        """A new parser for one completion."""
         return CallReader(self)
 
 
@@ -168,7 +168,7 @@ def _choice(given: Any, functions: dict[str, Function]) -> tuple[Choice, Functio
 
 @dataclass
 class CallReader:
-    """Takes the text of a completion as it grows apart into text and calls.
+    """Splits the streamed text of a completion into plain text and function calls.
 
     With a named function the whole text is the arguments of one call: see `ChoiceState`.
     """
@@ -178,7 +178,7 @@ class CallReader:
     _is_text: bool = field(default=False)
 
     def read(self, text: str, *, last: bool = False) -> Iterator[str | ToolCall]:
-        """What is certain after more `text`: text, and whole calls."""
+        """Add `text`; yields the plain text and complete calls that are certain by now."""
         if self._is_text or self.tools.choice is Choice.NONE:
             if text:
                 yield text
@@ -193,7 +193,7 @@ class CallReader:
             yield self._call(call)
             self._held = self._held.lstrip("\n")
         if last and self._held:
-            # Cut off at the maximum number of tokens: half a call is returned as the text that it is.
+            # An incomplete call, cut off at the maximum number of tokens, is returned as text.
             held, self._held = self._held.lstrip("\n"), ""
             yield held
 

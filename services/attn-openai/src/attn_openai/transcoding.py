@@ -1,7 +1,7 @@
 """Every gRPC call as JSON over HTTP: POST /attn.v1.SERVICE/METHOD with the request in protobuf's JSON form.
 
-The paths are those of gRPC and of the Connect protocol. A call that answers with a stream sends a line of JSON for each
-message, {"result": ...}, and {"error": ...} if it fails, as grpc-gateway does.
+The paths are those of gRPC and of the Connect protocol. A streaming call sends one JSON line per message,
+{"result": ...}, and {"error": ...} if it fails, like grpc-gateway.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from attn_openai.caller import Caller
 
 TENSOR = "attn.v1.Tensor"
 LISTS = "lists"
-"""Value of the query's `tensors` that asks for nested lists in place of base64."""
+"""The value of the query parameter `tensors` that requests nested lists instead of base64."""
 
 JSON_TYPES = {
     FieldDescriptor.CPPTYPE_BOOL: {"type": "boolean"},
@@ -44,11 +44,11 @@ KNOWN_MESSAGES: dict[str, dict[str, Any]] = {
     "google.protobuf.Struct": {"type": "object"},
     "google.protobuf.Value": {},
 }
-"""Messages whose JSON form is not an object of their fields."""
+"""JSON schemas of the messages whose JSON form is not an object of their fields."""
 
 
 def method_of(service: str, method: str, calls: LocalCalls) -> tuple[str, type[Message]]:
-    """The full name of a call and the class of its request; raises `UnknownName`."""
+    """The full name of a method and the class of its request; raises `UnknownName`."""
     name = f"/{service}/{method}"
     if name not in calls.methods:
         raise UnknownName.of("path", name, calls.methods)
@@ -57,7 +57,7 @@ def method_of(service: str, method: str, calls: LocalCalls) -> tuple[str, type[M
 
 
 def read_message(kind: type[Message], values: dict[str, Any]) -> Message:
-    """A message from its JSON form, by either spelling of its fields; raises `InvalidValue` for an unknown field."""
+    """Parse a message from its JSON form, with either spelling of its fields; raises `InvalidValue`."""
     try:
         return json_format.ParseDict(values, kind())
     except (json_format.ParseError, TypeError, ValueError) as error:
@@ -65,7 +65,7 @@ def read_message(kind: type[Message], values: dict[str, Any]) -> Message:
 
 
 def shown(message: Message, *, lists: bool) -> dict[str, Any]:
-    """A message in its JSON form by the names of its fields; with `lists`, tensors have `values`, not `data`."""
+    """A message in JSON form, with the proto names of its fields; with `lists`, tensors have `values`, not `data`."""
     values: dict[str, Any] = json_format.MessageToDict(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
@@ -89,18 +89,18 @@ def _unpack_tensors(message: Message, values: dict[str, Any]) -> None:
 
 
 async def call(name: str, request: Message, caller: Caller, *, lists: bool) -> dict[str, Any]:
-    """The answer of a call with one answer."""
+    """Call a method with a single response."""
     return shown(await caller.unary(name, request), lists=lists)
 
 
 async def stream(name: str, request: Message, caller: Caller, *, lists: bool) -> AsyncGenerator[dict[str, Any], None]:
-    """The answers of a call with many, each as `result`."""
+    """Call a method with a stream of responses, each yielded as `result`."""
     async for answer in caller.calls.stream(name, request, caller.metadata, caller.deadline):
         yield {"result": shown(answer, lists=lists)}
 
 
 def openapi(calls: LocalCalls, paths: dict[str, str], requests: dict[str, type[msgspec.Struct]], version: str) -> Any:
-    """The OpenAPI document of all calls, of `paths` ("POST /v1/...": what it does) and of their `requests` by path."""
+    """The OpenAPI document of all calls, and of `paths` ("POST /v1/...": description) with their `requests` by path."""
     schemas: dict[str, Any] = {}
     entries: dict[str, Any] = {}
     refs, components = msgspec.json.schema_components(
@@ -148,7 +148,7 @@ def _json(schema: Any) -> dict[str, Any]:
 
 
 def _reference(message: Descriptor, schemas: dict[str, Any]) -> dict[str, Any]:
-    """A reference to the schema of a message, which is added with those that it needs."""
+    """A reference to the schema of a message, which is added to `schemas` with those that it needs."""
     if message.full_name in KNOWN_MESSAGES:
         return KNOWN_MESSAGES[message.full_name]
     if message.full_name not in schemas:
@@ -181,7 +181,7 @@ def _single(field: FieldDescriptor, schemas: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def _descriptions() -> dict[str, dict[str, str]]:
-    """What the fields of messages mean, by the names of message and field, as attn-schema says it."""
+    """The descriptions of message fields in attn-schema, by the names of message and field."""
     found: dict[str, dict[str, str]] = {}
     for name in dir(attn_schema):
         noun = getattr(attn_schema, name)

@@ -1,1 +1,1 @@
-"""Inference over gRPC: engines as Ray actors behind one gateway."""
+"""Inference over gRPC: engines in Ray actors behind one gateway."""

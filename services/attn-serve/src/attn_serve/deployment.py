@@ -1,4 +1,4 @@
-"""The replicas of a model as a Ray Serve deployment, and a backend that spreads tasks over them."""
+"""The replicas of a model as a Ray Serve deployment, and a backend that distributes tasks over them."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ from attn_serve.streams import EngineLost, Streams
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.3
-"""How often addresses are asked for while replicas are missing."""
+"""Interval at which the replicas' addresses are requested while replicas are missing."""
 CALM_POLL_SECONDS = 2.0
-"""How often otherwise."""
+"""The same interval while no replica is missing."""
 ADDRESS_SECONDS = 5.0
 WAKE_SECONDS = 60.0
-"""How long a call may wait that makes Ray Serve start a replica where none runs."""
+"""Timeout of the call that makes Ray Serve start a replica when none runs."""
 HEALTH_SECONDS = 2.0
 SHUTDOWN_SECONDS = 30.0
-"""How long a replica that is given back may take to hand over its requests."""
+"""How long a replica that is being stopped may take to hand over its requests."""
 MAX_CONTROL_CALLS = 1000
 WEIGHTS = ("*.safetensors", "*.gguf")
 APP_PREFIX = "attn-"
 SERVE_CALLS = threading.Lock()
-"""Held while a model is deployed: Ray Serve fails where two threads start it, or deploy, at once."""
+"""Lock held while a model is deployed: Ray Serve fails if two threads start it, or deploy, at the same time."""
 
 
 class DeploymentBackend:
-    """Serves one model from the replicas of a deployment, which it starts or, where another gateway did, joins."""
+    """Serves one model from a Ray Serve deployment, which it creates, or joins if another gateway has created it."""
 
     def __init__(
         self,
@@ -74,18 +74,19 @@ class DeploymentBackend:
         self._tokenizer: PromptTokenizer | None = None
         self._joined = self._deployed = False
         self._asked = False
-        """Whether a request found no replica since one was last asked for."""
+        """Whether a request has found no replica since `_wake` last requested one."""
         self._background: set[asyncio.Task[Any]] = set()
 
     @property
     def replicas(self) -> int:
-        """Replicas that take tasks."""
+        """The number of replicas that accept tasks."""
         return sum(not replica.draining for replica in self._replicas.values())
 
     async def start(self, streams: Streams) -> ModelInfo:
-        """Deploy the model, or join its deployment; returns when all replicas of the beginning answer.
+        """Deploy the model, or join its deployment; returns when all initial replicas answer.
 
-        Raises what loading raises, and `InvalidValue` or `OutOfCapacity` for replicas that no machine has room for.
+        Raises the errors of loading, and `InvalidValue` or `OutOfCapacity` if the machines have no room for the
+        replicas.
         """
         self._streams = streams
         await asyncio.to_thread(require_tensor_parallel, self._folder, self._config)
@@ -95,16 +96,16 @@ class DeploymentBackend:
             if self._deployment.min_replicas:
                 await asyncio.sleep(POLL_SECONDS)
             else:
-                await self._wake()  # the first may have been taken for idle before it was asked
+                await self._wake()  # the first replica may have been stopped as idle by now
             addresses = await self._addresses()
         await self._connect(addresses)
         self._tokenizer = PromptTokenizer(await asyncio.to_thread(Tokenizer.from_folder, self._folder))
         self._watcher = asyncio.create_task(self._watch(), name=f"replicas of {self._name}")
-        self._deployed = True  # who fails to join a deployment of others does not delete it
+        self._deployed = True  # a backend that fails to join a deployment does not delete it
         return addresses[0].info
 
     async def scale(self, deployment: DeploymentConfig) -> None:
-        """Change the number of replicas; those that are given back hand their requests over first."""
+        """Change the number of replicas; those that are removed hand over their requests first."""
         await asyncio.to_thread(require_places, self._folder, self._config, deployment)
         self._deployment = deployment
         self._joined = False
@@ -112,7 +113,7 @@ class DeploymentBackend:
         self._changed.set()
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """The answer of a method of the host, from the replica that suits. Prompts are tokenised in this process."""
+        """Call a method of `ModelHost` on a suitable replica. Prompts are tokenised in this process."""
         if self._handle is None:
             raise Unavailable(f"model {self._name!r} is not running")
         if method == "stats":
@@ -128,28 +129,28 @@ class DeploymentBackend:
         return await self._ask_any(method, *arguments)
 
     def stats_by_replica(self) -> dict[str, EngineStats]:
-        """How busy each replica is, by its name."""
+        """The engine statistics of each replica, by replica id."""
         return {name: replica.stats for name, replica in self._replicas.items()}
 
     def require_places(self, deployment: DeploymentConfig) -> None:
-        """Raise unless the machines have room for so many replicas of this model; see the function of this name."""
+        """Raise unless the cluster has room for the replicas of `deployment`; see the module's `require_places`."""
         require_places(self._folder, self._config, deployment)
 
     async def pids(self) -> list[int]:
-        """The processes of the replicas that take tasks, for those who watch or kill processes."""
+        """The process ids of the replicas that accept tasks, for monitoring or killing the processes."""
         return [replica.address.pid for replica in self._replicas.values() if not replica.draining]
 
     def adopt(self, deployment: DeploymentConfig) -> None:
-        """Take note that another gateway has changed how many replicas there are."""
+        """Use the deployment config that another gateway has set when it changed the number of replicas."""
         self._deployment = deployment
         self._changed.set()
 
     def forget_adapter(self, name: str) -> None:
-        """Load an adapter on no further replicas, as another gateway has unloaded it."""
+        """Stop loading an adapter on new replicas, because another gateway has unloaded it."""
         self._adapters.pop(name, None)
 
     async def release(self, shutdown_timeout: float) -> None:
-        """As `stop`, but leave the replicas to other gateways that use them."""
+        """Like `stop`, but keep the deployment if other gateways use its replicas."""
         others = any(replica.gateways > 1 for replica in self._replicas.values())
         await self.leave(shutdown_timeout)
         if not others:
@@ -161,7 +162,7 @@ class DeploymentBackend:
         await asyncio.to_thread(self._delete)
 
     async def leave(self, shutdown_timeout: float) -> None:
-        """Let running tasks finish; the deployment stays, if it is still there."""
+        """Let running tasks finish and disconnect from the replicas, without deleting the deployment."""
         end = asyncio.get_running_loop().time() + shutdown_timeout
         self._handle = None
         if self._watcher is not None:
@@ -175,7 +176,7 @@ class DeploymentBackend:
         self._replicas.clear()
 
     async def _change_adapters(self, method: str, name: str, *folder: Path) -> None:
-        """Load or unload an adapter everywhere; replicas that start later load those that there are then."""
+        """Load or unload an adapter on all replicas; those that start later load the adapters registered by then."""
         await asyncio.gather(*(replica.call(method, name, *folder) for replica in self._replicas.values()))
         if method == "load_adapter":
             self._adapters[name] = folder[0]
@@ -192,17 +193,17 @@ class DeploymentBackend:
         return self._replicas[self._router.choose(blocks, loads)]
 
     async def submit(self, task: TextTask, ticket: StateTicket | None = None) -> None:
-        """Submit a task to the replica that suits, with a ticket for the state of its prompt if there is one."""
+        """Submit a task to a suitable replica, with a ticket for the state of its prompt if there is one."""
         replica = self.choose_for(task)
         self._where[task.id] = replica
         await replica.submit(task, ticket)
 
     def choose_for(self, task: TextTask, without: Collection[str] = ()) -> ReplicaClient:
-        """The replica that suits a task, none of those named; raises `EngineLost` where no other runs."""
+        """The replica that suits a task, except those named in `without`; raises `EngineLost` if no other runs."""
         return self._choose(block_hashes(task.prompt, f"{task.tenant}\0{task.adapter}"), without)
 
     async def _ask_any(self, method: str, argument: Any, *more: str) -> Any:
-        """The answer of any replica; a task that has an id can be cancelled there."""
+        """Call a method on any replica and return its result; a task that has an id can be cancelled there."""
         replica = self._choose(())
         if method == "attention_maps":
             return await replica.call(method, argument, *more)
@@ -219,7 +220,7 @@ class DeploymentBackend:
             await replica.cancel(task_id)
 
     async def _watch(self) -> None:
-        """Connect to replicas that Ray Serve has started, for as long as the model is wanted."""
+        """Connect to the replicas that Ray Serve starts, until the model is unloaded."""
         while self._handle is not None:
             self._where = {name: where for name, where in self._where.items() if name in where.tasks}
             calm = self.replicas >= self._deployment.at_first
@@ -235,7 +236,7 @@ class DeploymentBackend:
                 await asyncio.sleep(POLL_SECONDS)
 
     async def _addresses(self) -> list[ReplicaAddress]:
-        """Where the replicas listen that run now; raises what loading raised, if none of them could."""
+        """The addresses of the replicas that run now; raises the error of loading if all replicas failed to load."""
         from ray.serve.exceptions import RayServeException
 
         if self._handle is None:
@@ -253,7 +254,7 @@ class DeploymentBackend:
         return found
 
     async def _wake(self) -> None:
-        """Ask for a replica where none runs and a request waits: Ray Serve starts one for a call that it must route."""
+        """Make Ray Serve start a replica when none runs: it starts one for any call that it has to route."""
         from ray.exceptions import RayTaskError
 
         self._asked = False
@@ -281,7 +282,7 @@ class DeploymentBackend:
         await asyncio.gather(*(one(address) for address in addresses if address.id not in self._replicas))
 
     def _lost(self, replica: ReplicaClient) -> None:
-        """Let the tasks of a replica that is gone, or hands them over, go on at others."""
+        """Continue the tasks of a replica that is gone or draining on other replicas."""
         tasks = list(replica.tasks)
         if replica.gone:
             self._replicas.pop(replica.id, None)
@@ -290,13 +291,13 @@ class DeploymentBackend:
             for task_id in tasks:
                 self.later(replica.cancel(task_id))
         else:
-            return  # they may finish there
+            return  # without other replicas, the tasks may finish on the draining one
         self._router.forget(replica.id)
         self._streams.fail(EngineLost(f"replica {replica.id} of model {self._name!r} is gone"), tasks)
         self._changed.set()
 
     def later(self, work: Any) -> None:
-        """Do something while nobody waits for it."""
+        """Run an awaitable in the background."""
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
@@ -340,7 +341,7 @@ class DeploymentBackend:
             **replica_counts(self._deployment),
             **together,
         )
-        # With a version that Ray Serve makes up, every change of the number would replace all replicas.
+        # With a version generated by Ray Serve, every change of the number of replicas would replace all of them.
         version = fingerprint(self._folder, config)
         bound = kind.options(version=version, _internal=True).bind(
             self._folder, config, SHUTDOWN_SECONDS, self._tls, version
@@ -358,21 +359,21 @@ class DeploymentBackend:
 
 
 def total(stats: Mapping[str, EngineStats]) -> EngineStats:
-    """The statistics of several engines together, and of each by its name."""
+    """The summed statistics of several engines, with those of each engine under its name in `replicas`."""
     names = set(EngineStats.__struct_fields__) - {"replicas"}
     sums = {name: sum(getattr(one, name) for one in stats.values()) for name in names}
     return EngineStats(**sums, replicas=tuple(ReplicaStats(name=name, stats=one) for name, one in stats.items()))
 
 
 def fingerprint(folder: Path, config: EngineConfig) -> str:
-    """Equal for the same model, run in the same way: replicas of it are not replaced when only their number changes."""
+    """A hash of a model and its engine config, by which replicas are kept when only their number changes."""
     weights = sorted((path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in weight_files(folder))
     told = msgspec.json.encode([str(folder), weights, config], enc_hook=str, order="sorted")
     return hashlib.blake2b(told, digest_size=16).hexdigest()
 
 
 def replica_counts(deployment: DeploymentConfig) -> dict[str, Any]:
-    """How many replicas there shall be, in Ray Serve's words."""
+    """The options of a Ray Serve deployment that set the number of replicas."""
     if deployment.max_replicas is None:
         return {"num_replicas": deployment.at_first}
     return {
@@ -393,11 +394,11 @@ def replica_counts(deployment: DeploymentConfig) -> dict[str, Any]:
 
 
 def replicas_for_load(context: Any) -> tuple[int, dict[str, Any]]:
-    """Ray Serve's question how many replicas there should be, answered by the requests in their engines."""
+    """The autoscaling policy for Ray Serve: the number of replicas needed for the requests in their engines."""
     config = context.config
     recent = (context.aggregated_metrics or {}).get("requests", {})
     requests = sum(cast("dict[Any, float]", recent).values())
-    # Where no replica runs, what waits is the call that asks for one.
+    # Without replicas no engine reports requests; what is pending is the call of `DeploymentBackend._wake`.
     if not context.current_num_replicas:
         requests = float(context.total_num_requests)
     wanted = math.ceil(requests / config.target_ongoing_requests)
@@ -406,17 +407,17 @@ def replicas_for_load(context: Any) -> tuple[int, dict[str, Any]]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files of a model that hold its weights."""
+    """The weight files in a model's folder."""
     return [path for pattern in WEIGHTS for path in folder.glob(pattern)]
 
 
 def replica_bytes(folder: Path, config: EngineConfig) -> int:
-    """Memory that a replica needs at least, in bytes: its weights as they are stored, and its KV cache."""
+    """The minimum memory that a replica needs, in bytes: its weights as stored, and its KV cache."""
     return sum(path.stat().st_size for path in weight_files(folder)) + (config.kv_cache_memory_bytes or 0)
 
 
 def rank_resources(folder: Path, config: EngineConfig, gpu: GpuRequest) -> dict[str, float]:
-    """What each rank of a replica asks of Ray: a share of a GPU, a whole one beside other ranks, or memory."""
+    """The Ray resources of each rank of a replica: a share of a GPU (a whole one with several ranks), or memory."""
     ranks = config.tensor_parallel_size
     if gpu.num_gpus:
         return {"GPU": gpu.num_gpus if ranks == 1 else 1.0}
@@ -424,9 +425,9 @@ def rank_resources(folder: Path, config: EngineConfig, gpu: GpuRequest) -> dict[
 
 
 def require_places(folder: Path, config: EngineConfig, deployment: DeploymentConfig) -> None:
-    """Raise unless the machines of the cluster have room for as many replicas; Ray would wait for it forever.
+    """Raise unless the machines of the cluster have room for all replicas; Ray would wait for room forever.
 
-    `InvalidValue` where no machine is large enough for one, `OutOfCapacity` where there are too few.
+    `InvalidValue` if there is no room for one replica, `OutOfCapacity` if there is room for too few.
     """
     import ray
 

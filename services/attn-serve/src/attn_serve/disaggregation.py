@@ -1,9 +1,9 @@
 """Disaggregated prefill: some replicas of a model compute prompts, others decode.
 
-A long prompt no longer holds up the tokens of those who share a batch with it (Zhong et al. 2024, "DistServe", arXiv
-2401.09670; as vLLM's prefill and decode instances). The state of the prompt goes from replica to replica without
-passing the gateway: `attn_serve.moved_states`. Whatever happens to it, the request is computed: by another prefill
-replica, or whole by the one that decodes.
+A long prompt no longer delays the tokens of requests in the same batch (Zhong et al. 2024, "DistServe", arXiv
+2401.09670; like vLLM's prefill and decode instances). The state of the prompt is sent from replica to replica without
+passing through the gateway: `attn_serve.moved_states`. If the state is lost, the request is still computed: by another
+prefill replica, or entirely by the decode replica.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from attn_serve.streams import EngineLost, Streams
 log = logging.getLogger(__name__)
 
 PREFILL_SUFFIX = "+prefill"
-"""Ends the name of the deployment of prefill replicas; no model's name has a plus."""
+"""Suffix of the name of the prefill deployment; names of models contain no plus sign."""
 BYTES_PER_TOKEN = 4
-"""Of text, about; token ids are sent in as many."""
+"""Approximate bytes of text per token; `prompt_bytes` writes each token id as 4 bytes."""
 NONE_RUNS, LOST = "no prefill replica runs", "the prefill replica or the state was lost"
 MAX_ATTEMPTS = 2
-"""How often a state is asked for before the prompt is computed where it is decoded."""
+"""How many prefill attempts are made before the decode replica computes the prompt itself."""
 
 
 class DisaggregatedBackend:
-    """Serves one model from two deployments: prompts are computed in one, tokens in the other.
+    """Serves one model from two deployments: one computes prompts (prefill), the other generates tokens (decode).
 
-    Prompts of fewer than `prefill_min_tokens` tokens (estimated from their bytes), and those that are scored, are
-    computed where they are decoded.
+    Prompts of fewer than `prefill_min_tokens` tokens (estimated from their bytes), and sequences that are scored, are
+    computed by the decode replicas.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class DisaggregatedBackend:
         self._deployment = deployment
         self._drafts = drafts
         self.outcomes: Counter[str] = Counter()
-        """What became of prompts that were long enough: `moved`, or why they were computed where they are decoded."""
+        """Counts of long prompts by outcome: `moved`, or the reason why a decode replica computed them."""
 
     @classmethod
     def of(
@@ -74,7 +74,7 @@ class DisaggregatedBackend:
         deployment: DeploymentConfig,
         tls: ReplicaTls | None = None,
     ) -> DisaggregatedBackend:
-        """Two deployments of the model in a folder. Raises `Incompatible` for one whose states cannot be moved."""
+        """Create the backend of the model in a folder; raises as `require_movable` if its states cannot be moved."""
         require_movable(folder, config)
         prefill = DeploymentBackend(name + PREFILL_SUFFIX, folder, config, deployment.prefill, tls)
         decode = DeploymentBackend(name, folder, config, deployment.decode, tls)
@@ -82,14 +82,17 @@ class DisaggregatedBackend:
 
     @property
     def replicas(self) -> int:
-        """Replicas of both kinds that take tasks."""
+        """The number of replicas of both kinds that accept tasks."""
         return self.prefill.replicas + self.decode.replicas
 
     async def start(self, streams: Streams) -> ModelInfo:
-        """Deploy or join both; raises as `DeploymentBackend.start`, also where only both together find no room."""
+        """Deploy or join both deployments.
+
+        Raises as `DeploymentBackend.start`, also if there is room for each deployment but not for both together.
+        """
         await asyncio.to_thread(self.decode.require_places, self._deployment.together)
         starts = [asyncio.ensure_future(one) for one in (self.decode.start(streams), self.prefill.start(Streams()))]
-        await asyncio.wait(starts)  # one that fails leaves none half started
+        await asyncio.wait(starts)  # if one fails, the other is not left half started
         info, _ = [start.result() for start in starts]
         if self._drafts:
             said = (
@@ -105,7 +108,7 @@ class DisaggregatedBackend:
         await asyncio.gather(self.decode.scale(deployment.decode), self.prefill.scale(deployment.prefill))
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """The answer of a method of the host, from the replica that suits."""
+        """Call a method of `ModelHost` on a suitable replica and return its result."""
         match method:
             case "submit":
                 return await self._submit(*arguments)
@@ -117,26 +120,26 @@ class DisaggregatedBackend:
         return await self.decode.call(method, *arguments)
 
     async def pids(self) -> list[int]:
-        """The processes of the replicas that take tasks, for those who watch or kill processes."""
+        """The process ids of the replicas that accept tasks, for monitoring or killing the processes."""
         return [pid for group in self._groups for pid in await group.pids()]
 
     def adopt(self, deployment: DeploymentConfig) -> None:
-        """Take note that another gateway has changed how many replicas there are."""
+        """Use the deployment config that another gateway has set when it changed the number of replicas."""
         self._deployment = deployment
         self.decode.adopt(deployment.decode)
         self.prefill.adopt(deployment.prefill)
 
     def forget_adapter(self, name: str) -> None:
-        """Load an adapter on no further replicas, as another gateway has unloaded it."""
+        """Stop loading an adapter on new replicas, because another gateway has unloaded it."""
         for group in self._groups:
             group.forget_adapter(name)
 
     async def leave(self, shutdown_timeout: float) -> None:
-        """Let running tasks finish; the deployments stay, if they are still there."""
+        """Let running tasks finish and disconnect from the replicas, without deleting the deployments."""
         await asyncio.gather(*(group.leave(shutdown_timeout) for group in self._groups))
 
     async def release(self, shutdown_timeout: float) -> None:
-        """As `stop`, but leave the replicas to other gateways that use them."""
+        """Like `stop`, but keep the deployments if other gateways use their replicas."""
         await asyncio.gather(*(group.release(shutdown_timeout) for group in self._groups))
 
     async def stop(self, shutdown_timeout: float) -> None:
@@ -154,9 +157,9 @@ class DisaggregatedBackend:
         }
 
     def moves(self, task: TextTask) -> bool:
-        """Whether the prompt of a task is worth computing elsewhere, if that can be."""
+        """Whether the prompt of a task should be computed by a prefill replica, if one runs."""
         if isinstance(task.params, ScoringParams):
-            return False  # the log probability of every token is wanted, which are in no state
+            return False  # the log probabilities of the prompt's tokens are no part of a state
         tokens = len(prompt_bytes(task.prompt)) // BYTES_PER_TOKEN
         return tokens >= self._deployment.prefill_min_tokens
 
@@ -168,7 +171,7 @@ class DisaggregatedBackend:
         began = loop.time()
 
         def left() -> TextTask:
-            """The task, with what is left of its time."""
+            """The task with the time that remains as its timeout."""
             return task if task.timeout is None else replace(task, timeout=remaining(task.timeout, loop.time() - began))
 
         why = NONE_RUNS
@@ -190,7 +193,7 @@ class DisaggregatedBackend:
         await self.decode.submit(left())
 
     def _prefill_replica(self, task: TextTask, failed: Collection[str]) -> ReplicaClient:
-        """Where a prompt is computed; raises `NoPrefillError` where nobody can."""
+        """The prefill replica for a task's prompt; raises `NoPrefillError` if there is none."""
         if not self.decode.replicas:
             raise NoPrefillError("no decode replica runs")
         try:
@@ -199,9 +202,12 @@ class DisaggregatedBackend:
             raise NoPrefillError(NONE_RUNS) from error
 
     async def _move(self, task: TextTask, failed: set[str]) -> None:
-        """Have the prompt computed, and submit the task with its state; raises `NoPrefillError` or `StateLost`."""
+        """Compute the prompt on a prefill replica, then submit the task with a ticket for its state.
+
+        Raises `NoPrefillError` or `StateLost`.
+        """
         replica = self._prefill_replica(task, failed)
-        failed.add(replica.id)  # the next attempt may come before the connection is known to be broken
+        failed.add(replica.id)  # the next attempt may start before the broken connection is detected
         ticket = await self._ticket(replica, task)
         try:
             await self.decode.submit(task, ticket)
@@ -228,7 +234,7 @@ class DisaggregatedBackend:
 
 
 class NoPrefillError(Exception):
-    """No prefill replica computes a prompt; the replica that decodes does, or says what is wrong with it."""
+    """No prefill replica computes a prompt: the decode replica does, or raises the error of an invalid prompt."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -236,17 +242,17 @@ class NoPrefillError(Exception):
 
 
 def remaining(timeout: float, passed: float) -> float:
-    """Seconds left of a time; raises `DeadlineExceeded` where there are none."""
+    """The seconds left of a timeout after `passed` seconds; raises `DeadlineExceeded` if there are none."""
     if passed >= timeout:
         raise DeadlineExceeded("the deadline passed while the prompt was computed")
     return timeout - passed
 
 
 def require_movable(folder: Path, config: EngineConfig) -> None:
-    """Raise `Incompatible` for a model whose prompts have no state that another replica could go on from.
+    """Raise if no other replica could continue from the state of this model's prompts, without loading the model.
 
-    Known without loading it: a model without a state (an encoder), one whose state is mostly that of another sequence
-    (an encoder-decoder), and a cache that neither exports nor restores.
+    `Incompatible` for a model without a state (an encoder) and for one whose state is mostly that of another sequence
+    (an encoder-decoder); `InvalidValue` for a cache that cannot export and restore states, and for tensor parallelism.
     """
     allowed = "left out for this model"
     if config.tensor_parallel_size > 1:

@@ -1,4 +1,4 @@
-"""What the servicers ask of a model, wherever its host is."""
+"""The client through which the servicers call a model, whether its host is in this process or in actors."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from attn_serve.streams import Streams
 
 
 class Backend(Protocol):
-    """Where the host of a model is: in this process or in an actor. Errors are those of `attn_core.errors`."""
+    """Runs the host of a model in this process or in actors. Raises errors of `attn_core.errors`."""
 
     async def start(self, streams: Streams) -> ModelInfo:
         """Load the model and deliver its outputs to `streams` from now on."""
         ...
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """The answer of a method of `attn_host.ModelHost`."""
+        """Call a method of `attn_host.ModelHost` and return its result."""
         ...
 
     async def stop(self, shutdown_timeout: float) -> None:
@@ -51,19 +51,19 @@ class Scalable(Protocol):
 
     @property
     def replicas(self) -> int:
-        """Engines that take tasks."""
+        """The number of engines that accept tasks."""
         ...
 
     async def scale(self, deployment: DeploymentConfig) -> None:
-        """Change how many there are; returns when there are as many."""
+        """Change the number of engines; returns when the new number is deployed."""
         ...
 
 
 class EngineClient:
-    """One model behind asyncio calls. Errors are those of `attn_core.errors`."""
+    """The asyncio interface of one model. Raises errors of `attn_core.errors`."""
 
     adapter = ""
-    """The adapter that calls name; none."""
+    """The name of the adapter that calls use; empty for none."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -71,18 +71,18 @@ class EngineClient:
         self._streams = Streams()
 
     async def start(self) -> ModelInfo:
-        """Load the model; returns when it can answer."""
+        """Load the model; returns when it is ready for requests."""
         return await self.backend.start(self._streams)
 
     def generate(self, task: TextTask) -> AsyncGenerator[OutputDelta, None]:
         """The deltas of a task; closing the iterator cancels it within one engine step.
 
-        Where its engine is lost, the task goes on at another one, or at the same once that is back.
+        If its engine is lost, the task continues on another engine, or on the same one after its restart.
         """
         return resumed(task, lambda part: self._streams.follow(part, self._submit, self._cancel))
 
     async def score(self, tasks: Sequence[TextTask]) -> list[SequenceScore]:
-        """Log probabilities of given sequences; raises the first error. Being cancelled cancels all that are left."""
+        """Log probabilities of given sequences; raises the first error. Cancelling it cancels the remaining tasks."""
         running = [asyncio.ensure_future(self._score(task)) for task in tasks]
         try:
             return list(await asyncio.gather(*running))
@@ -92,11 +92,11 @@ class EngineClient:
             await asyncio.gather(*running, return_exceptions=True)
 
     async def tokenize(self, prompt: Prompt) -> Tokenization:
-        """The tokens that `generate` would read."""
+        """The tokens that `generate` would process for a prompt."""
         return cast("Tokenization", await self.backend.call("tokenize", prompt))
 
     async def embed(self, task: EmbedTask) -> Embeddings:
-        """A vector of length 1 for each text; being cancelled ends it within one batch."""
+        """A vector of norm 1 for each text; cancelling it ends the computation within one batch."""
         try:
             return cast("Embeddings", await repeated(partial(self.backend.call, "embed", task), task.timeout))
         except asyncio.CancelledError:
@@ -104,31 +104,31 @@ class EngineClient:
             raise
 
     async def load_adapter(self, name: str, folder: Path) -> AdapterClient:
-        """Load an adapter on the model; the model with it, as another model that shares the engine."""
+        """Load an adapter on the model; returns a client of the adapted model, which shares the engine."""
         await self.backend.call("load_adapter", name, folder)
         return AdapterClient(self, name)
 
     async def attention_maps(self, request: AttentionMapsRequest) -> list[AttentionMap]:
-        """Attention weights, one map a layer."""
+        """Attention weights, one map per layer."""
         call = partial(self.backend.call, "attention_maps", request, self.adapter)
         return cast("list[AttentionMap]", await repeated(call))
 
     async def stats(self) -> EngineStats:
-        """How busy the model is."""
+        """The current engine statistics of the model, such as its running and waiting requests."""
         return cast("EngineStats", await self.backend.call("stats"))
 
     @property
     def open_requests(self) -> int:
-        """Requests whose outputs somebody waits for."""
+        """The number of requests whose outputs are still awaited."""
         return len(self._streams)
 
     @property
     def replicas(self) -> int:
-        """Engines that answer now."""
+        """The number of engines that accept tasks now."""
         return getattr(self.backend, "replicas", 1)
 
     async def scale(self, deployment: DeploymentConfig) -> bool:
-        """Change how many engines there are; False where the backend has one and no more."""
+        """Change the number of engines; returns False if the backend can have only one."""
         if not hasattr(self.backend, "scale"):
             return False
         await cast("Scalable", self.backend).scale(deployment)
@@ -139,15 +139,15 @@ class EngineClient:
         await self.backend.stop(shutdown_timeout)
 
     async def release(self, shutdown_timeout: float) -> None:
-        """As `stop`, but engines that other gateways use go on."""
+        """Like `stop`, but engines that other gateways use keep running."""
         await getattr(self.backend, "release", self.backend.stop)(shutdown_timeout)
 
     async def leave(self, shutdown_timeout: float) -> None:
-        """As `stop`, but the engines are not this gateway's to end: another one did, or serves with them."""
+        """Like `stop`, but without ending shared engines: another gateway has ended them, or still uses them."""
         await getattr(self.backend, "leave", self.backend.stop)(shutdown_timeout)
 
     def adopt(self, deployment: DeploymentConfig) -> None:
-        """Take note that another gateway has changed how many engines there are."""
+        """Use the deployment config that another gateway has set when it changed the number of engines."""
         if hasattr(self.backend, "adopt"):
             self.backend.adopt(deployment)
 
@@ -166,7 +166,7 @@ class EngineClient:
 
 
 class AdapterClient(EngineClient):
-    """A model with an adapter on it: calls go to the engine of the model, and name the adapter."""
+    """A model with an adapter: calls use the engine of the base model and name the adapter."""
 
     def __init__(self, base: EngineClient, adapter: str) -> None:
         self.backend = base.backend
@@ -179,12 +179,12 @@ class AdapterClient(EngineClient):
         await self.backend.call("unload_adapter", self.adapter)
 
     async def leave(self, shutdown_timeout: float) -> None:  # noqa: ARG002 -- requests that run go on
-        """Forget the adapter, which another gateway has unloaded."""
+        """Stop using the adapter, which another gateway has unloaded."""
         if hasattr(self.backend, "forget_adapter"):
             self.backend.forget_adapter(self.adapter)
 
     async def scale(self, deployment: DeploymentConfig) -> bool:  # noqa: ARG002
-        """False, as the engines are those of the model."""
+        """Return False: the engines belong to the base model."""
         return False
 
     async def _submit(self, task: TextTask) -> None:

@@ -28,42 +28,42 @@ ALLOWED_NAMES = (
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@[A-Za-z0-9._-]{1,64})?")
 
 EngineMaker = Callable[[str, Path, EngineConfig, DeploymentConfig], EngineClient]
-"""Makes what serves the model of this name in this folder, not yet started."""
+"""Creates the client of an engine, not yet started, for a model's name, folder, engine and deployment config."""
 HANDOVER_SECONDS = 60.0
-"""How long requests may take to finish in an engine that gives way to a deployment."""
+"""How long requests may take to finish in an engine that is replaced by a deployment."""
 RETIRED_SECONDS = 3600.0
-"""How long requests may take to finish in a version that gives way to another."""
+"""How long requests may take to finish in a version that is replaced by another."""
 IDLE_SECONDS = 2.0
-"""How long nothing may have run in such a version before it is unloaded: a stream may be between two engines."""
+"""How long such a version must be idle before it is unloaded: a stream may be moving between two engines."""
 
 
 def engine_name(owner: str, name: str) -> str:
-    """A name for the engine that no model or adapter of another owner has."""
+    """A name for the engine that is unique across the owners of models and adapters."""
     return f"{owner}.{name}" if owner else name
 
 
 def require_name(name: str, field: str = "name") -> None:
-    """Raise `InvalidValue` for what cannot be the name of a model."""
+    """Raise `InvalidValue` for an invalid model name."""
     if not NAME.fullmatch(name):
         raise InvalidValue.of(field, name, ALLOWED_NAMES)
 
 
 def served_from(name: str, source: str) -> AlreadyExists:
-    """The refusal of a name under which a model of another source is served."""
+    """The error for loading a model under a name that is in use for a model of another source."""
     return AlreadyExists(f"model {name!r} is served from {source}", name=name, source=source)
 
 
 def require_adaptable(adapter: str, config: EngineConfig) -> None:
-    """Raise `InvalidValue` for an adapter on a model that is split over several processes."""
+    """Raise `InvalidValue` if an adapter is loaded on a model that is split over several ranks."""
     ranks = config.tensor_parallel_size
     if ranks > 1:
         raise InvalidValue.of("tensor_parallel_size", ranks, f"1, as the adapter {adapter!r} is loaded on the model")
 
 
 def rescaled(served: DeploymentConfig, wanted: DeploymentConfig) -> DeploymentConfig:
-    """The wanted deployment in place of one that serves; where it names no prefill replicas, those stay.
+    """The new deployment config of a model that serves; prefill replicas stay as they are if `wanted` sets none.
 
-    Raises `InvalidValue` where it wants them beside engines that are deployed to compute prompts themselves.
+    Raises `InvalidValue` if `wanted` adds prefill replicas to a model that was deployed without.
     """
     if wanted.prefill_replicas is None:
         return wanted.replace(prefill_replicas=served.prefill_replicas) if served.prefill_replicas else wanted
@@ -74,7 +74,7 @@ def rescaled(served: DeploymentConfig, wanted: DeploymentConfig) -> DeploymentCo
 
 
 class WantedModel(NamedTuple):
-    """A model as a config file asks for it."""
+    """A model as a config file specifies it."""
 
     source: str
     config: EngineConfig
@@ -83,9 +83,9 @@ class WantedModel(NamedTuple):
 
 
 def shares_wanted(wanted: Mapping[str, WantedModel]) -> dict[str, dict[str, float]]:
-    """The shares of the traffic that a config file asks for, by model and version: those that say none share the rest.
+    """The traffic shares in a config file, by model and version; versions without a share divide the rest.
 
-    Raises `InvalidValue` for shares of a model that are not 1 together.
+    Raises `InvalidValue` if the shares of a model do not sum to 1.
     """
     found: dict[str, dict[str, float]] = {}
     for model in sorted({base_name(name) for name in wanted}):
@@ -97,9 +97,10 @@ def shares_wanted(wanted: Mapping[str, WantedModel]) -> dict[str, dict[str, floa
 
 @dataclass(eq=False)
 class ServedModel:
-    """One model and its engine; `info` says what it is and where it is in its life.
+    """One model and its engine; `info` describes the model and its state.
 
-    `owner` is the tenant that it belongs to, empty for everybody's; an adapter has a `base`, and the base's `config`.
+    `owner` is the tenant that owns the model, empty if all tenants may use it; an adapter has a `base`, and the
+    `config` of its base.
     """
 
     info: ModelInfo
@@ -117,13 +118,13 @@ class ServedModel:
         return self.info.name
 
     def now(self) -> ModelInfo:
-        """What it is, with the number of engines that answer now."""
+        """The model's info with the current number of engines."""
         serving = self.info.state is ModelState.SERVING
         return self.info.replace(replicas=self.engine.replicas if serving else 0)
 
 
 def require_serving(model: ServedModel) -> ServedModel:
-    """The model, if it serves; raises `Unavailable` where it does not serve now."""
+    """Return the model; raises `Unavailable` if it does not serve now."""
     if model.info.state is not ModelState.SERVING:
         detail = f": {model.info.state_detail}" if model.info.state_detail else ""
         raise Unavailable(f"model {model.name!r} is {model.info.state}{detail}", model=model.name)
@@ -133,7 +134,7 @@ def require_serving(model: ServedModel) -> ServedModel:
 class Fleet:
     """Loads, finds and unloads models. Used from one event loop.
 
-    A `tenant` finds its own models and everybody's, and to it there are no others; None finds all.
+    A `tenant` finds only its own models and those available to all tenants; None, for admins, finds all models.
     """
 
     def __init__(self, sources: ModelSources, make: EngineMaker) -> None:
@@ -143,20 +144,21 @@ class Fleet:
         self._retiring: set[asyncio.Task[None]] = set()
 
     def models(self, tenant: str | None = None) -> list[ServedModel]:
-        """All models by name."""
+        """All models that the tenant may see, sorted by name."""
         found = [model for model in self._models.values() if tenant is None or model.owner in {"", tenant}]
         return sorted(found, key=lambda model: (model.name, model.owner))
 
     def find(self, name: str, tenant: str | None = None) -> ServedModel:
-        """The model of this name, the tenant's own before everybody's; raises `UnknownName` with near names.
+        """The model of this name; the tenant's own model comes before one that is available to all tenants.
 
-        Of several versions, where none is named, the one with the largest share of the traffic.
+        If `name` has no version and several are loaded, the serving version with the largest share of the traffic.
+        Raises `UnknownName` with similar names.
         """
         found = self.versions(name, tenant)
         return max(found, key=lambda model: (model.info.state is ModelState.SERVING, model.info.traffic))
 
     def versions(self, name: str, tenant: str | None = None) -> list[ServedModel]:
-        """All versions of a model, or the one that is named; at least one, as `find` raises."""
+        """All versions of a model, or the version that `name` specifies; raises as `find` if there is none."""
         seen = self.models(tenant)
         found = [model for model in seen if name in (model.name, base_name(model.name))]
         if not found:
@@ -167,18 +169,18 @@ class Fleet:
         return [model for model in found if model.owner == owner]
 
     def listed(self, tenant: str | None = None) -> list[ModelInfo]:
-        """What there is to know of all models, by name."""
+        """The infos of all models that the tenant may see, sorted by name."""
         return [model.now() for model in self.models(tenant)]
 
     def described(self, name: str, tenant: str | None = None) -> ModelInfo:
-        """What there is to know of one; raises as `find`."""
+        """The info of one model; raises as `find`."""
         return self.find(name, tenant).now()
 
     async def publish(self) -> None:
-        """Tell others of what has changed; nobody, as the models are those of this server alone."""
+        """Publish changes to other gateways; does nothing here, as only this server serves these models."""
 
     def choose(self, name: str, prompt: Prompt, tenant: str | None = None) -> ServedModel:
-        """The version of a model that a request goes to; raises as `engine`."""
+        """The version of a model that serves a request; raises as `engine`."""
         found = {model.name: model for model in self.versions(name, tenant)}
         shares = {each: model.info.traffic for each, model in found.items() if model.info.state is ModelState.SERVING}
         if len(found) == 1 or not any(shares.values()):
@@ -186,7 +188,7 @@ class Fleet:
         return found[pick(shares, conversation_key(prompt, f"{tenant}\0{name}"))]
 
     def engine(self, name: str, tenant: str | None = None) -> EngineClient:
-        """The engine of a model that serves; raises `UnknownName`, or `Unavailable` where it does not serve now."""
+        """The engine of a model; raises `UnknownName`, or `Unavailable` if the model does not serve now."""
         return require_serving(self.find(name, tenant)).engine
 
     async def load(
@@ -200,20 +202,20 @@ class Fleet:
         tenant: str | None = None,
         traffic: float | None = None,
     ) -> ServedModel:
-        """Load a model and wait until it serves; the same name and source twice is one model.
+        """Load a model and wait until it serves; loading the same name and source twice gives the same model.
 
-        It belongs to `tenant`, or to everybody without one. A source that is an adapter is loaded on `base_model`, a
-        model that serves; if not given, the one that the adapter names, or the only one. A version gets the share
-        `traffic` of the requests for its model; if not given, none where others serve.
+        `tenant` owns the model; without one, all tenants may use it. If the source is an adapter, it is loaded on
+        `base_model`, a model that serves; by default the one that the adapter names, or the only one. A version gets
+        the share `traffic` of the requests for its model; by default none if other versions serve.
         """
         require_name(name)
         if traffic is not None:
-            # Whether it can be is known before anything is loaded.
+            # Invalid shares raise before anything is loaded.
             new_shares(self._shares(name, tenant or "") | {name: 0.0}, {name: traffic})
         owner = tenant or ""
         known = self._taken(name, owner)
         if known is None:
-            # Other models can be loaded while this one's files are on their way.
+            # Other models can be loaded while the files of this one are downloaded.
             folder = await self._sources.find(source or name, tenant)
             config = config if is_adapter(folder) else await self._with_draft(config, tenant)
             known = self._taken(name, owner)
@@ -229,9 +231,9 @@ class Fleet:
         return self.find(name, known.owner or None)
 
     def set_traffic(self, name: str, shares: Mapping[str, float], tenant: str | None = None) -> list[ServedModel]:
-        """Give versions of a model, by their names, new shares of the traffic; returns all versions.
+        """Set the traffic shares of versions of a model, by their names; returns all versions.
 
-        Raises `InvalidValue` or `UnknownName`, and `PermissionDenied` where a tenant asks for everybody's.
+        Raises `InvalidValue` or `UnknownName`, and `PermissionDenied` if the tenant does not own the model.
         """
         owner = self._changeable(name, tenant, "dividing the traffic of").owner
         for each, share in new_shares(self._shares(name, owner), shares).items():
@@ -240,7 +242,7 @@ class Fleet:
         return self.versions(name, tenant)
 
     async def replace_others(self, name: str, tenant: str | None = None) -> None:
-        """Give a version all traffic, and unload the others of its model once their requests have ended."""
+        """Give a version all traffic, and unload the other versions of its model once their requests have ended."""
         model = self._changeable(name, tenant, "replacing")
         others = [each for each in self._shares(name, model.owner) if each != model.name]
         self.set_traffic(name, {model.name: 1.0}, tenant)
@@ -248,7 +250,7 @@ class Fleet:
             self._retire(self._models[model.owner, other])
 
     def _shares(self, name: str, owner: str) -> dict[str, float]:
-        """The shares of all versions of the model that `name` is one of."""
+        """The traffic shares of all versions of a model that are not being unloaded; `name` is any of them."""
         same = base_name(name)
         return {
             model.name: model.info.traffic
@@ -257,7 +259,7 @@ class Fleet:
         }
 
     def _share(self, model: ServedModel, traffic: float | None) -> None:
-        """Give a version that has begun to serve its share."""
+        """Give a version that has started to serve its share of the traffic."""
         shares = self._shares(model.name, model.owner)
         alone = not any(share for name, share in shares.items() if name != model.name)
         given = 1.0 if alone and traffic is None else traffic or 0.0
@@ -268,7 +270,7 @@ class Fleet:
             other.info = other.info.replace(traffic=share)
 
     def _retire(self, model: ServedModel) -> None:
-        """Unload a version that gets no more requests, once those that run have ended."""
+        """Unload a version that gets no more requests once its running requests have ended."""
         model.info = model.info.replace(state=ModelState.DRAINING)
 
         async def end() -> None:
@@ -284,9 +286,9 @@ class Fleet:
         task.add_done_callback(self._retiring.discard)
 
     async def scale(self, name: str, deployment: DeploymentConfig, tenant: str | None = None) -> ServedModel:
-        """Change how many engines serve a model; returns when they do. Requests that run go on without a break.
+        """Change how many engines serve a model; returns when they do. Running requests are not interrupted.
 
-        Raises `PermissionDenied` where a tenant asks for everybody's.
+        Raises `PermissionDenied` if the tenant does not own the model.
         """
         self.engine(name, tenant)
         model = self._changeable(name, tenant, "scaling")
@@ -296,7 +298,7 @@ class Fleet:
             raise InvalidValue.of("name", name, f"{model.base.name!r}, the model that the adapter is loaded on")
         deployment = rescaled(model.deployment, deployment)
         if not await model.engine.scale(deployment):
-            # One engine in an actor of its own gives way to a deployment.
+            # A single engine in an actor of its own is replaced by a deployment.
             engine = self._make(engine_name(model.owner, name), model.folder, model.config, deployment)
             try:
                 await engine.start()
@@ -312,15 +314,15 @@ class Fleet:
         return model
 
     async def apply(self, wanted: Mapping[str, WantedModel], former: Collection[str]) -> None:
-        """Serve everybody these models: load, scale, and unload those of `former` that are not among them.
+        """Serve the models `wanted` to all tenants: load or scale them, and unload those of `former` not among them.
 
-        Raises `InvalidValue` or `UnknownName` for one that cannot be, before anything is changed. How a model that
-        serves is computed is not changed under its requests: it is unloaded first, or another name is given.
+        Raises `InvalidValue` or `UnknownName` for invalid models before anything is changed. The source and engine
+        config of a serving model cannot be changed: unload it first, or use another name.
         """
         shares = await self.require_sources(wanted)
         changed = [name for name, one in wanted.items() if await self._is_rescaled(name, one)]
         gone = [name for name in former if name not in wanted and ("", name) in self._models]
-        # The requests of a version may take their time, as another one serves.
+        # The requests of a version have more time to finish, as another version serves.
         retired = [name for name in gone if base_name(name) in shares]
         for name in set(gone) - set(retired):
             await self.unload(name, HANDOVER_SECONDS)
@@ -334,8 +336,8 @@ class Fleet:
             self._retire(self._models["", name])
 
     async def require_sources(self, wanted: Mapping[str, WantedModel]) -> dict[str, dict[str, float]]:
-        """The shares of versions that a config file asks for; raises for what cannot be: names, sources, shares, and
-        prefill replicas of a model whose states cannot be moved."""
+        """The traffic shares in a config file; raises for invalid names, sources, tensor parallelism and shares, and
+        for prefill replicas of a model whose states cannot be moved."""
         for name, one in wanted.items():
             require_name(name, "models")
             folder = await self._sources.find(one.source)
@@ -347,7 +349,7 @@ class Fleet:
         return shares_wanted(wanted)
 
     async def _is_rescaled(self, name: str, one: WantedModel) -> bool:
-        """Whether a model of a config file is served by another number of engines; raises if it cannot be served so."""
+        """Whether a config file changes a served model's number of engines; raises for changes that need an unload."""
         known = self._models.get(("", name))
         if known is None:
             return False
@@ -368,7 +370,7 @@ class Fleet:
     async def unload(self, name: str, shutdown_timeout: float, tenant: str | None = None) -> None:
         """Take a model out of service; running requests have `shutdown_timeout` seconds to finish.
 
-        Raises `PermissionDenied` where a tenant asks to unload everybody's.
+        Raises `PermissionDenied` if the tenant does not own the model.
         """
         found = self._changeable(name, tenant, "unloading")
         models = [model for model in self.versions(name, tenant) if model.owner == found.owner]
@@ -383,7 +385,7 @@ class Fleet:
         await self._end(model, model.engine.stop(shutdown_timeout))
 
     def _changeable(self, name: str, tenant: str | None, what: str) -> ServedModel:
-        """The model of this name, if the tenant may change it."""
+        """The model of this name; raises `PermissionDenied` unless the tenant owns it or is None."""
         model = self.find(name, tenant)
         if tenant is not None and model.owner != tenant:
             raise PermissionDenied(f"model {name!r} is everybody's; {what} it is for admins", name=name)
@@ -399,13 +401,13 @@ class Fleet:
             del self._models[model.owner, model.name]
 
     async def stop(self, shutdown_timeout: float) -> None:
-        """Unload everything, but what other gateways use."""
+        """Unload all models, but keep the engines that other gateways use."""
         models = [model for model in self.models() if model.base is None]
         ends = [self._end(model, model.engine.release(shutdown_timeout)) for model in models]
         await asyncio.gather(*ends, return_exceptions=True)
 
     def _taken(self, name: str, owner: str) -> ServedModel | None:
-        """The model that an owner, or everybody, has under a name and that has not failed."""
+        """The model under a name, of this owner or available to all tenants, unless it has failed."""
         found = self._models.get((owner, name)) or self._models.get(("", name))
         return None if found is None or found.info.state is ModelState.FAILED else found
 
@@ -419,7 +421,7 @@ class Fleet:
         base_model: str,
         tenant: str | None,
     ) -> ServedModel:
-        """A model that is about to be loaded."""
+        """Create and register a model that is about to be loaded."""
         owner, now = tenant or "", datetime.now(UTC)
         if is_adapter(folder):
             base = self._base_of(folder, base_model, tenant)
@@ -427,7 +429,7 @@ class Fleet:
             info = base.info.replace(
                 name=name, source=source, base_model=base.name, state=ModelState.LOADING, load_time=now
             )
-            self.engine(base.name, tenant)  # raises where the base does not serve
+            self.engine(base.name, tenant)  # raises if the base does not serve
             model = ServedModel(info, base.engine, folder, base.config, base.deployment, owner, base)
         else:
             if base_model:
@@ -449,14 +451,14 @@ class Fleet:
             model.ready.set()
 
     async def _with_draft(self, config: EngineConfig, tenant: str | None) -> EngineConfig:
-        """The config with the folder of its draft model, if it names one."""
+        """The config with its draft model, if any, replaced by the folder of that model."""
         if config.draft_model is None:
             return config
         draft = await self._sources.find(config.draft_model, tenant)
         return config.replace(draft_model=str(draft))
 
     def _base_of(self, folder: Path, given: str, tenant: str | None) -> ServedModel:
-        """The loaded model that an adapter is for; raises `InvalidValue` where that is not clear."""
+        """The loaded model to which an adapter applies; raises `InvalidValue` if that is ambiguous."""
         models = {model.name: model for model in self.models(tenant) if model.base is None}
         if given:
             if given not in models:

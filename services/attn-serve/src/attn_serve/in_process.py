@@ -1,4 +1,4 @@
-"""A host in this process: tests, notebooks, a laptop without Ray."""
+"""A backend that runs the host in this process, for tests, notebooks and use without Ray."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from attn_schema import EngineConfig, ModelInfo
 from attn_serve.streams import Streams
 
 IN_THREAD = frozenset({"attention_maps", "load_adapter"})
-"""Methods that compute for long and would hold up the event loop."""
+"""Long-running methods, which are called in a thread so that they do not block the event loop."""
 PREPARATIONS: WeakKeyDictionary[ModelHost, Preparation] = WeakKeyDictionary()
-"""Where prompts of each host become requests."""
+"""The `Preparation` of each host, which turns prompts into requests."""
 
 
 async def call_host(host: ModelHost, method: str, *arguments: Any) -> Any:
-    """The answer of a method of a host, without holding up the event loop for long."""
+    """Call a method of a host and return its result, without blocking the event loop for long."""
     if method in IN_THREAD:
         return await asyncio.to_thread(getattr(host, method), *arguments)
     preparation = PREPARATIONS.get(host) or PREPARATIONS.setdefault(host, Preparation())
@@ -63,7 +63,7 @@ class InProcessBackend:
         return self.host.info
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """The answer of a method of the host."""
+        """Call a method of the host and return its result."""
         if self.host is None:
             if method == "cancel":
                 return None

@@ -1,8 +1,8 @@
-"""States of prompts on their way from the replica that computed them to the one that decodes.
+"""Transfer of prompt states from the replica that computed them (prefill) to the one that decodes.
 
-A gateway never sees a state: it gets a ticket from the prefill replica and gives it to the decode replica, which
-fetches the bytes from the other's endpoint (over TLS where the cluster has it). They are a safetensors file, checked as
-such. What nobody fetches is dropped, and both ends hold at most so many bytes.
+A gateway never receives a state: it gets a ticket from the prefill replica and passes it to the decode replica, which
+fetches the bytes from the prefill replica's endpoint (over TLS if the cluster uses it). They are a safetensors file,
+validated as such. States that are not fetched are dropped, and both ends hold a limited number of bytes.
 """
 
 from __future__ import annotations
@@ -24,23 +24,26 @@ from attn_serve import replica_messages as messages
 from attn_serve.replica_messages import StateTicket
 
 MAX_HELD_BYTES = 2**30
-"""Bytes of states that a replica holds for others, or has fetched and not yet begun; one state alone may be larger."""
+"""Most bytes of states that a replica holds for others, or has fetched but not used; a single one may be larger."""
 HOLD_SECONDS = 60.0
-"""How long a state waits to be fetched."""
+"""How long a state is held until it is fetched."""
 PART_BYTES = 2**22
-"""Bytes of a state in one message."""
+"""Most bytes of a state in one message."""
 READ_SECONDS = 5.0
-"""How long the next part may take; a replica that is silent for longer is lost."""
+"""Timeout for the next part of a state; a replica that sends nothing for longer is considered lost."""
 
 
 class StateLost(Unavailable):
-    """The state of a prompt that was computed elsewhere is gone; the prompt can be computed again."""
+    """The state of a prompt that another replica computed is lost; the prompt can be computed again."""
 
     reason = "STATE_LOST"
 
 
 class ByteBudget:
-    """At most `limit` bytes by name, or one that is larger, alone. Used from one event loop."""
+    """Limits the total of named byte counts to `limit`; a single larger one may be held alone.
+
+    Used from one event loop.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -49,37 +52,37 @@ class ByteBudget:
 
     @property
     def held(self) -> int:
-        """Bytes held now."""
+        """The number of bytes held now."""
         return self._held.total()
 
     def fits(self, size: int) -> bool:
-        """Whether so many bytes more can be held now."""
+        """Whether `size` more bytes can be held now."""
         return not self._held or self.held + size <= self._limit
 
     async def room(self, size: int = 1) -> None:
-        """Wait until so many bytes fit; anything, if it is not given."""
+        """Wait until `size` more bytes fit; by default, until there is any room."""
         while not self.fits(size):
             self._freed.clear()
             await self._freed.wait()
 
     async def take(self, name: str, size: int) -> None:
-        """Wait until so many bytes fit, then hold them under a name."""
+        """Wait until `size` more bytes fit, then hold them under a name."""
         await self.room(size)
         self.hold(name, size)
 
     def hold(self, name: str, size: int) -> None:
-        """Hold bytes that fit under a name."""
+        """Hold `size` bytes under a name, without checking that they fit."""
         self._held[name] += size
 
     def give_back(self, name: str) -> None:
-        """Hold nothing under this name; a name that holds nothing is left alone."""
+        """Release the bytes held under a name, if any."""
         if self._held.pop(name, None) is not None:
             self._freed.set()
 
 
 @dataclass(frozen=True)
 class HeldState:
-    """A state that waits to be fetched: of which task of which gateway's session, and the end of its time."""
+    """A state that waits to be fetched, with its task, the session of the gateway, and the timer that drops it."""
 
     session: str
     task_id: str
@@ -88,7 +91,7 @@ class HeldState:
 
 
 class HeldStates:
-    """The states that a prefill replica holds until they are fetched, cancelled or too old.
+    """The states that a prefill replica holds until they are fetched, cancelled or expired.
 
     Used from one event loop.
     """
@@ -101,7 +104,7 @@ class HeldStates:
         return len(self._held)
 
     def put(self, session: str, task_id: str, exported: bytes) -> str:
-        """Hold a state; returns the key that fetches it. Raises `OutOfCapacity` where too many bytes are held."""
+        """Hold a state and return the key for fetching it. Raises `OutOfCapacity` if too many bytes are held."""
         size = len(exported)
         if not self.budget.fits(size):
             raise OutOfCapacity(f"{self.budget.held} bytes of states wait to be fetched; {size} more do not fit")
@@ -112,7 +115,7 @@ class HeldStates:
         return key
 
     def pop(self, key: str) -> bytes | None:
-        """The state of this key, which is held no longer; None where there is none."""
+        """Remove and return the state of a key; None if there is none."""
         found = self._held.pop(key, None)
         if found is None:
             return None
@@ -121,28 +124,28 @@ class HeldStates:
         return found.exported
 
     def drop(self, task_id: str) -> None:
-        """Hold no state of this task."""
+        """Drop the states of a task."""
         for key in [key for key, held in self._held.items() if held.task_id == task_id]:
             self.pop(key)
 
     def drop_of(self, session: str) -> None:
-        """Hold no state that this session asked for."""
+        """Drop the states of the tasks of a session."""
         for key in [key for key, held in self._held.items() if held.session == session]:
             self.pop(key)
 
     def clear(self) -> None:
-        """Hold nothing."""
+        """Drop all states."""
         for key in list(self._held):
             self.pop(key)
 
 
 def parts_of(exported: bytes) -> list[bytes]:
-    """The messages in which a state is sent."""
+    """Split a state into the messages in which it is sent."""
     return [exported[at : at + PART_BYTES] for at in range(0, len(exported), PART_BYTES)]
 
 
 async def fetch(ticket: StateTicket, tls: ReplicaTls | None) -> PromptState:
-    """The state that a ticket is for, from the replica that holds it; raises `StateLost` where it is not there."""
+    """Fetch the state of a ticket from the replica that holds it; raises `StateLost` if that is not possible."""
     channel = messages.open_channel(ticket.target, tls)
     try:
         parts = [part async for part in _parts(channel, ticket)]

@@ -1,4 +1,4 @@
-"""What a gateway tells of models that it does not serve itself: where they are served, or why they are not."""
+"""The models that a gateway does not serve itself: which gateway serves them, or why none does."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ class ServedElsewhere(WrongState):
 
 @dataclass(frozen=True)
 class OtherModels:
-    """The records of a world without the models that the gateway `me` serves, whose keys are `served`.
+    """The recorded models in `world` without those that the gateway `me` serves, whose keys are `served`.
 
-    `refused` says why models of the gateway's own place could not be served by it; with `shared` there are others.
+    `refused` holds the reasons why the gateway could not serve models of its own place; `shared` is whether other
+    gateways may share that place.
     """
 
     world: World
@@ -38,23 +39,26 @@ class OtherModels:
     refused: Mapping[Key, str]
 
     def infos(self, tenant: str | None) -> list[tuple[str, ModelInfo]]:
-        """Owner and what there is to know, each name once: rather of a gateway that runs than of one that is gone."""
+        """The owner and info of each model, once per name: a running gateway's record takes precedence."""
         found: dict[Key, Record] = {}
         for record in sorted(self._visible(tenant), key=self._is_left):
             found.setdefault(record.key, record)
         return [(record.owner, self._info(record)) for record in found.values()]
 
     def named(self, name: str, tenant: str | None) -> list[ModelInfo]:
-        """Those of a name, or versions of it; the tenant's own before everybody's."""
+        """The models of a name, or versions of it; the tenant's own before those available to all tenants."""
         found = [one for one in self.infos(tenant) if name in (one[1].name, base_name(one[1].name))]
         return [info for _, info in sorted(found, key=lambda one: (one[0] != (tenant or ""), one[1].name))]
 
     def left(self, name: str, tenant: str | None) -> list[Record]:
-        """Records of a name whose model nobody serves or loads any more."""
+        """The records of a name whose model no gateway serves or loads any more."""
         return [record for record in self._visible(tenant) if record.name == name and self._is_left(record)]
 
     def require_none(self, name: str, tenant: str | None) -> None:
-        """Raise `ServedElsewhere` for a name that another gateway serves, `Unavailable` for one that none does now."""
+        """Raise `ServedElsewhere` for a name that another gateway serves, `Unavailable` for one that none serves now.
+
+        Returns for an unknown name.
+        """
         for info in self.named(name, tenant):
             if info.state is ModelState.ELSEWHERE:
                 where = info.state_detail
@@ -73,7 +77,7 @@ class OtherModels:
         return record.place == self.me.place
 
     def _is_left(self, record: Record) -> bool:
-        """Whether nobody serves or loads a model of which there is a record."""
+        """Whether no gateway serves or loads the model of a record any more."""
         outlives = self.shared and self._is_here(record)
         return record.state is ServedState.FAILED or (not outlives and self.world.is_gone(record.gateway))
 

@@ -1,4 +1,4 @@
-"""What attn-serve offers: the inference and model services."""
+"""The plugin of attn-serve, which provides the inference and model services."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from attn_core.plugins.hooks import hookimpl
 
 @hookimpl
 def attn_services(cluster: Any) -> list[Any]:
-    """The gRPC services of inference and of the models that are served."""
+    """The gRPC services for inference and for managing the served models."""
     from attn_serve.service import InferenceGrpc
 
     return [InferenceGrpc(cluster)]

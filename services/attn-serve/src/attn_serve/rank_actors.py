@@ -1,4 +1,4 @@
-"""The other ranks of a model as Ray actors, which Ray ends with the actor of the first one."""
+"""Ranks 1 and up of a tensor-parallel model as Ray actors, which Ray ends together with the actor of rank 0."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ log = logging.getLogger(__name__)
 
 
 class RankActor:
-    """One rank of a model."""
+    """A Ray actor that runs one rank of a model."""
 
     def pid(self) -> int:
-        """Its process."""
+        """The id of the actor's process."""
         return os.getpid()
 
     def run(self, task: RankTask) -> None:
-        """Be the rank until the first one stops; raises what ends it before."""
+        """Run the rank until rank 0 stops; raises the error that ends it before."""
         run_rank(task)
 
 
 class RankActors:
-    """Implements `attn_host.ranks.RankLauncher`. On GPUs each rank has one to itself."""
+    """Implements `attn_host.ranks.RankLauncher` with Ray actors. On GPUs each rank has a whole one to itself."""
 
     def __init__(self) -> None:
         import ray.util
 
-        # What ranks tell each other is for nobody else: on one machine it does not leave it.
+        # Messages between ranks are private: on a single machine they stay on the loopback interface.
         nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
         self.ip = "127.0.0.1" if len(nodes) == 1 else str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         self._actors: list[Any] = []
         self._running: list[Any] = []
 
     def start(self, tasks: Sequence[RankTask]) -> None:
-        """See `RankLauncher.start`; returns when all have processes."""
+        """See `RankLauncher.start`; returns when the processes of all ranks have started."""
         import ray
 
         for task in tasks:
@@ -80,8 +80,8 @@ class RankActors:
 
 
 def actor_ranks(folder: Path, config: EngineConfig) -> RankGroup:
-    """The other ranks as actors. Where one is lost, this process ends at once, so that Ray replaces it with all of
-    them; requests go on then, or at another replica."""
+    """The other ranks as actors. If one is lost, this process exits at once, so that Ray replaces all ranks; requests
+    continue after that, or on another replica."""
 
     def lost(error: Exception) -> None:
         message = error.message if isinstance(error, Unavailable) else repr(error)
@@ -95,13 +95,13 @@ SPIN_COUNT = "10000"
 
 
 def actor_environment(config: EngineConfig) -> dict[str, str]:
-    """Environment variables of a process that computes."""
-    # Threads that spin long while they wait for each other keep the processor from whoever else needs it.
+    """The environment variables of a process that runs an engine."""
+    # OpenMP threads that spin for long while they wait for each other take processor time from other processes.
     spin_count = os.environ.get("GOMP_SPINCOUNT", SPIN_COUNT)
-    # Ray would give an actor without CPUs of its own one thread for tensor operations.
+    # Without OMP_NUM_THREADS, Ray would limit an actor with `num_cpus=0` to one thread for tensor operations.
     return {"OMP_NUM_THREADS": str(config.num_threads), "GOMP_SPINCOUNT": spin_count}
 
 
 def with_threads(config: EngineConfig) -> EngineConfig:
-    """The config with the threads of each rank: its share of the cores of this machine, if it does not say."""
+    """The config with `num_threads` set; by default each rank's share of the cores of this machine."""
     return config.replace(num_threads=config.num_threads or rank_cores(config.tensor_parallel_size))

@@ -1,4 +1,4 @@
-"""A host in a Ray actor, which Ray starts again when it dies."""
+"""A backend that runs the host in a Ray actor, which Ray restarts when it dies."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ RESTART_POLL_SECONDS = 0.2
 LOST = "the engine died; it is being started again"
 
 PackedOutputs: TypeAlias = tuple[list[tuple[str, AttnError | None]], bytes]
-"""Request ids with errors, and the deltas in MessagePack, which takes a tenth of the time of pickling them."""
+"""Pairs of request id and error, and the deltas in MessagePack, which takes a tenth of the time of pickling them."""
 DELTAS = msgspec.msgpack.Decoder(list[OutputDelta])
 
 
 def packed(outputs: Sequence[RequestOutput]) -> PackedOutputs:
-    """Outputs for another process."""
+    """Pack outputs for sending to another process."""
     ids = [(output.request_id, output.error) for output in outputs]
     return ids, msgspec.msgpack.encode([output.delta for output in outputs])
 
 
 def unpacked(outputs: PackedOutputs) -> list[RequestOutput]:
-    """Outputs from another process."""
+    """Unpack outputs from another process."""
     ids, deltas = outputs
     return [
         RequestOutput(request_id, delta, error)
@@ -48,7 +48,7 @@ def unpacked(outputs: PackedOutputs) -> list[RequestOutput]:
 
 
 class HostActor:
-    """A host behind Ray calls. All tasks share one stream of outputs, `outputs`."""
+    """A Ray actor that runs a host. All tasks share one stream of outputs, `outputs`."""
 
     def __init__(self, folder: Path, config: EngineConfig) -> None:
         self._folder = folder
@@ -58,7 +58,7 @@ class HostActor:
         self._outputs: asyncio.Queue[Sequence[RequestOutput]] = asyncio.Queue()
 
     async def start(self, adapters: Mapping[str, Path]) -> ModelInfo:
-        """Load the model with these adapters, unless that is done; also after Ray restarted this actor."""
+        """Load the model with these adapters, unless it is loaded; called again after Ray has restarted the actor."""
         async with self._starting:
             if self._host is None:
                 loop = asyncio.get_running_loop()
@@ -74,7 +74,7 @@ class HostActor:
             return self._host.info
 
     async def outputs(self) -> AsyncIterator[PackedOutputs]:
-        """Outputs of all tasks, everything that is ready at a time."""
+        """Yield the outputs of all tasks; each item holds all outputs that are ready."""
         while True:
             ready = list(await self._outputs.get())
             while not self._outputs.empty():
@@ -82,11 +82,11 @@ class HostActor:
             yield packed(ready)
 
     async def pid(self) -> int:
-        """The process that holds the model, for those who watch or kill processes."""
+        """The id of the process that holds the model, for monitoring or killing it."""
         return os.getpid()
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """The answer of a method of the host."""
+        """Call a method of the host and return its result."""
         if self._host is None:
             if method == "cancel":
                 return None
@@ -100,7 +100,7 @@ class HostActor:
 
 
 class RayBackend:
-    """Calls one `HostActor`, and hands its one stream of outputs to the tasks that wait."""
+    """Calls one `HostActor`, and distributes its stream of outputs to the waiting tasks."""
 
     def __init__(self, name: str, folder: Path, config: EngineConfig) -> None:
         self._name = name
@@ -115,8 +115,8 @@ class RayBackend:
     async def start(self, streams: Streams) -> ModelInfo:
         """Start the actor, load the model in it and deliver its outputs to `streams` from now on.
 
-        Raises what loading raises, `InvalidValue` for a GPU where Ray knows none, and `OutOfCapacity` where none of it
-        is free for as large a share as `gpu_memory_utilization`.
+        Raises the errors of loading, `InvalidValue` for a GPU if Ray has none, and `OutOfCapacity` if no GPU has a
+        share as large as `gpu_memory_utilization` free.
         """
         import ray
 
@@ -138,7 +138,7 @@ class RayBackend:
         return cast("ModelInfo", info)
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """The answer of a method of the host. Prompts are tokenised in this process, which is faster than asking."""
+        """Call a method of the host. Prompts are tokenised in this process, which is faster than a remote call."""
         if method == "tokenize":
             if self._tokenizer is None:
                 raise Unavailable(f"model {self._name!r} is not running")
@@ -152,7 +152,7 @@ class RayBackend:
             return answer
 
     async def pid(self) -> int:
-        """The process that holds the model."""
+        """The id of the process that holds the model."""
         return cast("int", await self._remote("pid"))
 
     async def stop(self, shutdown_timeout: float) -> None:
@@ -187,7 +187,7 @@ class RayBackend:
             raise EngineLost(LOST) from error
 
     async def _listen(self) -> None:
-        """Deliver outputs for as long as the model is wanted, across restarts of its actor."""
+        """Deliver outputs until the model is unloaded, across restarts of its actor."""
         import ray
 
         while self._actor is not None:

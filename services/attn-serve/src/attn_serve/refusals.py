@@ -1,7 +1,7 @@
-"""Requests refused for their deadline are remembered, so that the next that are like them cost next to nothing.
+"""A short-lived cache of requests refused for their deadline, so that refusing similar requests costs almost nothing.
 
 Under overload most requests are refused. Asking the engine about each would take the time in which it computes the
-others: a refusal holds, for a moment, for every request that has as little time and asks for as much.
+others. So a refusal holds, for a moment, for every request with about the same timeout and no smaller a size.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from attn_core.errors import OutOfCapacity
 from attn_schema.sampling import DEFAULT_MAX_NEW_TOKENS
 
 LEAST_SECONDS, MOST_SECONDS = 0.05, 0.25
-"""How long a refusal holds. Requests may end sooner than expected, so that it is never for long."""
+"""The bounds of how long a refusal holds. It never holds for long, as requests may end sooner than expected."""
 SHARE_OF_TIMEOUT = 0.125
-"""A refusal holds for no larger share of the time that the request had."""
+"""The largest fraction of the request's timeout for which its refusal holds."""
 STEPS_AN_OCTAVE = 4
-"""Timeouts count as equal that differ by less than a fourth of an octave: by at most 19 %."""
+"""Timeouts within the same quarter of an octave count as equal: they differ by at most 19 %."""
 SECONDS_A_REFUSAL, LONGEST_SECONDS = 0.005, 1.0
-"""With many kinds of requests at a time a refusal holds longer, by so much for each, or the engine were asked often."""
+"""Refusals of many kinds of requests hold longer, by this much per kind up to the second value, to spare the engine."""
 
 
 class RequestSize(NamedTuple):
-    """What is known of a request before it is read: its tenant, its seconds, the tokens and bytes it is about."""
+    """What is known of a request before it is decoded: tenant, timeout in seconds, new tokens and prompt bytes."""
 
     tenant: str
     timeout: float | None
@@ -39,7 +39,7 @@ class RequestSize(NamedTuple):
     def of(
         cls, request: inference_pb2.GenerateRequest | inference_pb2.ScoreRequest, tenant: str, timeout: float | None
     ) -> RequestSize:
-        """The size of a message."""
+        """The size of a request message."""
         if isinstance(request, inference_pb2.ScoreRequest):
             return cls(tenant, timeout, 0, request.ByteSize())
         sampling = request.sampling
@@ -49,12 +49,12 @@ class RequestSize(NamedTuple):
 
     @property
     def can_be_late(self) -> bool:
-        """Whether it may be refused for its deadline: what has begun elsewhere is not, nor what has none."""
+        """Whether it may be refused for its deadline: not if it has none, or resumes a request that was running."""
         return self.timeout is not None and not self.resumed
 
     @property
     def kind(self) -> tuple[str, int]:
-        """Equal for requests of one tenant with nearly as much time."""
+        """A key that is equal for requests of one tenant with about the same timeout."""
         return self.tenant, math.floor(STEPS_AN_OCTAVE * math.log2(max(self.timeout or 0.0, 1e-3)))
 
 
@@ -66,20 +66,20 @@ class _Refusal(NamedTuple):
 
 
 class RecentRefusals:
-    """Refusals of one model that still hold. Used from one event loop.
+    """The refusals of one model that still hold. Used from one event loop.
 
-    A request that was refused as it would end some seconds too late is in time at the earliest as many seconds later,
-    and so is one that asks for no less and is of the same tenant and about the same timeout.
+    If a request was refused because it would finish some seconds too late, it could meet its deadline at the earliest
+    that many seconds later. The same holds for requests of the same tenant, about the same timeout and no smaller size.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._held: dict[tuple[str, int], _Refusal] = {}
         self.repeated = 0
-        """Requests refused without asking the engine."""
+        """The number of requests refused without asking the engine."""
 
     def check(self, size: RequestSize) -> None:
-        """Raises `OutOfCapacity` where a refusal holds for a request of this size."""
+        """Raise `OutOfCapacity` if a refusal holds for a request of this size."""
         held = self._held.get(size.kind) if size.can_be_late else None
         if held is None:
             return
@@ -91,7 +91,7 @@ class RecentRefusals:
 
     @contextmanager
     def apply(self, size: RequestSize) -> Iterator[None]:
-        """As `check`; then notes the refusal that the block raises."""
+        """Call `check`, then record the refusal that the `with` block raises, if any."""
         self.check(size)
         try:
             yield
@@ -107,7 +107,7 @@ class RecentRefusals:
         late = float(error.metadata["late_seconds"])
         seconds = min(max(late, LEAST_SECONDS), MOST_SECONDS, SHARE_OF_TIMEOUT * (size.timeout or 0.0))
         seconds = max(seconds, min(SECONDS_A_REFUSAL * len(self._held), LONGEST_SECONDS))
-        # The less a refused request asked for, the more requests it stands for.
+        # The smaller a refused request is, the more requests its refusal covers.
         held = self._held.get(kind)
         smaller = (
             held is None

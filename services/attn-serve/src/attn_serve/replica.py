@@ -1,7 +1,7 @@
 """A replica: one engine in a process of its own, with an endpoint to which gateways connect directly.
 
 Ray Serve places and replaces replicas. Tokens do not pass through it: each replica listens on a port of its own and
-asks for a secret, which it tells, with its address, only to those whom Ray lets in.
+requires a secret, which it gives, with its address, only to callers that have access to the Ray cluster.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DRAIN_POLL_SECONDS = 0.05
 
 
 class Session:
-    """The connection of one gateway: the tasks that it submitted, and their outputs on the way to it."""
+    """The connection of one gateway: the tasks that it submitted, and the outputs to send to it."""
 
     def __init__(self) -> None:
         self.tasks: set[str] = set()
@@ -46,18 +46,18 @@ class Session:
         self._wake = asyncio.Event()
 
     def put(self, output: RequestOutput) -> None:
-        """Send an output with the next message."""
+        """Add an output to the next message."""
         if output.last:
             self.tasks.discard(output.request_id)
         self._ready.append(output)
         self._wake.set()
 
     def wake(self) -> None:
-        """Send a message now, also without outputs."""
+        """Send a message now, even without outputs."""
         self._wake.set()
 
     async def next(self) -> list[RequestOutput]:
-        """All outputs that are ready; nothing after a heartbeat's time without any."""
+        """Wait for outputs and return all that are ready; none after a heartbeat interval or a `wake` without any."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._wake.wait(), messages.HEARTBEAT_SECONDS)
         self._wake.clear()
@@ -66,9 +66,9 @@ class Session:
 
 
 class ReplicaServer:
-    """The endpoint of a host. Used from one event loop.
+    """The gRPC endpoint of a host. Used from one event loop.
 
-    States of prompts go to and come from replicas whose `model` is the same text.
+    States of prompts are exchanged only with replicas whose `model`, a `fingerprint`, is equal.
     """
 
     def __init__(
@@ -81,9 +81,9 @@ class ReplicaServer:
         self._tls = tls
         self._model = model
         self.states = HeldStates()
-        """States that other replicas fetch."""
+        """The states that other replicas can fetch."""
         self.fetched = ByteBudget(MAX_HELD_BYTES)
-        """Bytes of states that were fetched for tasks of which nothing is computed yet, by task."""
+        """The bytes, by task, of states that were fetched for tasks without an output yet."""
         self._prefills: dict[str, asyncio.Future[RequestOutput]] = {}
         self._fetching: dict[str, asyncio.Task[PromptState]] = {}
         self._secret = secrets.token_urlsafe(32)
@@ -124,7 +124,7 @@ class ReplicaServer:
         return self.address
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no more tasks, let gateways move those that run, for up to `timeout_s` seconds, then stop."""
+        """Refuse new tasks, give gateways up to `timeout_s` seconds to move the running ones, then stop."""
         self._draining = True
         for session in self._sessions.values():
             session.wake()
@@ -141,7 +141,7 @@ class ReplicaServer:
 
     def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
         for output in outputs:
-            self.fetched.give_back(output.request_id)  # its state is in the KV cache, or it has ended
+            self.fetched.give_back(output.request_id)  # the state is in the KV cache by now, or the task has ended
             prefill = self._prefills.get(output.request_id)
             if prefill is not None and not prefill.done():
                 prefill.set_result(output)
@@ -184,13 +184,13 @@ class ReplicaServer:
     async def _begin(
         self, host: ModelHost, session: Session, method: str, task: TextTask, *state: PromptState | None
     ) -> None:
-        """Submit a task to the host, as one of the session until its last output."""
+        """Submit a task to the host; it belongs to the session until its last output."""
         with self._task_of(session, task.id):
             await call_host(host, method, task, *state)
 
     @contextlib.contextmanager
     def _task_of(self, session: Session, task_id: str) -> Iterator[None]:
-        """Make a task one of the session, which it is no longer where what is done within fails."""
+        """Add a task to the session, and remove it again if the `with` block fails."""
         session.tasks.add(task_id)
         try:
             with _answered():
@@ -201,7 +201,7 @@ class ReplicaServer:
             raise
 
     async def _submit_moved(self, host: ModelHost, session: Session, task: TextTask, ticket: StateTicket) -> None:
-        """Submit a task whose prompt another replica has computed; raises `StateLost` where the state is gone."""
+        """Submit a task whose prompt another replica has computed; raises `StateLost` if the state is gone."""
         state = None
         if ticket.model == self._model:
             fetching = self._fetching[task.id] = asyncio.ensure_future(self._fetch(task.id, ticket))
@@ -229,7 +229,7 @@ class ReplicaServer:
             await self._begin(host, session, "prefill", task)
             output = await done
         except BaseException:
-            await call_host(host, "cancel", task.id)  # waits for nothing
+            await call_host(host, "cancel", task.id)  # returns at once
             raise
         finally:
             session.tasks.discard(task.id)
@@ -250,14 +250,14 @@ class ReplicaServer:
         )
 
     async def _cancel(self, host: ModelHost, task_id: str) -> None:
-        """End a task, wherever it is: its state on the way here, its prompt, its completion."""
+        """Cancel a task at any stage: while its state is held or fetched, in prefill, or in decoding."""
         self.states.drop(task_id)
         if task_id in self._fetching:
             self._fetching[task_id].cancel()
         await call_host(host, "cancel", task_id)
 
     async def _state(self, data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> AsyncIterator[bytes]:
-        """The bytes of a state; the key is the secret, and it opens once."""
+        """Stream the bytes of a state; the key is the only secret needed, and it is valid once."""
         exported = self.states.pop(data.decode(errors="replace"))
         if exported is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no state is held under this key")
@@ -275,13 +275,13 @@ class ReplicaServer:
         host, session = self.host, Session()
         self._sessions[name] = session
         try:
-            session.wake()  # the first message says that the session is open
+            session.wake()  # the first message tells the gateway that the session is open
             while host is not None:
                 outputs = await session.next()
                 sent = SentOutputs.of(outputs, host.stats(), len(self._sessions), draining=self._draining)
                 yield messages.encode_outputs(sent)
         finally:
-            # Nobody waits any more for what this gateway asked.
+            # The gateway has disconnected: its tasks are cancelled and its states dropped.
             del self._sessions[name]
             self.states.drop_of(name)
             for task_id in list(session.tasks):
@@ -289,7 +289,7 @@ class ReplicaServer:
                     await self._cancel(host, task_id)
 
     async def _session_of(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> str:
-        """The session that a call belongs to; calls without the secret end here."""
+        """The name of the session that a call belongs to; aborts calls without the secret."""
         given = {key: str(value) for key, value in context.invocation_metadata() or ()}
         if not hmac.compare_digest(given.get(messages.SECRET, "").encode(), self._secret.encode()):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this endpoint is for the gateways of its cluster")
@@ -298,7 +298,7 @@ class ReplicaServer:
 
 @contextlib.contextmanager
 def _answered() -> Iterator[None]:
-    """Within it, what another call cancels raises `EngineLost`: gRPC would leave this call without an answer."""
+    """Turn a cancellation by another call into `EngineLost`; otherwise gRPC would leave this call without an answer."""
     try:
         yield
     except asyncio.CancelledError:
@@ -309,7 +309,10 @@ def _answered() -> Iterator[None]:
 
 
 class ModelReplica:
-    """What Ray Serve runs: a `ReplicaServer`, with its health, its load and its end. Errors of loading are kept."""
+    """The class that Ray Serve deploys: a `ReplicaServer` with health checks, load reports and shutdown.
+
+    An error of loading is stored, and raised by `address`.
+    """
 
     async def __init__(  # type: ignore[misc]
         self,
@@ -332,7 +335,7 @@ class ModelReplica:
         freeze_gc_heap()
 
     async def address(self) -> ReplicaAddress:
-        """Where the replica listens; raises what loading its model raised."""
+        """The address at which the replica listens; raises the error of loading its model."""
         if self._error is not None:
             self._told = True
             raise self._error
@@ -341,7 +344,7 @@ class ModelReplica:
         return self._server.address
 
     async def check_health(self) -> None:
-        """Raises where the model cannot be loaded or the engine has ended, so that Ray Serve replaces the replica."""
+        """Raise if the engine has ended, or loading failed and `address` reported it, so that Ray Serve replaces it."""
         if self._told and self._error is not None:
             raise self._error
         host = self._server.host
@@ -349,11 +352,11 @@ class ModelReplica:
             raise InternalError("the engine has ended")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """The requests that the engine computes or that wait for it."""
+        """The number of running and waiting requests of the engine, for `replicas_for_load`."""
         host = self._server.host
         stats = None if host is None else host.stats()
         return {"requests": 0.0 if stats is None else float(stats.running + stats.waiting)}
 
     async def __del__(self) -> None:
-        """Called by Ray Serve at the end of the replica's life."""
+        """Drain the server; Ray Serve calls this when it removes the replica."""
         await self._server.drain(self._shutdown_timeout)

@@ -19,13 +19,13 @@ from attn_serve.replica_messages import ReplicaAddress, StateTicket
 from attn_serve.streams import EngineLost, Streams
 
 SILENCE_SECONDS = 5.0
-"""A replica that has sent nothing for so long, not even a heartbeat, is lost: its machine or the network is gone."""
+"""A replica that sends nothing for so long, not even a heartbeat, is considered lost: its machine or network failed."""
 OPEN_SECONDS = 10.0
 """How long a replica may take to open a session."""
 
 
 class ReplicaClient:
-    """One replica, as one gateway sees it. `lost` is called when the replica drains, and when the connection breaks."""
+    """A gateway's client of one replica. `lost` is called when the replica drains and when the connection breaks."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class ReplicaClient:
         self.stats = EngineStats()
         self.draining = False
         self.gateways = 1
-        """Gateways that are connected to it."""
+        """The number of gateways that are connected to the replica."""
         self.tasks: set[str] = set()
         self._streams = streams
         self._lost = lost
@@ -51,17 +51,17 @@ class ReplicaClient:
 
     @property
     def id(self) -> str:
-        """The replica's own name."""
+        """The replica's id."""
         return self.address.id
 
     @property
     def load(self) -> float:
-        """Requests there, of this gateway and of others, and the part of the KV cache that is used."""
+        """The replica's number of requests, of all gateways, plus the fraction of its KV cache in use."""
         used = self.stats.kv_tokens_used / max(self.stats.kv_tokens_total, 1)
         return max(len(self.tasks), self.stats.running + self.stats.waiting) + used
 
     async def connect(self) -> None:
-        """Open the session; raises `EngineLost` where nobody answers or the secret is refused."""
+        """Open the session; raises `EngineLost` if the replica does not answer or refuses the secret."""
         outputs: Any = self._channel.unary_stream(messages.OUTPUTS)
         call = outputs(b"", metadata=self._metadata)
         try:
@@ -73,7 +73,7 @@ class ReplicaClient:
         self._listener = asyncio.create_task(self._listen(call), name=f"outputs of replica {self.id}")
 
     async def submit(self, task: TextTask, ticket: StateTicket | None = None) -> None:
-        """Submit a task, with a ticket for the state of its prompt if there is one; its outputs go to the streams."""
+        """Submit a task, with a ticket for its prompt's state if there is one; `Streams` delivers its outputs."""
         self.tasks.add(task.id)
         try:
             if ticket is None:
@@ -85,13 +85,13 @@ class ReplicaClient:
             raise
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """The answer of a method of the host; raises its error, or `EngineLost` where the connection broke."""
+        """Call a method of the host; raises its error, or `EngineLost` if the connection broke."""
         try:
             data = await self._ask(messages.encode_call(method, *arguments), metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise EngineLost(f"the connection to replica {self.id} broke: {error.code().name}") from error
         except asyncio.CancelledError:
-            # gRPC cancels the calls of a channel that is closed: only the caller's own wish is to be obeyed.
+            # gRPC cancels the calls of a channel that is closed; only a cancellation by the caller is passed on.
             task = asyncio.current_task()
             if not self.gone or (task is not None and task.cancelling()):
                 raise
@@ -101,13 +101,13 @@ class ReplicaClient:
         return messages.decode_answer(method, cast("bytes", data))
 
     async def cancel(self, task_id: str) -> None:
-        """Cancel a task; one of a replica that is gone is cancelled already."""
+        """Cancel a task; does nothing if the replica is gone, as its tasks ended with it."""
         self.tasks.discard(task_id)
         with contextlib.suppress(EngineLost):
             await self.call("cancel", task_id)
 
     async def close(self) -> None:
-        """End the connection; the replica cancels what it still computes for this gateway."""
+        """Close the connection; the replica cancels the tasks that still run for this gateway."""
         self.gone = True
         if self._listener is not None:
             self._listener.cancel()

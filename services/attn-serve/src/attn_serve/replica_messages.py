@@ -1,8 +1,8 @@
-"""What gateways and replicas of a model send one another: MessagePack over gRPC, never pickled.
+"""The messages between the gateways and the replicas of a model: MessagePack over gRPC, never pickled.
 
-`Call` asks a method of the host and gets its answer; `Outputs` streams the outputs of all tasks that one gateway
-submitted to one replica, with the replica's load; `State` gives another replica the state of a prompt. All sides are of
-one release.
+`Call` calls a method of the host and returns its result; `Outputs` streams the outputs of all tasks that one gateway
+submitted to one replica, with the replica's load; `State` sends another replica the state of a prompt. All sides must
+run the same release.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ STATE = f"/{SERVICE}/State"
 SECRET = "x-attn-secret"  # noqa: S105 - the name of the key
 """Metadata key of the replica's secret."""
 SESSION = "x-attn-session"
-"""Metadata key of the gateway's own id, under which its tasks are known."""
+"""Metadata key of the id of the gateway's session, to which its tasks belong."""
 
 HEARTBEAT_SECONDS = 1.0
-"""How often a replica that has nothing to say says so."""
+"""Interval at which a replica sends a message even if it has no outputs."""
 MAX_MESSAGE_BYTES = 256 * 2**20
 CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -53,17 +53,20 @@ CHANNEL_OPTIONS = [
 ]
 
 TLS_NAME = "replica.attn.internal"
-"""The name in the certificates of replicas, wherever they listen."""
+"""The host name in the certificates of replicas, whatever address they listen at."""
 
 
 def server_credentials(tls: ReplicaTls) -> grpc.ServerCredentials:
-    """Of a replica that talks only to those whom the authority has signed; raises `InvalidValue` for missing files."""
+    """The TLS credentials of a replica, which accepts only clients with a certificate signed by the authority.
+
+    Raises `InvalidValue` for files that cannot be read.
+    """
     key, certificate, authority = tls.read()
     return grpc.ssl_server_credentials([(key, certificate)], authority, require_client_auth=True)
 
 
 def open_channel(target: str, tls: ReplicaTls | None) -> grpc.aio.Channel:
-    """A connection to a replica; raises `InvalidValue` for files that cannot be read."""
+    """Open a connection to a replica; raises `InvalidValue` for TLS files that cannot be read."""
     if tls is None:
         return grpc.aio.insecure_channel(target, CHANNEL_OPTIONS)
     key, certificate, authority = tls.read()
@@ -74,7 +77,7 @@ def open_channel(target: str, tls: ReplicaTls | None) -> grpc.aio.Channel:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaAddress:
-    """Where a replica listens, the secret it asks for, its process, and the model that it loaded."""
+    """The address at which a replica listens, the secret it requires, its process id, and the model that it loaded."""
 
     id: str
     target: str
@@ -84,7 +87,7 @@ class ReplicaAddress:
 
 
 class SentError(msgspec.Struct, frozen=True):
-    """An error, with the reasons of its class and those above it, the nearest first."""
+    """An error, with the reasons of its class and its base classes, the most specific first."""
 
     reasons: list[str]
     message: str
@@ -92,17 +95,17 @@ class SentError(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, error: AttnError) -> SentError:
-        """The error as it is sent."""
+        """Convert an error for sending."""
         above = [kind.reason for kind in type(error).__mro__ if issubclass(kind, AttnError)]
         return cls(above, error.message, error.metadata)
 
     def received(self) -> AttnError:
-        """The error as it was raised; of the nearest class that is known here."""
+        """The error that was sent, as the most specific class that is known in this process."""
         return error_of_reasons(self.reasons, self.message, self.metadata)
 
 
 class SentTask(msgspec.Struct, frozen=True):
-    """A `TextTask`, its parameters as a dict: msgspec decodes no integer as large as a seed into a Struct."""
+    """A `TextTask` with its parameters as a dict: msgspec cannot decode an integer as large as a seed into a Struct."""
 
     id: str
     prompt: Prompt
@@ -115,13 +118,13 @@ class SentTask(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, task: TextTask) -> SentTask:
-        """The task as it is sent."""
+        """Convert a task for sending."""
         given = msgspec.to_builtins(task.params)
         sampling, scoring = (given, None) if isinstance(task.params, SamplingParams) else (None, given)
         return cls(task.id, task.prompt, sampling, scoring, task.timeout, task.tenant, task.adapter, task.resume)
 
     def received(self) -> TextTask:
-        """The task as it was asked."""
+        """The task that was sent."""
         params: SamplingParams | ScoringParams = SamplingParams()
         if self.scoring is not None:
             params = ScoringParams.from_mapping(self.scoring)
@@ -139,9 +142,9 @@ class SentTask(msgspec.Struct, frozen=True):
 
 
 class StateTicket(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the `size` bytes of a state can be fetched, once, by whoever knows the `key`.
+    """The address (`target`) where the `size` bytes of a state can be fetched, once, by a caller with the `key`.
 
-    `model` is the `fingerprint` of the model that computed it; `state` is all of the state but its bytes.
+    `model` is the `fingerprint` of the model that computed the state; `state` is the state without its bytes.
     """
 
     target: str
@@ -152,26 +155,26 @@ class StateTicket(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SentOutputs(msgspec.Struct, frozen=True):
-    """Outputs of some tasks, in their order, and how busy the replica is."""
+    """Outputs of tasks, in order, and the statistics of the replica."""
 
     ids: list[str]
     deltas: list[OutputDelta]
     errors: dict[int, SentError]
-    """By place."""
+    """Errors by the index of their output."""
     stats: EngineStats
     gateways: int = 1
-    """Gateways that are connected to the replica."""
+    """The number of gateways that are connected to the replica."""
     draining: bool = False
-    """It takes no more tasks, and hands over those that it has."""
+    """Whether the replica refuses new tasks and hands over its running ones."""
 
     @classmethod
     def of(cls, outputs: Sequence[RequestOutput], stats: EngineStats, gateways: int, *, draining: bool) -> SentOutputs:
-        """The outputs as they are sent."""
+        """Convert outputs for sending."""
         errors = {place: SentError.of(output.error) for place, output in enumerate(outputs) if output.error is not None}
         return cls([o.request_id for o in outputs], [o.delta for o in outputs], errors, stats, gateways, draining)
 
     def received(self) -> list[RequestOutput]:
-        """The outputs as the engine made them."""
+        """The outputs that were sent."""
         return [
             RequestOutput(name, delta, self.errors[place].received() if place in self.errors else None)
             for place, (name, delta) in enumerate(zip(self.ids, self.deltas, strict=True))
@@ -179,14 +182,14 @@ class SentOutputs(msgspec.Struct, frozen=True):
 
 
 class SentCall(msgspec.Struct, frozen=True):
-    """A method of the host, and its arguments."""
+    """The name of a method of the host, and its arguments."""
 
     method: str
     arguments: msgspec.Raw
 
 
 class SentAnswer(msgspec.Struct, frozen=True):
-    """What a method returned, or the error that it raised."""
+    """The result of a method, or the error that it raised."""
 
     value: msgspec.Raw
     error: SentError | None = None
@@ -204,7 +207,7 @@ METHODS: dict[str, tuple[Any, Any]] = {
     "load_adapter": (tuple[str, Path], None),
     "unload_adapter": (tuple[str], None),
 }
-"""The arguments and the answer of each method that a gateway may call."""
+"""The argument types and the result type of each method that a gateway may call."""
 
 _encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder(enc_hook=str).encode
 _ARGUMENTS = {
@@ -217,13 +220,13 @@ _OUTPUTS = msgspec.msgpack.Decoder(SentOutputs)
 
 
 def encode_call(method: str, *arguments: Any) -> bytes:
-    """A call as bytes."""
+    """Encode a call."""
     sent = [SentTask.of(argument) if isinstance(argument, TextTask) else argument for argument in arguments]
     return _encode(SentCall(method, msgspec.Raw(_encode(sent))))
 
 
 def decode_call(data: bytes) -> tuple[str, tuple[Any, ...]]:
-    """The method and arguments of a call; raises `InternalError` for what no gateway of this release sends."""
+    """Decode the method and arguments of a call; raises `InternalError` for an invalid call."""
     try:
         call = _CALL.decode(data)
         arguments = _ARGUMENTS[call.method].decode(call.arguments)
@@ -233,14 +236,14 @@ def decode_call(data: bytes) -> tuple[str, tuple[Any, ...]]:
 
 
 def encode_answer(value: Any) -> bytes:
-    """What a method returned, or the `AttnError` that it raised, as bytes."""
+    """Encode the result of a method, or the `AttnError` that it raised."""
     if isinstance(value, AttnError):
         return _encode(SentAnswer(msgspec.Raw(_encode(None)), SentError.of(value)))
     return _encode(SentAnswer(msgspec.Raw(_encode(value))))
 
 
 def decode_answer(method: str, data: bytes) -> Any:
-    """What a method returned; raises the error that it raised."""
+    """Decode and return the result of a method; raises the error if it raised one."""
     answer = _ANSWER.decode(data)
     if answer.error is not None:
         raise answer.error.received()
@@ -248,10 +251,10 @@ def decode_answer(method: str, data: bytes) -> Any:
 
 
 def encode_outputs(outputs: SentOutputs) -> bytes:
-    """Outputs as bytes."""
+    """Encode outputs."""
     return _encode(outputs)
 
 
 def decode_outputs(data: bytes) -> SentOutputs:
-    """Outputs that a replica sent."""
+    """Decode the outputs that a replica sent."""
     return _OUTPUTS.decode(data)

@@ -1,4 +1,4 @@
-"""Tasks that outlive the engine that computes them."""
+"""Continues tasks on another engine when the engine that computes them is lost."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from attn_serve.streams import EngineLost
 Answer = TypeVar("Answer")
 
 Follow = Callable[[TextTask], AsyncGenerator[OutputDelta, None]]
-"""Submits a task somewhere and yields its deltas; raises `EngineLost` where they end too soon."""
+"""Submits a task to an engine and yields its deltas; raises `EngineLost` if the engine is lost before the last."""
 
 
 async def resumed(task: TextTask, follow: Follow) -> AsyncGenerator[OutputDelta, None]:
-    """The deltas of a task, to the last: where its engine is lost, the rest is computed elsewhere.
+    """Yield all deltas of a task; if its engine is lost, the rest is computed by another one.
 
-    Raises `DeadlineExceeded` when the deadline passes meanwhile, and `EngineLost` where no engine comes back in two
-    minutes, or several in a row die of the task.
+    Raises `DeadlineExceeded` if the deadline passes meanwhile, and `EngineLost` if no engine is available for two
+    minutes, or several engines in a row are lost while they compute the task.
     """
     if isinstance(task.params, SamplingParams):
         task = replace(task, params=seeded(task.params))
@@ -33,7 +33,7 @@ async def resumed(task: TextTask, follow: Follow) -> AsyncGenerator[OutputDelta,
     while True:
         part = replace(
             task, id=f"{task.id}.{attempt}", timeout=progress.remaining(), resume=progress.resume
-        )  # what a lost engine may still send is of another id
+        )  # outputs that a lost engine may still send have another id
         try:
             async with aclosing(follow(part)) as deltas:
                 async for delta in deltas:
@@ -46,7 +46,7 @@ async def resumed(task: TextTask, follow: Follow) -> AsyncGenerator[OutputDelta,
 
 
 async def repeated(call: Callable[[], Awaitable[Answer]], timeout: float | None = None) -> Answer:  # noqa: ASYNC109
-    """The answer of a call that may be made twice: again where its engine is lost, for up to `timeout` seconds."""
+    """Await an idempotent call; repeats it for up to `timeout` seconds if its engine is lost."""
     progress = StreamProgress(None, timeout)
     while True:
         try:

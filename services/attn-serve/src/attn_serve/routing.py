@@ -1,4 +1,4 @@
-"""Which replica a prompt goes to: one that remembers its beginning, unless that has too much to do."""
+"""Prefix-aware routing: a prompt goes to a replica that has computed its prefix, unless that replica is overloaded."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from attn_schema import Prompt
 BLOCK_BYTES = 128
 """Bytes of a prompt that are hashed together: about 32 tokens of text."""
 MAX_BLOCKS = 512
-"""Blocks looked at; prompts that are equal so far are taken for equal."""
+"""Most blocks of a prompt that are hashed; prompts whose first blocks are equal up to this count as equal."""
 MAX_REMEMBERED = 2**17
-"""Blocks remembered over all prompts; those not asked for longest are forgotten."""
+"""Most blocks recorded over all prompts; the least recently used are dropped."""
 MAX_HOLDERS = 8
-"""Replicas remembered for each block."""
+"""Most replicas recorded for each block."""
 LOAD_BOUND = 1.25
-"""A replica is chosen for what it remembers while its load is at most this times the mean (Mirrokni et al. 2018,
-"Consistent Hashing with Bounded Loads", arXiv 1608.01350)."""
+"""A replica is chosen for a prompt's prefix while its load is at most this factor times the mean load (Mirrokni et al.
+2018, "Consistent Hashing with Bounded Loads", arXiv 1608.01350)."""
 
 
 def block_hashes(prompt: Prompt, tenant: str) -> list[bytes]:
-    """A hash for each whole block of a prompt, of all bytes up to its end. Tenants share no hash."""
+    """One hash per whole block of a prompt, over all bytes up to the block's end. Hashes of tenants never match."""
     chain = hashlib.blake2b(digest_size=12, key=hashlib.blake2b(tenant.encode(), digest_size=32).digest())
     data = prompt_bytes(prompt)
     found = []
@@ -36,7 +36,7 @@ def block_hashes(prompt: Prompt, tenant: str) -> list[bytes]:
 
 
 def prompt_bytes(prompt: Prompt) -> bytes:
-    """What a model reads first comes first; no two kinds of prompt begin alike."""
+    """The prompt as bytes, in the order in which a model reads it; each kind of prompt starts with a different byte."""
     parts = []
     if prompt.encoder_prompt is not None:
         encoder = prompt.encoder_prompt
@@ -51,23 +51,23 @@ def prompt_bytes(prompt: Prompt) -> bytes:
 
 
 class PrefixRouter:
-    """Remembers which replicas computed the beginnings of prompts, and chooses by that and by load.
+    """Records which replicas computed the prefixes of prompts, and chooses a replica by prefix and load.
 
-    Load is a number of requests; what remembers nothing of a prompt is chosen as the less loaded of two at random
-    (Mitzenmacher 2001, "The Power of Two Choices in Randomized Load Balancing").
+    The load is a number of requests. If no replica is recorded for a prompt's prefix, the less loaded of two random
+    replicas is chosen (Mitzenmacher 2001, "The Power of Two Choices in Randomized Load Balancing").
     """
 
     def __init__(self, rng: random.Random | None = None) -> None:
         self._rng = rng or random.Random()
         self._holders: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
         self.hits = 0
-        """Prompts that went to a replica that remembered a beginning of theirs."""
+        """The number of prompts that went to a replica recorded for their prefix."""
         self.misses = 0
 
     def choose(self, blocks: Sequence[bytes], loads: Mapping[str, float]) -> str:
-        """The replica for a prompt of these blocks, out of those with a load; it is remembered for them.
+        """Choose the replica for a prompt of these blocks among the keys of `loads`, and record it for them.
 
-        Raises `LookupError` where there is none.
+        Raises `LookupError` if `loads` is empty.
         """
         if not loads:
             raise LookupError("no replica")
@@ -83,7 +83,7 @@ class PrefixRouter:
         return chosen
 
     def forget(self, replica: str) -> None:
-        """Note that a replica is gone, with all that it remembered."""
+        """Remove a replica that is gone from all blocks."""
         for block, holders in list(self._holders.items()):
             if replica in holders:
                 left = tuple(name for name in holders if name != replica)
@@ -93,7 +93,7 @@ class PrefixRouter:
                     del self._holders[block]
 
     def _holder(self, blocks: Sequence[bytes], loads: Mapping[str, float]) -> str | None:
-        """The least loaded of those that remember the longest beginning and have room."""
+        """The least loaded replica of those within the load bound that are recorded for the longest prefix."""
         if not any(block in self._holders for block in blocks[:1]):
             return None
         bound = math.ceil(LOAD_BOUND * (sum(loads.values()) + 1) / len(loads))

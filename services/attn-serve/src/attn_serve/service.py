@@ -1,4 +1,4 @@
-"""Inference and models as services of the gateway."""
+"""The inference and model services of the gateway."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from attn_serve.shared_fleet import SharedFleet
 from attn_serve.sources import ModelSources
 
 EVERYBODY = ""
-"""The tenant of those who have no token: it sees what belongs to all."""
+"""The tenant of callers without a token, who see only the models available to all tenants."""
 
 
 class InferenceGrpc:
-    """The inference and model services, with their engines as Ray actors."""
+    """The inference and model services, whose engines run in Ray actors."""
 
     names: Sequence[str] = ("attn.v1.InferenceService", "attn.v1.ModelService")
 
@@ -43,18 +43,18 @@ class InferenceGrpc:
         self._address, self._chosen = "", False
 
     def listens(self, address: str, *, chosen: bool) -> None:
-        """Learn where the gateway listens; see `attn_gateway.service.KnowsItsAddress`."""
+        """Store the address at which the gateway listens; see `attn_gateway.service.KnowsItsAddress`."""
         self._address, self._chosen = address, chosen
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Add both servicers."""
+        """Add both servicers to the server."""
         add_InferenceServiceServicer_to_server(InferenceServicer(self.fleet), server)
         add_ModelServiceServicer_to_server(ModelServicer(self.fleet), server)
 
     async def start(self) -> None:
-        """Start Ray and load the models that were asked for at the start.
+        """Start Ray and load the configured models.
 
-        Raises before that what is wrong with the models, and `Unavailable` where the artefact store does not answer.
+        Before that, raises errors for invalid models, and `Unavailable` if the artefact store does not answer.
         """
         if self._artifacts is not None:
             await asyncio.to_thread(self._artifacts.require_reachable)
@@ -66,7 +66,7 @@ class InferenceGrpc:
         shared = settings.address is not None
         configured = {*wanted, *(adapter.name for adapter in settings.adapters)}
         await self.fleet.join(self._gateway(shared=shared), configured, shared=shared)
-        # What others of this Ray cluster serve by these names is served as it is.
+        # Models that other gateways of this Ray cluster serve under these names are not changed.
         lacking = self.fleet.unserved(wanted)
         await self.fleet.apply({name: one for name, one in wanted.items() if name in lacking}, ())
         self._applied = set(wanted)
@@ -74,7 +74,7 @@ class InferenceGrpc:
             await self.fleet.load(adapter.name, adapter.source, settings.engine)
 
     def _gateway(self, *, shared: bool) -> GatewayRecord:
-        """This gateway, for others: those with the same place share its engines, or come after it."""
+        """The record of this gateway; gateways with the same place share its engines, or succeed it after it ended."""
         process = this_process()
         gateway_id = uuid.uuid4().hex
         place = f"gateway/{gateway_id}"
@@ -91,7 +91,7 @@ class InferenceGrpc:
         )
 
     async def apply(self, models: Sequence[ModelToLoad]) -> None:
-        """Serve these models of the config file from now on; see `attn_gateway.service.ServesModels`."""
+        """Serve these models of a changed config file; see `attn_gateway.service.ServesModels`."""
         wanted = self._wanted(models)
         await self.fleet.apply(wanted, self._applied)
         self._applied = set(wanted)
@@ -114,13 +114,16 @@ class InferenceGrpc:
         self._database.close()
 
     def model_serves(self, name: str) -> bool | None:
-        """Whether everybody's model of this name answers; None for an unknown one. For probes, which have no token."""
+        """Whether the model of this name that all tenants may use serves; None if unknown. For probes without token."""
         found = [model for model in self.fleet.models(EVERYBODY) if model.name == name]
         return found[0].info.state is ModelState.SERVING if found else None
 
     def _engine(self, name: str, folder: Path, config: EngineConfig, deployment: DeploymentConfig) -> EngineClient:
-        """One engine in an actor; a deployment where several are asked for, or others may share this Ray."""
-        # Tenants are the server's, whoever loads a model.
+        """Create the client of an engine in an actor, or of a deployment.
+
+        A deployment is used if the config asks for several engines, or if other gateways may share this Ray cluster.
+        """
+        # The weights of tenants are always the server's, whoever loads the model.
         config = config.replace(tenant_weights=self._cluster.settings.engine.tenant_weights)
         if deployment.deployed or self._cluster.settings.address is not None:
             from attn_serve.deployment import DeploymentBackend

@@ -1,5 +1,5 @@
 # ruff: noqa: N802 - the names of calls are the interface's
-"""The gRPC services of models: requests to them, and loading and unloading them."""
+"""The gRPC services of models: inference, and loading, scaling and unloading models."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def text_task(
     call: Call,
     resume: Resumption | None = None,
 ) -> TextTask:
-    """A task under an id of its own, with the deadline and the tenant of the call."""
+    """A task with a new id, and the deadline and tenant of the call."""
     return TextTask(prompt=prompt, params=params, timeout=call.remaining(), tenant=call.tenant, resume=resume)
 
 
 async def read(noun: type[Noun], request: Any) -> Noun:
-    """The request that a message says; read in a thread if it has more than `LARGE_BYTES` bytes.
+    """Decode a request message, in a thread if it has more than `LARGE_BYTES` bytes.
 
-    One of millions of token ids or messages would keep other calls waiting.
+    Decoding millions of token ids or chat messages would block other calls.
     """
     if request.ByteSize() <= LARGE_BYTES:
         return from_message(noun, request)
@@ -61,7 +61,7 @@ async def read(noun: type[Noun], request: Any) -> Noun:
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
-    """Answers from the models of a fleet; a caller who goes away cancels."""
+    """Runs inference requests on the models of a fleet; a request is cancelled when its client disconnects."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -69,9 +69,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        """Stream completions."""
+        """Stream the completions of a prompt."""
         call = call_of(context)
-        self._engine(request.model, call)  # an unknown model is told before anything else
+        self._engine(request.model, call)  # an unknown model is reported before any other error
         size = self._size_of(request, call)
         asked = await read(GenerateRequest, request)
         begun_with = asked.resume.model if asked.resume else ""
@@ -88,7 +88,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                     told = ""
 
     async def Score(self, request: inference_pb2.ScoreRequest, context: Context) -> inference_pb2.ScoreResponse:
-        """Score given sequences."""
+        """Return the log probabilities of given sequences."""
         call = call_of(context)
         self._engine(request.model, call)
         size = self._size_of(request, call)
@@ -102,7 +102,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         return inference_pb2.ScoreResponse(scores=map(to_message, scores), usage=to_message(usage))
 
     async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> inference_pb2.EmbedResponse:
-        """Embed texts."""
+        """Return the embeddings of texts."""
         call = call_of(context)
         self._engine(request.model, call)
         asked = await read(EmbedRequest, request)
@@ -116,10 +116,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         request: inference_pb2.TokenizeRequest,
         context: Context,
     ) -> inference_pb2.TokenizeResponse:
-        """Tokenise a prompt."""
+        """Return the tokens of a prompt."""
         engine = self._engine(request.model, call_of(context))
         found = [await engine.tokenize((await read(TokenizeRequest, request)).prompt)]
-        # A long text has so many tokens that writing them down, and freeing them, would keep other calls waiting.
+        # Encoding and freeing the tokens of a long text in the event loop would block other calls.
         response: inference_pb2.TokenizeResponse = await asyncio.to_thread(lambda: to_message(found.pop()))
         return response
 
@@ -128,7 +128,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         request: inference_pb2.AttentionMapsRequest,
         context: Context,
     ) -> AsyncIterator[inference_pb2.AttentionMapsResponse]:
-        """Stream attention weights, one layer a message."""
+        """Stream attention weights, one message per layer."""
         engine = self._engine(request.model, call_of(context))
         for found in await engine.attention_maps(await read(AttentionMapsRequest, request)):
             yield await asyncio.to_thread(to_message, found)
@@ -138,15 +138,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         request: inference_pb2.GetEngineStatsRequest,
         context: Context,
     ) -> inference_pb2.GetEngineStatsResponse:
-        """Say how busy a model is."""
+        """Return the engine statistics of a model."""
         engine = self._engine(request.model, call_of(context))
         response: inference_pb2.GetEngineStatsResponse = to_message(await engine.stats())
         return response
 
     def _size_of(self, request: inference_pb2.GenerateRequest | inference_pb2.ScoreRequest, call: Call) -> RequestSize:
-        """The size of a request; raises `OutOfCapacity` where one like it was refused a moment ago.
+        """The size of a request; raises `OutOfCapacity` if a similar one was refused a moment ago.
 
-        Of several versions, which one a request goes to is only known when it has been read.
+        With several versions no refusal is checked: which version serves a request is known only after decoding it.
         """
         size = RequestSize.of(request, call.tenant, call.remaining())
         versions = self._fleet.versions(request.model, call.caller.sees)
@@ -159,7 +159,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
 
 class ModelServicer(model_pb2_grpc.ModelServiceServicer):
-    """Loads and unloads models of a fleet."""
+    """Lists, loads, scales and unloads the models of a fleet."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -169,7 +169,7 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         request: model_pb2.ListModelsRequest,
         context: Context,
     ) -> model_pb2.ListModelsResponse:
-        """List models by name."""
+        """List the models that the caller may see, sorted by name."""
         page, following = page_of(self._fleet.listed(call_of(context).caller.sees), request)
         return model_pb2.ListModelsResponse(models=map(to_message, page), next_page_token=following)
 
@@ -187,7 +187,7 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         request: model_pb2.LoadModelRequest,
         context: Context,
     ) -> model_pb2.LoadModelResponse:
-        """Load a model and return when it answers: everybody's for an admin, else the tenant's own."""
+        """Load a model and return when it serves: for all tenants if an admin calls, else for the caller's tenant."""
         config = from_message(EngineConfig, request.engine)
         sees = call_of(context).caller.sees
         deployment = from_message(DeploymentConfig, request.deployment)

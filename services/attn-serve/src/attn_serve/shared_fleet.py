@@ -1,8 +1,8 @@
-"""The models of a gateway that shares its records with others: all of them show the same models.
+"""The models of a gateway that shares its records with other gateways: all of them list the same models.
 
-Gateways of one place, those on one Ray cluster, share the engines too: what one loads, scales, unloads or divides
-among versions, the others serve, let go or divide alike; a name that several load at once is loaded once. A gateway
-with engines of its own shows what others serve, and says where. See docs/decisions/0013-gateways-share-records.md.
+Gateways of one place (one Ray cluster) share the engines too: when one loads, scales or unloads a model, or sets its
+traffic shares, the others follow; a name that several load at the same time is loaded once. A gateway with engines of
+its own lists the models of other gateways, with their address. See docs/decisions/0013-gateways-share-records.md.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from attn_serve.versions import base_name
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
-"""How soon a gateway notices what others have recorded."""
+"""Interval at which a gateway checks the records for changes by other gateways."""
 CLAIM_POLL_SECONDS = 0.2
-"""How often who waits for another gateway's load looks whether it is done."""
+"""Interval at which a gateway that waits for another gateway to load a model checks whether it is loaded."""
 RETRY_SECONDS = 30.0
-"""When to try again to serve what another gateway of the place does and this one could not."""
+"""Delay before another attempt to serve a model that another gateway of the place serves and this one could not."""
 
 
 def to_json(noun: msgspec.Struct) -> str:
-    """A noun as JSON; equal ones give equal text."""
+    """A struct as JSON; equal structs give equal text."""
     return msgspec.json.encode(noun, order="deterministic").decode()
 
 
 def engine_of(record: Record) -> EngineConfig:
-    """How a model was loaded."""
+    """The engine config with which a model was loaded."""
     return EngineConfig.from_mapping(json.loads(record.engine))
 
 
 def deployment_of(record: Record) -> DeploymentConfig:
-    """How many engines were asked for."""
+    """The deployment config of a recorded model."""
     return DeploymentConfig.from_mapping(json.loads(record.deployment))
 
 
 class SharedFleet(Fleet):
-    """A fleet whose models are recorded. `join` comes before the first model, `stop` at the end."""
+    """A fleet whose models are recorded. Call `join` before the first model is loaded, and `stop` at the end."""
 
     def __init__(self, sources: ModelSources, make: EngineMaker, database: Database) -> None:
         super().__init__(sources, make)
@@ -67,19 +67,19 @@ class SharedFleet(Fleet):
         self._seen: object = None
         self._beaten = 0.0
         self._claims: dict[Key, Record] = {}
-        """The records of models that this gateway serves, as it wrote or read them last."""
+        """The records of the models that this gateway serves, as last written or read."""
         self._changing: dict[Key, asyncio.Lock] = {}
         self._refused: dict[Key, tuple[int, float, str]] = {}
-        """Models of the place that could not be served here: generation, when that was, and why."""
+        """The models of the place that this gateway failed to serve: generation, time of the attempt, and reason."""
         self._looking = asyncio.Lock()
         self._tasks: dict[Key, asyncio.Task[Any]] = {}
         self._follower: asyncio.Task[None] | None = None
 
     async def join(self, gateway: GatewayRecord, configured: Collection[str] = (), *, shared: bool) -> None:
-        """Be one of the gateways, and serve what those of the place do; `configured` are models that options name.
+        """Register this gateway and serve the models of its place; `configured` are the models named by options.
 
-        With engines that are not `shared`, what a gateway of the same place served when it died is served again, but
-        what was named by its options, and what was being loaded: it may be why it died.
+        If the engines are not `shared`, the models that a former gateway of the same place served when it died are
+        loaded again, except those named by its options, and those being loaded then, which may be why it died.
         """
         self._gateway, self._shared, self._configured = gateway, shared, frozenset(configured)
         await asyncio.to_thread(self._records.join, gateway, shared=shared)
@@ -89,27 +89,27 @@ class SharedFleet(Fleet):
         self._follower = asyncio.create_task(self._follow(), name="other gateways")
         if shared:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-            await self._look()  # adapters follow their models
+            await self._look()  # adapters are loaded after their base models
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         else:
             await self._serve_again(left)
 
     def listed(self, tenant: str | None = None) -> list[ModelInfo]:
-        """All models that this gateway or another one serves, by name."""
+        """The infos of all models that this gateway or another one serves, sorted by name."""
         found = [(model.owner, model.now()) for model in self.models(tenant)]
         found += self._elsewhere.infos(tenant) if self._gateway else []
         return [info for _, info in sorted(found, key=lambda one: (one[1].name, one[0]))]
 
     def described(self, name: str, tenant: str | None = None) -> ModelInfo:
-        """One of them; raises `UnknownName`."""
+        """The info of one model of `listed`; raises `UnknownName`."""
         try:
             return super().described(name, tenant)
         except (ServedElsewhere, Unavailable):
             return self._elsewhere.named(name, tenant)[0]
 
     def versions(self, name: str, tenant: str | None = None) -> list[ServedModel]:
-        """As the fleet's; raises `ServedElsewhere` for a model that only other gateways serve, `Unavailable` for one
-        whose gateway is gone or that is being loaded by another."""
+        """See `Fleet.versions`; raises `ServedElsewhere` for a model that only other gateways serve, `Unavailable` for
+        one whose gateway is gone or that another gateway is loading."""
         try:
             return super().versions(name, tenant)
         except UnknownName:
@@ -128,7 +128,7 @@ class SharedFleet(Fleet):
         tenant: str | None = None,
         traffic: float | None = None,
     ) -> ServedModel:
-        """As the fleet's; of the gateways of a place that load a name at once, one does, and all serve it."""
+        """See `Fleet.load`; if several gateways of a place load a name at once, one loads it and all serve it."""
         require_name(name)
         owner = tenant or ""
         given = {"deployment": deployment, "tenant": tenant, "traffic": traffic}
@@ -153,7 +153,7 @@ class SharedFleet(Fleet):
             try:
                 model = await super().load(name, source, config, base_model, **given)  # type: ignore[arg-type]
             except BaseException:
-                # A name whose model could not be loaded is free.
+                # The name is free again after a failed load.
                 await asyncio.shield(asyncio.to_thread(self._records.remove, [record]))
                 raise
             self._claims[record.key] = record
@@ -164,18 +164,18 @@ class SharedFleet(Fleet):
         return model
 
     async def replace_others(self, name: str, tenant: str | None = None) -> None:
-        """As the fleet's, at all gateways of the place."""
+        """See `Fleet.replace_others`; applies to all gateways of the place."""
         await super().replace_others(name, tenant)
         await self.publish()
 
     async def scale(self, name: str, deployment: DeploymentConfig, tenant: str | None = None) -> ServedModel:
-        """As the fleet's, for all gateways of the place."""
+        """See `Fleet.scale`; applies to all gateways of the place."""
         model = await super().scale(name, deployment, tenant)
         await self.publish()
         return model
 
     async def unload(self, name: str, shutdown_timeout: float, tenant: str | None = None) -> None:
-        """As the fleet's, at all gateways of the place; what a gateway left that is gone can be unloaded anywhere."""
+        """See `Fleet.unload`; applies to all gateways of the place. Any gateway can unload the models of a gone one."""
         try:
             await super().unload(name, shutdown_timeout, tenant)
         except Unavailable:
@@ -190,18 +190,18 @@ class SharedFleet(Fleet):
             await self._look()
 
     async def apply(self, wanted: Mapping[str, Any], former: Collection[str]) -> None:
-        """As the fleet's."""
+        """See `Fleet.apply`."""
         self._configured = frozenset(wanted)
         await super().apply(wanted, former)
         await self.publish()
 
     def unserved(self, names: Collection[str]) -> set[str]:
-        """Those of these names that everybody's models of this gateway lack, with all versions of the same models."""
+        """Those of `names` that this gateway does not serve to all tenants, with all versions of the same models."""
         lacking = {base_name(name) for name in names if ("", name) not in self._models}
         return {name for name in names if base_name(name) in lacking}
 
     async def publish(self) -> None:
-        """Record what has changed of the models of this gateway: their shares of the traffic, their engines."""
+        """Record changes of this gateway's models: state, traffic shares and deployment config."""
         changes = []
         for key, record in self._claims.items():
             model = self._models.get(key)
@@ -213,7 +213,7 @@ class SharedFleet(Fleet):
                 self._claims[record.key] = record
 
     async def stop(self, shutdown_timeout: float) -> None:
-        """Unload everything but what other gateways of the place use, and be no gateway any more."""
+        """Unload all models, keep the engines that other gateways of the place use, and unregister this gateway."""
         running = [task for task in (self._follower, *self._tasks.values()) if task is not None]
         for task in running:
             task.cancel()
@@ -231,14 +231,15 @@ class SharedFleet(Fleet):
 
     @asynccontextmanager
     async def _alone(self, key: Key) -> AsyncIterator[None]:
-        """While one call loads or unloads a name, others wait, and what is recorded of it is not followed."""
+        """Lock a model while it is loaded or unloaded: other calls wait, and `_keep_up` ignores its record."""
         async with self._changing.setdefault(key, asyncio.Lock()):
             yield
 
     async def _claimed(self, wanted: Record) -> tuple[Record, bool]:
-        """The record under which to load, and True; or that of a model that serves by now, and False.
+        """Claim a name: returns the record and True if this gateway shall load the model.
 
-        Raises `AlreadyExists` where the name is another source's.
+        Returns the record and False if another gateway serves the model by now. Raises `AlreadyExists` if the name is
+        in use for another source.
         """
         while True:
             record, mine = await asyncio.to_thread(self._records.claim, wanted, shared=self._shared)
@@ -249,7 +250,7 @@ class SharedFleet(Fleet):
             await asyncio.sleep(CLAIM_POLL_SECONDS)
 
     async def _attach(self, record: Record) -> ServedModel:
-        """Serve what another gateway of the place has loaded."""
+        """Serve a model that another gateway of the place has loaded."""
         model = await super().load(
             record.name,
             record.source,
@@ -259,7 +260,7 @@ class SharedFleet(Fleet):
             tenant=record.owner or None,
         )
         self._follow_record(model, record)
-        # The shares are as recorded, not as they would be for one that is new.
+        # The traffic shares are those recorded, not those that a newly loaded version would get.
         for key, claim in self._claims.items():
             if key[0] == record.owner and key in self._models and base_name(key[1]) == base_name(record.name):
                 other = self._models[key]
@@ -268,12 +269,12 @@ class SharedFleet(Fleet):
 
     async def _unload(self, model: ServedModel, shutdown_timeout: float) -> None:
         if model.info.state is ModelState.LOADING:
-            await super()._unload(model, shutdown_timeout)  # its load fails, and frees the name
+            await super()._unload(model, shutdown_timeout)  # this makes its load fail, which frees the name
             return
         async with self._alone((model.owner, model.name)):
             gone = [one for one in (model, *self._adapters_of(model)) if (one.owner, one.name) in self._claims]
             draining = [(self._claims[one.owner, one.name], {"state": ServedState.DRAINING}) for one in gone]
-            # The others refuse new requests before the engines go.
+            # The other gateways refuse new requests before the engines stop.
             written = await asyncio.to_thread(self._records.write, draining) if draining else []
             for record in written:
                 self._claims.pop(record.key, None)
@@ -286,7 +287,7 @@ class SharedFleet(Fleet):
         await self.publish()
 
     async def _follow(self) -> None:
-        """Keep up with other gateways, and tell them that this one runs."""
+        """Periodically write this gateway's heartbeat, and follow changes by other gateways."""
         away = False
         while True:
             await asyncio.sleep(POLL_SECONDS)
@@ -309,10 +310,10 @@ class SharedFleet(Fleet):
                 log.exception("the records of other gateways could not be followed; trying again")
 
     async def _look(self) -> None:
-        """Read what all gateways say, and do as those of the place do."""
+        """Read the records of all gateways, and follow those of this gateway's place."""
         async with self._looking:
             await self.publish()
-            # What changes here while the records are read is newer than they are.
+            # Claims that change here while the records are read are newer than the records.
             before = dict(self._claims)
             self._world = await asyncio.to_thread(self._records.world)
             here = {record.key: record for record in self._world.models if record.place == self._me.place}
@@ -325,7 +326,7 @@ class SharedFleet(Fleet):
                         self._keep_up(key, record)
 
     def _keep_up(self, key: Key, record: Record) -> None:
-        """Do with one model as its record says, unless this gateway changes it just now."""
+        """Make one model follow its record, unless this gateway is changing the model."""
         model, claim = self._models.get(key), self._claims.get(key)
         if self._is_busy(key, record):
             return
@@ -341,10 +342,10 @@ class SharedFleet(Fleet):
             self._keep_up_with(model, claim, record)
 
     def _is_busy(self, key: Key, record: Record) -> bool:
-        """Whether a call of this gateway changes the model, or what another one did is being done here."""
+        """Whether a call to this gateway is changing the model, or a change of its record is being followed."""
         if key in self._tasks:
             if record.state is ServedState.UNLOADED and key not in self._claims:
-                self._tasks[key].cancel()  # what it waits for does not come any more
+                self._tasks[key].cancel()  # the model that it waits for has been unloaded
             return True
         lock = self._changing.get(key)
         return lock is not None and lock.locked()
@@ -391,12 +392,12 @@ class SharedFleet(Fleet):
             raise
 
     async def _load_for(self, record: Record) -> None:
-        """Load what a gateway that is gone had begun to."""
+        """Load a model again that a gateway which is gone was loading or serving."""
         making = {"deployment": deployment_of(record), "tenant": record.owner or None}
         await self.load(record.name, record.source, engine_of(record), record.base, **making)  # type: ignore[arg-type]
 
     async def _finish_unloading(self, record: Record) -> None:
-        """Unload what a gateway that is gone had begun to."""
+        """Complete the unloading of a model that a gateway which is gone had started."""
         model = self._models.get(record.key)
         if model is not None:
             await self._unload(model, HANDOVER_SECONDS)
@@ -404,13 +405,13 @@ class SharedFleet(Fleet):
             await asyncio.to_thread(self._records.write, [(record, {"state": ServedState.UNLOADED})])
 
     async def _detach(self, model: ServedModel) -> None:
-        """Let go what another gateway has unloaded."""
+        """Stop serving a model, and its adapters, that another gateway has unloaded."""
         for one in (*self._adapters_of(model), model):
             self._claims.pop((one.owner, one.name), None)
             await self._end(one, one.engine.leave(HANDOVER_SECONDS))
 
     async def _serve_again(self, left: Sequence[Record]) -> None:
-        """Serve what a gateway before this one did when it died; what cannot be is said, and stays recorded."""
+        """Load the models that a former gateway served when it died; failures are logged and stay recorded."""
         kept = [record for record in left if not record.configured and record.state is ServedState.SERVING]
         begun = [record for record in left if not record.configured and record.state is ServedState.LOADING]
         forgotten = [record for record in left if record not in kept and record not in begun]
@@ -442,13 +443,13 @@ class SharedFleet(Fleet):
 
     @property
     def _elsewhere(self) -> OtherModels:
-        """The models that this gateway does not serve."""
+        """The recorded models that this gateway does not serve."""
         refused = {key: why for key, (_, _, why) in self._refused.items()}
         return OtherModels(self._world, self._me, self._shared, self._models.keys(), refused)
 
 
 def changed_of(model: ServedModel, record: Record) -> dict[str, Any]:
-    """The fields of a record that are not as the model is now."""
+    """The fields of a record whose values differ from the model's current state, with the new values."""
     values: dict[str, Any] = {}
     if record.state is ServedState.LOADING and model.info.state is ModelState.SERVING:
         base = "" if model.base is None else model.base.name

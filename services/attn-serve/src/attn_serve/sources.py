@@ -1,4 +1,4 @@
-"""Where the folder of a model is, for whoever asks: on this machine, or in the artefact store."""
+"""Finds the folder of a model that a tenant may use, on this machine or in the artefact store."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from attn_host.loading import path_of
 from attn_storage import ArtifactStore, ModelRecords
 
 WAITING = ThreadPoolExecutor(32, thread_name_prefix="attn-sources")
-"""Where databases and artefact stores are waited for, for minutes where they fail: asyncio's few threads tokenise."""
+"""Threads for calls to databases and artefact stores, which may block for minutes when these fail.
+
+asyncio's own few threads stay free for tokenisation.
+"""
 
 
 class ModelSources:
-    """Folders of models by path or name. Calls may block, for downloads too, and may be made from any thread.
+    """Finds folders of models by path or name. `folder` may block, also for downloads, and is thread-safe.
 
-    Without `records` every model is everybody's.
+    Without `records`, every model is available to all tenants.
     """
 
     def __init__(self, home: Path, records: ModelRecords | None = None, artifacts: ArtifactStore | None = None) -> None:
@@ -27,14 +30,14 @@ class ModelSources:
         self._artifacts = artifacts
 
     async def find(self, source: str, tenant: str | None = None) -> Path:
-        """As `folder`, while others of this event loop go on."""
+        """Like `folder`, without blocking the event loop."""
         return await asyncio.get_running_loop().run_in_executor(WAITING, self.folder, source, tenant)
 
     def folder(self, source: str, tenant: str | None = None) -> Path:
-        """The folder for a name that this tenant may use, or for an absolute path; None is an admin.
+        """The folder for a name that this tenant may use, or for an absolute path; tenant None is an admin.
 
-        Raises `UnknownName` with near names of those that it may use, `InvalidValue` for a path from who is no admin,
-        and what fetching from the artefact store raises.
+        Raises `UnknownName` with similar names among those that it may use, `InvalidValue` for a path if the caller is
+        not an admin, and the errors of fetching from the artefact store.
         """
         if tenant is not None and path_of(source).is_absolute():
             raise InvalidValue.of("source", source, "the name of a model; paths are for admins")

@@ -1,4 +1,4 @@
-"""Many tasks over one stream of outputs: handing each output to whoever waits for it."""
+"""Distributes one stream of outputs to the tasks that it is for."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from attn_schema import OutputDelta
 
 
 class EngineLost(Unavailable):
-    """The engine that computed a request is gone, or hands its requests over; they can go on at another engine."""
+    """The engine that computed a request is gone or hands its requests over; another engine can continue them."""
 
     reason = "ENGINE_LOST"
     accepted = True
-    """Whether the request was running there."""
+    """Whether the engine had accepted the request."""
 
 
 class Streams:
-    """Open tasks by id. Used from one event loop."""
+    """The output queues of open tasks, by task id. Used from one event loop."""
 
     def __init__(self) -> None:
         self._open: dict[str, asyncio.Queue[RequestOutput | AttnError]] = {}
@@ -29,14 +29,14 @@ class Streams:
         return len(self._open)
 
     def deliver(self, outputs: Iterable[RequestOutput]) -> None:
-        """Hand each output to its task; those nobody waits for any more are dropped."""
+        """Pass each output to its task; outputs of tasks that are no longer open are dropped."""
         for output in outputs:
             queue = self._open.get(output.request_id)
             if queue is not None:
                 queue.put_nowait(output)
 
     def fail(self, error: AttnError, ids: Iterable[str] | None = None) -> None:
-        """End the open tasks of these ids with `error`; without `ids` every one."""
+        """End the open tasks with these ids with `error`; all open tasks if `ids` is None."""
         for name in list(self._open) if ids is None else ids:
             if name in self._open:
                 self._open[name].put_nowait(error)
@@ -47,7 +47,10 @@ class Streams:
         submit: Callable[[TextTask], Awaitable[None]],
         cancel: Callable[[str], Awaitable[None]],
     ) -> AsyncGenerator[OutputDelta, None]:
-        """Submit, then yield deltas to the last; leaving early cancels. Raises the error that ends it."""
+        """Submit a task and yield its deltas up to the last. Closing the iterator early cancels the task.
+
+        Raises the error that ends the task.
+        """
         queue: asyncio.Queue[RequestOutput | AttnError] = asyncio.Queue()
         self._open[task.id] = queue
         ended = False

@@ -1,8 +1,8 @@
-"""Versions of a model: `NAME@VERSION` beside `NAME`, and which of them a request goes to.
+"""Versions of a model: `NAME@VERSION` beside `NAME`, and the choice between them for a request.
 
 A request that names the model without a version goes to one of its versions, by their shares of the traffic. The
-choice depends on what stays the same while a conversation goes on, so that a conversation stays with its version, at
-every gateway; it changes only for conversations in the part of the traffic that is given to another version.
+choice depends only on the beginning of a conversation, which does not change, so that a conversation stays with its
+version at every gateway; it changes only for conversations in the fraction of traffic that moves to another version.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def base_name(name: str) -> str:
 
 
 def conversation_key(prompt: Prompt, tenant: str) -> bytes:
-    """Equal for all requests of one conversation of a tenant: its messages up to the first of the user.
+    """A key that is equal for all requests of one conversation of a tenant: its messages up to the first user message.
 
-    Of a text or of token ids it is the whole prompt, as nothing says where a conversation begins there.
+    For a text or token ids it is the whole prompt, as these do not show where a conversation begins.
     """
     if prompt.chat:
         first = next((place for place, turn in enumerate(prompt.chat) if turn.role == "user"), 0)
@@ -37,9 +37,9 @@ def conversation_key(prompt: Prompt, tenant: str) -> bytes:
 
 
 def pick(shares: Mapping[str, float], key: bytes) -> str:
-    """The version of a conversation: for a fraction `shares[version]` of all keys it is this one.
+    """The version for a conversation key: each version gets the fraction `shares[version]` of all keys.
 
-    `shares` are at least 0 and not all 0. Of two versions, those keys alone change that a change of shares asks for.
+    `shares` are at least 0 and not all 0. With two versions, a change of shares moves no more keys than necessary.
     """
     point = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") / 2**64 * sum(shares.values())
     last = ""
@@ -52,10 +52,10 @@ def pick(shares: Mapping[str, float], key: bytes) -> str:
 
 
 def new_shares(present: Mapping[str, float], given: Mapping[str, float]) -> dict[str, float]:
-    """The shares of all versions after some were given new ones: the others keep their proportions.
+    """The shares of all versions after setting those in `given`: the others keep their proportions.
 
-    Raises `UnknownName` for a version that is not loaded, `InvalidValue` for shares that are not in 0 to 1, or that
-    leave something to nobody.
+    Raises `UnknownName` for a version that is not loaded, and `InvalidValue` for shares outside 0 to 1, or that do not
+    sum to 1 when no other version can take the rest.
     """
     for version, share in given.items():
         if version not in present:

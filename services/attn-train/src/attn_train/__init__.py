@@ -1,1 +1,1 @@
-"""Training jobs over gRPC: durable, resumable, on Ray."""
+"""The training service of attn: durable, resumable training jobs over gRPC, run on Ray."""

@@ -1,4 +1,4 @@
-"""All checks of a training configuration, before a job is accepted."""
+"""The checks that a training configuration must pass before a job is accepted."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from attn_train.tasks.distillation import check_teacher
 from attn_train.tasks.seq2seq import require_bleu
 
 CHECKS = {PAIRS: check_pairs, TEXT: check_text, MASKED: check_masked, TAGS: check_tags, IMAGES: check_images}
-"""Checks of the data, by their kind."""
+"""The function that checks a dataset, by the kind of data."""
 JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def check_config(config: TrainingConfig, *, home: Path, settings: TrainSettings) -> None:
-    """Raise the error of the first thing wrong with `config`.
+    """Check `config`, and raise an error for the first problem that is found.
 
-    Takes milliseconds to seconds, and starts nothing.
+    Takes milliseconds to seconds; no training is started.
     """
     model, data = config.model, config.data
     if data.max_pairs and not model.is_encoder_decoder and data.name not in TASKS:
@@ -71,18 +71,18 @@ def _check_teacher(config: TrainingConfig, home: Path, settings: TrainSettings) 
 
 
 def check_job_id(job_id: str) -> None:
-    """Raises InvalidValue for an id that cannot be the name of a folder and a model."""
+    """Raise `InvalidValue` for an id that cannot be used as the name of a folder and of a model."""
     if not JOB_ID.fullmatch(job_id):
         raise InvalidValue.of("job_id", job_id, "letters, digits, '-' and '_', at most 64 characters")
 
 
 def check_model_name_is_free(job_id: str, home: Path) -> None:
-    """Raises AlreadyExists if the finished model would replace another."""
+    """Raise `AlreadyExists` if a model with the name of this job exists already."""
     if Layout(home).model(job_id).exists():
         raise AlreadyExists(f"there is a model {job_id!r} already; choose another job id", job=job_id)
 
 
 def new_job_id(mechanism: str) -> str:
-    """A new id that starts with the mechanism or family."""
+    """Return a new random id that begins with the name of the mechanism or model family."""
     word = re.sub(r"[^A-Za-z0-9_-]+", "-", mechanism.rpartition("/")[2])[:48]
     return f"{word}-{secrets.token_hex(4)}"

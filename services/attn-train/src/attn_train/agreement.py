@@ -1,4 +1,4 @@
-"""What the workers that write a checkpoint together tell each other: short texts, and what failed in one of them."""
+"""Collectives for workers that write a checkpoint together: they exchange short texts and agree on failures."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from attn_core.errors import AttnError, CheckpointWriteFailed
 
 
 def leads(group: dist.ProcessGroup | None) -> bool:
-    """Whether this worker is the first of a group, or alone."""
+    """Whether this worker is rank 0 of the group; True without a group."""
     return group is None or dist.get_rank(group) == 0
 
 
 def texts_of_all(text: str, group: dist.ProcessGroup | None) -> list[str]:
-    """The texts of all workers of a group, by rank; every one calls this. The text itself where there is none."""
+    """Gather the texts of all workers of a group, in order of rank; without a group, return `[text]`.
+
+    A collective: every worker of the group must call it.
+    """
     if group is None:
         return [text]
     own = torch.tensor(list(text.encode()), dtype=torch.uint8)
@@ -30,14 +33,20 @@ def texts_of_all(text: str, group: dist.ProcessGroup | None) -> list[str]:
 
 
 def require_agreed(failure: AttnError | None, target: object, group: dist.ProcessGroup | None) -> None:
-    """Raise in every worker what failed in one of them; every one calls this."""
+    """Raise an error in every worker if any of them failed: its own `failure`, else `CheckpointWriteFailed`.
+
+    A collective: every worker of the group must call it.
+    """
     require_no_failure(failure, group, lambda text: CheckpointWriteFailed.of(target, text))
 
 
 def require_no_failure(
     failure: AttnError | None, group: dist.ProcessGroup | None, of_others: Callable[[str], AttnError]
 ) -> None:
-    """Raise in every worker what failed in one of them: `failure` here, and `of_others` of what another has said."""
+    """Raise an error in every worker if any of them failed: its own `failure`, else `of_others(message)`.
+
+    A collective: every worker of the group must call it.
+    """
     told = texts_of_all("" if failure is None else failure.message or failure.reason, group)
     if failure is not None:
         raise failure

@@ -1,7 +1,7 @@
-"""Checkpoints that are written beside the next steps, by a thread, from a copy of the state.
+"""Asynchronous checkpoints: a thread writes a copy of the state while training goes on.
 
-The copy is made by the thread too, while gradients are computed, which change nothing that a checkpoint holds: training
-stops only where an update would come before the copy has ended (Mohan et al. 2021, CheckFreq).
+The thread also makes the copy, while gradients are computed: these change nothing that a checkpoint contains. Training
+is blocked only if the next update is due before the copy is complete (Mohan et al. 2021, CheckFreq).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from attn_train.sharded_checkpoint import Block, Held, Parts, Pieces
 
 @dataclass
 class _Writing:
-    """A checkpoint on its way, and what became of it."""
+    """A checkpoint that is being written, and its result."""
 
     step: int
     thread: threading.Thread | None = None
@@ -34,7 +34,7 @@ class _Writing:
 
 @dataclass(frozen=True)
 class Written:
-    """What became of the checkpoint of a step: it is `saved`, or there is the `error`, which is none of the job's."""
+    """The result of writing the checkpoint of a step: `saved`, or the `error`, which does not make the job fail."""
 
     step: int
     saved: Saved | None
@@ -43,28 +43,31 @@ class Written:
 
 @dataclass
 class Stops:
-    """For how long training stood still for checkpoints: seconds for each of them, and how many had to wait because
-    the one before was still being written."""
+    """How long checkpoints blocked training: the seconds for each checkpoint, and the number of checkpoints that had
+    to wait because the previous one was still being written."""
 
     seconds: list[float] = field(default_factory=list)
     waits: int = 0
 
 
 class AsyncCheckpoints:
-    """Writes checkpoints in a thread, one at a time, and keeps the `keep` newest; for the thread that trains.
+    """Writes checkpoints in a thread, one at a time, and keeps the `keep` newest. Used by the training thread.
 
-    Of several workers, the `group`, each writes what it holds, and the first removes old ones.
+    With a `group`, each worker writes the tensors that it holds, and the leading worker removes old checkpoints.
     """
 
     def __init__(self, checkpoints: Checkpoints, keep: int, group: dist.ProcessGroup | None, *, leads: bool) -> None:
         self.stops = Stops()
         self._checkpoints, self._keep, self._group, self._leads = checkpoints, keep, group, leads
         self._writing: _Writing | None = None
-        # The memory of the copy is kept for the next one: getting it takes several times as long as filling it.
+        # The buffers of the copy are reused: allocating them takes several times as long as filling them.
         self._memory: dict[str, Tensor] = {}
 
     def begin(self, progress: Progress, parts: Parts) -> None:
-        """Write a checkpoint of tensors that stay as they are until `wait_for_copy` returns; none is being written."""
+        """Start to write a checkpoint of `parts`, which must not change until `wait_for_copy` returns.
+
+        No other checkpoint may be in progress.
+        """
         writing = _Writing(progress.step)
         thread = threading.Thread(
             target=self._write, args=(writing, progress, parts), name=f"checkpoint {progress.step}", daemon=True
@@ -75,7 +78,7 @@ class AsyncCheckpoints:
         thread.start()
 
     def wait_for_copy(self) -> float:
-        """Return once the state may change, after so many seconds."""
+        """Block until the state has been copied and may change; return the seconds waited."""
         if self._writing is None or self._writing.copied.is_set():
             return 0.0
         began = time.perf_counter()
@@ -85,14 +88,14 @@ class AsyncCheckpoints:
         return waited
 
     def ended(self) -> Written | None:
-        """What became of the checkpoint that was being written, once; None while it still is, and where there is none.
+        """Return the result of the checkpoint being written, once; None while it is in progress, or if there is none.
 
-        Raises what else went wrong in the thread.
+        Errors of the thread other than `CheckpointWriteFailed` are raised.
         """
         return None if self.busy else self.finished()
 
     def finished(self, alive: Callable[[], None] = lambda: None) -> Written | None:
-        """As `ended`, after waiting for it; `alive` is called every now and then meanwhile."""
+        """Wait for the checkpoint in progress, calling `alive` once a second, and return its result as `ended` does."""
         writing, self._writing = self._writing, None
         if writing is None or writing.thread is None:
             return None
@@ -105,7 +108,7 @@ class AsyncCheckpoints:
 
     @property
     def busy(self) -> bool:
-        """Whether one is being written."""
+        """Whether a checkpoint is being written."""
         return self._writing is not None and self._writing.thread is not None and self._writing.thread.is_alive()
 
     def _write(self, writing: _Writing, progress: Progress, parts: Parts) -> None:
@@ -138,7 +141,7 @@ class AsyncCheckpoints:
         if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
             copy = self._memory[key] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
         if tensor.is_contiguous() and not tensor.is_cuda:
-            # By one thread, which does not hold Python's lock; torch would take as many as the steps beside it.
+            # NumPy copies in one thread without the GIL; torch would compete with the training steps for all threads.
             np.copyto(_bytes(copy), _bytes(tensor))
         else:
             copy.copy_(tensor)

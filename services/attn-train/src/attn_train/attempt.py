@@ -1,4 +1,4 @@
-"""One attempt at a job: what its worker gets, sends and returns."""
+"""One attempt at a job: the input of its worker, the messages that it sends, and its outcome."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from attn_train.records import Stop
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """What a worker is given. `threads` None leaves torch's threads as they are.
+    """The input of a worker. With `threads` None, torch's number of threads is left unchanged.
 
-    With `artifacts`, a URL, checkpoints are there, and several workers, which may be on other machines than their
-    supervisor, publish their model there, for the tenant `owner`.
+    With `artifacts`, the URL of an artefact store, checkpoints are kept there. A group of workers, which may run on
+    other machines than the supervisor, then also publishes its finished model there, for the tenant `owner`.
     """
 
     job_id: str
@@ -31,7 +31,7 @@ class Assignment:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingStarted:
-    """The model is there and training goes on from `step`, where `checkpoint` is (None: from the start)."""
+    """The model is loaded, and training begins at `step`, from `checkpoint` (None: from initial weights)."""
 
     step: int
     checkpoint: Checkpoint | None
@@ -39,44 +39,44 @@ class TrainingStarted:
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
-    """The worker finished a step or an evaluation batch. Sent every few seconds, not recorded."""
+    """The worker finished a step or an evaluation batch. Sent every few seconds and not recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stalled:
-    """The worker waits for what `error` says."""
+    """The worker waits for the cause of `error` to go away, such as a full disk."""
 
     error: JobError
 
 
 @dataclass(frozen=True, kw_only=True)
 class GoesOn:
-    """What the worker waited for is there again."""
+    """The worker no longer waits, and continues."""
 
 
 Message: TypeAlias = TrainingStarted | Heartbeat | Metrics | Checkpoint | LogLine | Stalled | GoesOn
-"""What a worker sends to its supervisor."""
+"""The messages of a worker to its supervisor."""
 
 SendMessage: TypeAlias = Callable[[Message], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """All steps done; the model is at `model_path`."""
+    """All steps are done; the model is at `model_path`."""
 
     model_path: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stopped:
-    """Stopped as asked."""
+    """The worker stopped because it was asked to."""
 
     stop: Stop
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """The job itself is wrong: another attempt would fail in the same way."""
+    """The job failed with an error of its own: another attempt would fail in the same way."""
 
     error: JobError
 
@@ -92,20 +92,20 @@ Outcome: TypeAlias = Finished | Stopped | Failed | Lost
 
 
 class Worker(Protocol):
-    """A running worker, as its supervisor sees it."""
+    """The supervisor's handle of a running worker."""
 
     def stop(self, stop: Stop) -> None:
-        """Ask it to stop; returns at once."""
+        """Ask the worker to stop; returns at once."""
         ...
 
     def kill(self) -> None:
-        """End it without asking."""
+        """Kill the worker."""
         ...
 
 
 class Backend(Protocol):
-    """Where workers run."""
+    """Starts workers, for example as threads or Ray actors."""
 
     def start(self, assignment: Assignment, send: SendMessage, ended: Callable[[Outcome], None]) -> Worker:
-        """Start a worker. `send` gets its messages in order, then `ended` its outcome, from any thread."""
+        """Start a worker. `send` gets its messages, in order, then `ended` gets its outcome; called from any thread."""
         ...

@@ -1,4 +1,4 @@
-"""Training that goes on from a model: the base a job names, what of it is trained, and what is saved in the end."""
+"""Training from a base model: loading it, choosing what is trained (all weights or LoRA), and saving the result."""
 
 from __future__ import annotations
 
@@ -33,13 +33,16 @@ from attn_train.tasks.language_modeling import CHARACTER
 
 FIELD = "config.model.base_model"
 SEQUENCE_LENGTH = 512
-"""Tokens of a training sequence, if not given; fewer where the base has a shorter context."""
+"""Default length of a training sequence in tokens; less if the base model has a shorter context."""
 LORA = "lora"
-"""What the module of the adapter is called in the model that is trained."""
+"""The name of the adapter's submodule in the model that is trained."""
 
 
 def base_folder(name: str, home: Path) -> Path:
-    """The folder of the model of this name in `home`, or at this path; raises `UnknownName` and `InvalidValue`."""
+    """Return the folder of the model with this name in `home`, or at this absolute path.
+
+    Raises `UnknownName` for a name without a model, `InvalidValue` for a path without a config.json and for an adapter.
+    """
     if name in model_names(home):
         return models_folder(home) / model_folder_name(name)
     if "/" in name:
@@ -53,10 +56,10 @@ def base_folder(name: str, home: Path) -> Path:
 
 
 def completed(config: TrainingConfig, *, home: Path, settings: TrainSettings) -> TrainingConfig:
-    """The configuration with what follows from its base: family, tokenizer and length of sequences.
+    """Return the configuration with the fields that follow from its base: family, tokenizer and sequence length.
 
-    Raises `InvalidValue` and `Incompatible` for a model, a tokenizer or data that are not the base's; the same without
-    a base as it was given.
+    A configuration without a base is returned as it is. Raises `InvalidValue` or `Incompatible` for model fields, a
+    tokenizer or prepared data that do not match the base.
     """
     if config.model.base_model is None:
         return config
@@ -101,7 +104,7 @@ def _config_of(folder: Path) -> Any:
 
 
 def _require_same_model(config: TrainingConfig, base: Any, folder: Path) -> None:
-    """Raise `InvalidValue` for a field of the model that is given and is not the base's."""
+    """Raise `InvalidValue` for a given model field that differs from the base's."""
     model = config.model
     family = _family(base)
     if model.family not in (DECODER, family, family.rpartition("/")[2]):
@@ -118,13 +121,16 @@ def _require_same_model(config: TrainingConfig, base: Any, folder: Path) -> None
 
 
 def _require_same_tokenizer(base: Path, given: Path) -> None:
-    """Raise `Incompatible` for a tokenizer that spells a token otherwise than the base's."""
+    """Raise `Incompatible` for a tokenizer whose vocabulary differs from the base's."""
     theirs, ours = Tokenizer.from_folder(given), Tokenizer.from_folder(base)
     require_same_vocabulary(f"tokenizer {given.name}", theirs, "base", ours, field="config.data.tokenizer")
 
 
 def require_same_vocabulary(name: str, theirs: Tokenizer, other: str, ours: Tokenizer, *, field: str) -> None:
-    """Raise `Incompatible` that names the first token in which the tokenizer of `name` differs from that of `other`."""
+    """Raise `Incompatible` if the vocabularies of two tokenizers differ in size or in a token.
+
+    The message names the first token that differs; `name` and `other` are the names of the two tokenizers' owners.
+    """
     said = f"{name}: another vocabulary"
     if theirs.vocab_size != ours.vocab_size:
         sizes = f"{theirs.vocab_size} tokens, the {other} {ours.vocab_size}"
@@ -137,7 +143,7 @@ def require_same_vocabulary(name: str, theirs: Tokenizer, other: str, ours: Toke
 
 
 def adapter_config(config: TrainingConfig, folder: Path) -> AdapterConfig:
-    """What the adapter of a job is."""
+    """Return the configuration of a job's adapter."""
     lora = config.lora
     return AdapterConfig(
         r=lora.lora_rank or 1,
@@ -150,9 +156,9 @@ def adapter_config(config: TrainingConfig, folder: Path) -> AdapterConfig:
 
 
 def shapes_of_base(config: TrainingConfig, home: Path) -> tuple[nn.Module, LoraAdapter | None]:
-    """The base without numbers and the adapter that would be trained; to be called where modules have no memory.
+    """Return the base with initial weights and the adapter to train, if any; to be called within `shapes_only`.
 
-    Raises `InvalidValue` for target modules that it lacks.
+    Raises `InvalidValue` for target modules that the base does not have.
     """
     folder = base_folder(config.model.base_model or "", home)
     built: nn.Module = fresh_model(folder)
@@ -178,7 +184,7 @@ def _fresh(model: Any, config: TrainingConfig, said: AdapterConfig, folder: Path
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class BaseModel:
-    """A loaded base with what of it is trained: all its weights, or an adapter while they are frozen."""
+    """A loaded base model. Training updates all its weights, or only the adapter while the weights are frozen."""
 
     folder: Path
     loaded: LoadedModel
@@ -186,11 +192,11 @@ class BaseModel:
 
     @property
     def model(self) -> Any:
-        """The model to train; its module `lora` is the adapter, if there is one."""
+        """The model to train; its submodule `lora` is the adapter, if there is one."""
         return self.loaded.model
 
     def save(self, target: Path) -> Path:
-        """Write the finished model, in the layout of its base, or the adapter, in PEFT's."""
+        """Write the finished model in the layout of its base, or the adapter in PEFT's layout."""
         if self.adapter is not None:
             return write_adapter(target, self.adapter, self.model, self.folder)
         layout = read_config(self.folder / "config.json").get("model_type", NativeAdapter.model_type)
@@ -200,7 +206,7 @@ class BaseModel:
 
 
 def load_base(config: TrainingConfig, home: Path, log: Callable[[str], None]) -> BaseModel:
-    """The base of a job on the device of the config, ready to be trained."""
+    """Load the base model of a job onto the device of the config, ready to be trained."""
     folder = base_folder(config.model.base_model or "", home)
     stored = config.lora.base_quantization
     loaded = load_model(folder, "float32", device=config.device, quantization=stored, verify="hashes")
@@ -208,7 +214,7 @@ def load_base(config: TrainingConfig, home: Path, log: Callable[[str], None]) ->
     torch.manual_seed(derived(config.seed, "weights"))
     if config.lora.lora_rank is None:
         for parameter in model.parameters():
-            # Weights may lie in the file still, which must stay as it is.
+            # Weights may be memory-mapped from the file, which must not be modified.
             parameter.data = parameter.data.clone()
             parameter.requires_grad_(parameter.is_floating_point())
         return BaseModel(folder=folder, loaded=loaded, adapter=None)
@@ -225,6 +231,6 @@ def load_base(config: TrainingConfig, home: Path, log: Callable[[str], None]) ->
 
 
 def adapter_of(model: nn.Module) -> LoraAdapter | None:
-    """The adapter that is trained on a model, if one is."""
+    """Return the adapter that is trained on a model, if there is one."""
     found = getattr(model, LORA, None)
     return found if isinstance(found, LoraAdapter) else None

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: folders of safetensors and JSON, written atomically by one worker or by several together."""
+"""Checkpoints of a run: folders of safetensors and JSON files, written atomically by one or several workers."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ WEIGHTS = "weights"
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Where a run is: updates done, and seconds spent on them."""
+    """The progress of a run: the number of updates done, and the seconds spent on them."""
 
     step: int
     elapsed_seconds: float
 
 
 class Saved(Protocol):
-    """A complete checkpoint: its step, its path or URL, the bytes of all its files, and when it was written."""
+    """A complete checkpoint: its step, its path or URL, its total size in bytes, and when it was written."""
 
     @property
     def step(self) -> int: ...  # noqa: D102
@@ -48,28 +48,29 @@ class Saved(Protocol):
 
 
 class Checkpoints(Protocol):
-    """The checkpoints of one run, wherever they are kept. Only the workers of one attempt may write at a time."""
+    """The checkpoints of one run, on disk or in an object store. Only one attempt of the job may write at a time."""
 
     def newest(self) -> Saved | None:
-        """The complete checkpoint of the highest step."""
+        """Return the complete checkpoint of the highest step."""
         ...
 
     def newest_whole(self, damaged: Callable[[Saved, CheckpointInvalid], None]) -> Saved | None:
-        """The checkpoint of the highest step of those that are what was written; None where there is none.
+        """Return the checkpoint of the highest step whose files match its manifest; None if there is none.
 
-        Newer ones that are not are told to `damaged` and are no checkpoints any more.
+        Newer checkpoints that are damaged are passed to `damaged`, and no longer count as checkpoints.
         """
         ...
 
     def opened(self, step: int) -> AbstractContextManager[Path]:
-        """A context with a folder that holds the files of the checkpoint of a step, on every worker."""
+        """A context manager that gives a local folder with the files of the checkpoint of a step, on every worker."""
         ...
 
     def write(self, progress: Progress, parts: Parts, group: dist.ProcessGroup | None = None) -> Saved:
-        """Write a checkpoint, each worker of `group` what it holds; it is there, flushed, when this returns.
+        """Write a checkpoint; it is complete and flushed to disk when this returns.
 
-        Called by each of them; None: this one is alone. Any other layout of workers reads it. Raises
-        `CheckpointWriteFailed` in all of them, with the older checkpoints untouched and nothing half-written left.
+        A collective: each worker of `group` calls it and writes the tensors that it holds; None means a single worker.
+        Any number and layout of workers can read it. Raises `CheckpointWriteFailed` in all workers if one fails; older
+        checkpoints are then untouched, and no partial checkpoint is left.
         """
         ...
 
@@ -78,11 +79,11 @@ class Checkpoints(Protocol):
         ...
 
     def sweep(self) -> None:
-        """Remove what writers that were killed left behind; only for the one process that may write."""
+        """Remove the files that killed writers left behind; only for the process that may write."""
         ...
 
     def remove(self) -> None:
-        """Remove all that there is of the run; nobody writes any more."""
+        """Remove all checkpoints of the run; no process may write any more."""
         ...
 
 
@@ -95,34 +96,34 @@ class SavedCheckpoint:
 
     @property
     def where(self) -> str:
-        """Its path."""
+        """The path of the folder."""
         return str(self.path)
 
     @property
     def size(self) -> int:
-        """Bytes of all its files."""
+        """The size of all its files in bytes."""
         return sum(file.stat().st_size for file in self.path.iterdir())
 
     @property
     def written(self) -> datetime:
-        """When it was written."""
+        """The time at which it was written."""
         return datetime.fromtimestamp(self.path.stat().st_mtime, UTC)
 
 
 class CheckpointFolder:
-    """The checkpoints of one run, below one folder that all its workers see at the same path."""
+    """The checkpoints of one run in a folder that all its workers can access at the same path."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def complete(self) -> list[SavedCheckpoint]:
-        """All complete checkpoints, oldest first."""
+        """Return all complete checkpoints, oldest first."""
         names = sorted(self.path.iterdir()) if self.path.is_dir() else []
         matches = ((path, NAME.fullmatch(path.name)) for path in names)
         return [SavedCheckpoint(path=path, step=int(match[1])) for path, match in matches if match]
 
     def of_step(self, step: int) -> Path:
-        """The folder of the checkpoint of a step."""
+        """Return the folder of the checkpoint of a step."""
         return self.path / step_name(step)
 
     @contextmanager
@@ -131,11 +132,11 @@ class CheckpointFolder:
         yield self.of_step(step)
 
     def newest(self) -> SavedCheckpoint | None:
-        """The complete checkpoint of the highest step."""
+        """Return the complete checkpoint of the highest step."""
         return next(reversed(self.complete()), None)
 
     def newest_whole(self, damaged: Callable[[SavedCheckpoint, CheckpointInvalid], None]) -> SavedCheckpoint | None:
-        """See `Checkpoints.newest_whole`; damaged ones are set aside."""
+        """See `Checkpoints.newest_whole`; damaged checkpoints are renamed to `.damaged-NAME`."""
         for found in reversed(self.complete()):
             try:
                 require_whole(found.path)
@@ -168,12 +169,12 @@ class CheckpointFolder:
     def prune(self, keep: int) -> None:
         """Remove all but the `keep` newest checkpoints."""
         for checkpoint in self.complete()[:-keep]:
-            # The new name makes it incomplete in one step, whatever becomes of the removal.
+            # Renaming it first is atomic: it no longer counts as a checkpoint even if the removal is interrupted.
             doomed = checkpoint.path.rename(self.path / f".removed-{checkpoint.path.name}")
             shutil.rmtree(doomed, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove what writers that were killed left behind; only for the one process that may write."""
+        """See `Checkpoints.sweep`."""
         for path in self.path.glob(".*"):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -183,7 +184,7 @@ class CheckpointFolder:
 
 
 def _write_first(target: Path, progress: Progress, parts: Parts, group: dist.ProcessGroup | None) -> None:
-    """The first worker's part: the folder, its own files, and the seal once all have written theirs."""
+    """The leading worker's part of a write: the folder, its own files, and the manifest once all files are written."""
     told = False
     try:
         with staged_folder(target) as stage:
@@ -197,24 +198,24 @@ def _write_first(target: Path, progress: Progress, parts: Parts, group: dist.Pro
 
 
 def step_name(step: int) -> str:
-    """The name of the checkpoint of a step."""
+    """Return the name of the checkpoint of a step."""
     return f"step-{step:09d}"
 
 
 def write_progress(folder: Path, progress: Progress) -> None:
-    """Beside the tensors."""
+    """Write the progress as JSON into the folder of a checkpoint."""
     facts = {"format": 2, "step": progress.step, "elapsed_seconds": progress.elapsed_seconds}
     (folder / PROGRESS_NAME).write_text(json.dumps(facts) + "\n", encoding="utf-8")
 
 
 def read_progress(folder: Path) -> Progress:
-    """Of a folder that is what was written."""
+    """Read the progress from the folder of a checkpoint that has been verified."""
     facts = json.loads((folder / PROGRESS_NAME).read_text(encoding="utf-8"))
     return Progress(step=facts["step"], elapsed_seconds=facts["elapsed_seconds"])
 
 
 def require_whole(path: Path) -> None:
-    """Raise `CheckpointInvalid` if a file of a checkpoint is missing, or is not what was written."""
+    """Raise `CheckpointInvalid` if a file of a checkpoint is missing or does not match the manifest."""
     records = read_manifest(path)
     if records is None:
         raise CheckpointInvalid.of(path, "has no manifest")
@@ -223,7 +224,7 @@ def require_whole(path: Path) -> None:
 
 
 def require_parts(path: object, names: Mapping[str, object]) -> None:
-    """Raise `CheckpointInvalid` where the files of a checkpoint by name lack what every one has."""
+    """Raise `CheckpointInvalid` if the file names of a checkpoint lack the progress file or the weights."""
     if PROGRESS_NAME not in names:
         raise CheckpointInvalid.of(path, f"has no {PROGRESS_NAME} in its manifest")
     if not any(name.startswith(WEIGHTS) for name in names):
@@ -231,16 +232,16 @@ def require_parts(path: object, names: Mapping[str, object]) -> None:
 
 
 def read_checkpoint(path: Path) -> tuple[Progress, dict[str, dict[str, Tensor]]]:
-    """The progress and the whole tensors of all parts of a checkpoint, on the CPU.
+    """Read the progress and the full tensors of all parts of a checkpoint, on the CPU.
 
-    Raises CheckpointInvalid if a file is missing, or is not what was written.
+    Raises `CheckpointInvalid` if a file is missing or does not match the manifest.
     """
     require_whole(path)
     return read_progress(path), read_whole(path)
 
 
 def random_states(data: torch.Generator) -> dict[str, Tensor]:
-    """The states, uint8 each, of the generator of batches and of those that dropout draws from, by name."""
+    """Return the states (uint8) of the data generator and of torch's global generators, which dropout uses, by name."""
     states = {"data": data.get_state(), "cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states |= {f"cuda:{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
@@ -248,7 +249,7 @@ def random_states(data: torch.Generator) -> dict[str, Tensor]:
 
 
 def restore_random_states(data: torch.Generator, states: Mapping[str, Tensor]) -> None:
-    """Put back what `random_states` gave; a device that is no longer there is left out."""
+    """Restore the states that `random_states` returned; devices that do not exist here are skipped."""
     data.set_state(states["data"])
     torch.set_rng_state(states["cpu"])
     if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Checks of the data of a job, before it is accepted."""
+"""Validation of the data of a job before it is accepted."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from attn_train.tasks.packed import open_prepared
 from attn_train.tasks.seq2seq import WORD, is_byte_pairs, is_learned_tokenizer
 
 MAX_BYTES = 4 << 30
-"""A text is held in memory."""
+"""Maximum size of a text, which is held in memory."""
 
 
 def check_text(data: DataConfig, *, home: Path, settings: TrainSettings) -> None:
-    """Raises the error of the first thing that would keep the text from being read; it is not read yet."""
+    """Raise an error for the first problem that would keep the text from being read; the text itself is not read."""
     if data.name is not None:
         require_known_text(data.name)
         if data.name in TASKS:
@@ -47,7 +47,7 @@ def check_text(data: DataConfig, *, home: Path, settings: TrainSettings) -> None
 
 
 def check_prepared(config: TrainingConfig, *, home: Path, settings: TrainSettings) -> None:
-    """Raises the error of the first thing wrong with folders of prepared data, or of too few epochs for the steps."""
+    """Raise an error for the first problem with folders of prepared data, or for too few epochs for the steps."""
     if data_kind_of(config.model) != TEXT:
         raise InvalidValue.of(PREPARED, config.data.prepared, "none but for decoders")
     for source in config.data.sources:
@@ -62,7 +62,7 @@ def check_prepared(config: TrainingConfig, *, home: Path, settings: TrainSetting
 
 
 def check_conversations(data: DataConfig, home: Path) -> None:
-    """Raises InvalidValue for the first line that is no conversation, and UserError without a chat template."""
+    """Raise `InvalidValue` for the first line that is not a conversation, `UserError` without a chat template."""
     if data.path is None:
         raise InvalidValue.of(FIELD, data.dataset, f"the path of a .jsonl file, as its format is {data.format}")
     require_template(Tokenizer.from_folder(tokenizer_folder(data.tokenizer, home)))
@@ -72,30 +72,33 @@ def check_conversations(data: DataConfig, home: Path) -> None:
 
 
 def check_masked(data: DataConfig, *, home: Path, settings: TrainSettings) -> None:
-    """As `check_text`; synthetic tasks are no text in which words depend on their neighbours."""
+    """Like `check_text`, but synthetic tasks are not allowed: their words cannot be predicted from their neighbours."""
     if data.name in TASKS:
         raise InvalidValue.of("config.data.dataset", data.name, "a text, not what a rule makes")
     check_text(data, home=home, settings=settings)
 
 
 def check_learned(tokenizer: str) -> None:
-    """Raises InvalidValue for a size of a learned tokenizer that is none."""
+    """Raise `InvalidValue` for an invalid vocabulary size of a learned tokenizer."""
     size = tokenizer.partition(":")[2]
     if size and not (size.isascii() and size.isdecimal() and len(size) <= 7):
         raise InvalidValue.of("config.data.tokenizer", tokenizer, "'word', 'byte_pairs' or 'byte_pairs:N'")
 
 
 def allowed_roots(home: Path, settings: TrainSettings) -> tuple[Path, ...]:
-    """The folders below which files may be named by path, whoever calls: a proxy makes all callers local."""
+    """Return the folders below which data files may be named by path.
+
+    They apply to local callers too: behind a proxy, all callers look local.
+    """
     return (Layout(home).data,) if settings.data_roots is None else settings.data_roots
 
 
 def check_path(path: Path, roots: tuple[Path, ...]) -> None:
-    """Raises InvalidValue for a path that is not below the roots or cannot be read."""
+    """Raise `InvalidValue` for a path that is not below the roots, cannot be read, is empty or is too large."""
     field = "config.data.dataset"
     if not path.is_absolute():
         raise InvalidValue.of(field, str(path), "an absolute path on the server")
-    # First, so that the error does not reveal whether a file outside exists.
+    # Checked first, so that the error does not reveal whether a file outside of the roots exists.
     require_inside(path, field, roots)
     files = [file for file in path.iterdir() if file.is_file()] if path.is_dir() else [path]
     if not files or not all(file.is_file() and os.access(file, os.R_OK) for file in files):
@@ -106,19 +109,19 @@ def check_path(path: Path, roots: tuple[Path, ...]) -> None:
 
 
 def require_inside(path: Path, field: str, roots: tuple[Path, ...]) -> None:
-    """Raises InvalidValue for a path that is below none of the roots, wherever links lead."""
+    """Raise `InvalidValue` for a path that, with symbolic links resolved, is below none of the roots."""
     if not any(path.resolve().is_relative_to(root.resolve()) for root in roots):
         below = " or ".join(str(root) for root in roots) or "no folder: paths are switched off"
         raise InvalidValue.of(field, str(path), f"a path below {below}; the server's {DATA_ROOTS} names other folders")
 
 
 def require_inside_models(path: Path, field: str, *, home: Path, settings: TrainSettings) -> None:
-    """As `require_inside`, for a model's folder: below the home's models, or where data may be."""
+    """Like `require_inside`, for a model folder: below the models of the home, or the data folders."""
     require_inside(path, field, (*allowed_roots(home, settings), models_folder(home)))
 
 
 def check_pairs(data: DataConfig, *, home: Path, settings: TrainSettings) -> None:
-    """Raises the error of the first thing that would keep the pairs from being read; they are not read yet."""
+    """Raise an error for the first problem that would keep the pairs from being read; the pairs are not read."""
     if data.name is not None:
         if data.name not in known_pair_sets():
             raise UnknownName.of("set of pairs", data.name, known_pair_sets())
@@ -131,7 +134,7 @@ def check_pairs(data: DataConfig, *, home: Path, settings: TrainSettings) -> Non
 
 
 def check_tokenizer(data: DataConfig, home: Path) -> None:
-    """Raises InvalidValue for a tokenizer of pairs or sentences that is neither learned nor there."""
+    """Raise `InvalidValue` for a tokenizer of pairs or sentences that is neither a learned one nor exists."""
     tokenizer = default_tokenizer(data)
     if is_learned_tokenizer(tokenizer):
         check_learned(tokenizer)
@@ -141,7 +144,7 @@ def check_tokenizer(data: DataConfig, home: Path) -> None:
 
 
 def check_tags(data: DataConfig, *, home: Path, settings: TrainSettings) -> None:
-    """Raises the error of the first thing that would keep the sentences from being read; they are not read yet."""
+    """Raise an error for the first problem that would keep the sentences from being read; they are not read."""
     if data.name is not None:
         raise InvalidValue.of("config.data.dataset", data.name, "the path of .conllu files, for a tagger")
     roots = allowed_roots(home, settings)
@@ -157,7 +160,7 @@ FIELD = "config.data.dataset"
 
 
 def check_images(data: DataConfig, *, home: Path, settings: TrainSettings) -> None:
-    """Raises the error of the first thing that would keep the images from being found."""
+    """Raise an error for the first problem that would keep the images from being found."""
     if data.tokenizer != CHARACTER:
         raise InvalidValue.of("config.data.tokenizer", data.tokenizer, "none, as images have no text")
     if data.name is not None:

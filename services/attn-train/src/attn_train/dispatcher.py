@@ -1,4 +1,4 @@
-"""Keeps every unfinished job supervised that has room, and lets others wait their turn or leave for them."""
+"""Dispatches jobs: starts a supervisor for each job that has room, queues the others, and preempts jobs for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from attn_train.store import JobStore
 
 
 class Host(Protocol):
-    """Runs supervisors, one a job. Methods may block for seconds and are called from threads, one at a time."""
+    """Runs supervisors, one per job. Methods may block for seconds; they are called from threads, one at a time."""
 
     def ensure(self, job_id: str) -> None:
         """Start the job's supervisor unless it is running."""
@@ -31,33 +31,33 @@ class Host(Protocol):
         ...
 
     def check_now(self, job_id: str) -> None:
-        """Let the job's supervisor, if it is running, read the record now."""
+        """Make the job's supervisor, if it is running, read the record now."""
         ...
 
     def suspend(self, job_id: str, why: str) -> None:
-        """Let the job's supervisor stop the worker with a checkpoint and put the job back into the queue."""
+        """Make the job's supervisor stop the worker with a checkpoint and put the job back into the queue."""
         ...
 
     def room(self) -> Room:
-        """What there is for jobs in all, running ones included."""
+        """Return the total resources for jobs, those of running jobs included."""
         ...
 
     def stop(self, shutdown_timeout: float) -> None:
-        """Leave: jobs that cannot go on without this process are suspended within about `shutdown_timeout` seconds."""
+        """Shut down: suspend jobs that cannot run without this process, within about `shutdown_timeout` seconds."""
         ...
 
 
 CHECK_SECONDS = 2.0
-"""How soon a dead supervisor is replaced."""
+"""Interval between checks, after which a dead supervisor is replaced."""
 
 log = logging.getLogger(__name__)
 
 
 class Dispatcher:
-    """Starts supervisors: at once for jobs that were running, for queued ones as `scheduled` says.
+    """Starts supervisors: at once for jobs that were running, in the order of `scheduled` for queued ones.
 
-    `make_host` is awaited when the first job needs a supervisor, as that may start Ray. `weights` gives those of
-    tenants, 1 for others. `schedule` is what was decided last.
+    `make_host` is awaited when the first job needs a supervisor, as that may start Ray. `weights` returns the
+    scheduling weights of tenants; those not in it have 1. The attribute `schedule` is the last decision.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Dispatcher:
         self._woken = asyncio.Event()
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Dispatch jobs until cancelled."""
         while True:
             self._woken.clear()
             try:
@@ -91,17 +91,17 @@ class Dispatcher:
                 continue
 
     def wake(self) -> None:
-        """Look for jobs now, as one was submitted or has ended."""
+        """Check for jobs now, after one was submitted or has ended."""
         self._woken.set()
 
     async def check_now(self, job_id: str) -> None:
-        """Let the job's supervisor look at the record now."""
+        """Make the job's supervisor read the record now."""
         if self._host is not None:
             await asyncio.to_thread(self._host.check_now, job_id)
         self.wake()
 
     async def stop(self, shutdown_timeout: float) -> None:
-        """Leave the jobs as the host leaves them."""
+        """Shut down the host; see `Host.stop`."""
         if self._host is not None:
             await asyncio.to_thread(self._host.stop, shutdown_timeout)
 
@@ -115,7 +115,7 @@ class Dispatcher:
         await asyncio.to_thread(self._tend, self._host, jobs)
 
     def _tend(self, host: Host, jobs: list[JobRecord]) -> None:
-        # A job that was started is queued in the records until its supervisor is there.
+        # A job that was started stays queued in the records until its supervisor is running.
         self._started &= {(job.id, job.attempt) for job in jobs if job.state is JobState.QUEUED}
         begun = {job_id for job_id, _ in self._started}
         seen = [structs.replace(job, state=JobState.STARTING) if job.id in begun else job for job in jobs]
@@ -137,6 +137,6 @@ class Dispatcher:
 
 
 def needed(job: JobRecord, gpus: float) -> Room:
-    """What a job takes of the cluster: a CPU for each worker, and on a CUDA device this share of a GPU."""
+    """Return the resources that a job needs: one CPU per worker, and on a CUDA device `gpus` of a GPU per worker."""
     workers, device = job.config.workers, job.config.device
     return Room(cpus=workers, gpus=workers * gpus if device == AUTO or device.startswith("cuda") else 0.0)

@@ -1,6 +1,7 @@
-"""The FLOPs, memory, disk and time that a job would need, from prices of mechanisms and a few steps on this machine.
+"""Estimates the FLOPs, memory, disk space and time of a job, from mechanism costs and a few steps on this machine.
 
-As a program it reads what is asked as JSON and answers so, in a process of its own that ends with what it took.
+As a program it reads a request as JSON from standard input and writes the estimate as JSON to standard output. It runs
+in a process of its own, so that all its memory is freed when it ends.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ from attn_train.tasks.distillation import distilled
 from attn_train.worker import as_attn_error, build_model
 
 LONGEST_STEP = 1.0
-"""Seconds that a timed step may take; with more, fewer rows are timed."""
+"""Maximum seconds of a timed step; if a step takes longer, fewer sequences are timed."""
 TIMED_SECONDS = 2.0
 MOST_STEPS, LEAST_STEPS = 20, 3
 SPARE_MEMORY = 0.5
-"""Share of the free memory of this machine that the model in training may take to be run here."""
+"""Maximum share of this machine's free memory that training may need for steps to be run here."""
 ALONE = MeshLayout()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a few steps showed of one worker: bytes by the fields of `JobEstimate`, and seconds and FLOPs of a step."""
+    """The measurements of a worker: bytes by field of `JobEstimate`, seconds and FLOPs of a step, and how measured."""
 
     sizes: dict[str, int]
     seconds: float
@@ -54,7 +55,7 @@ class Measured:
 
 
 def estimated(config: TrainingConfig, home: Path) -> JobEstimate:
-    """The estimate of a configuration that was checked; raises what loading data and model raises."""
+    """Return the estimate of a validated configuration; raises the errors of loading its data and model."""
     dataset = distilled(load_dataset(config, home, _silent), config, home)
     device, process = resolve_device(config.device), _process_bytes()
     whole = _shapes(config, dataset, home)
@@ -64,7 +65,7 @@ def estimated(config: TrainingConfig, home: Path) -> JobEstimate:
     plain, allowed = _priced(config, dataset)
     said = _said(config, dataset, home, needed=TRAINING_BYTES * trained + 4 * frozen)
     checkpoint = CHECKPOINT_BYTES * trained
-    # Checkpoints are written from a copy.
+    # Checkpoints are written from a copy of the state in memory.
     process += checkpoint // layout.dp_shard
     return JobEstimate(
         device=str(device),
@@ -89,7 +90,7 @@ def estimated(config: TrainingConfig, home: Path) -> JobEstimate:
 
 
 def _process_bytes() -> int:
-    """Bytes of this process as that of a worker: at its first update torch's optimizers import torch's compiler."""
+    """Return the resident bytes of this process after one update, as torch's optimizers then import the compiler."""
     nothing = nn.Parameter(torch.zeros(1))
     nothing.grad = torch.zeros(1)
     torch.optim.AdamW([nothing], fused=True).step()
@@ -98,7 +99,7 @@ def _process_bytes() -> int:
 
 
 def _said(config: TrainingConfig, dataset: Dataset, home: Path, needed: int) -> Measured:
-    """What steps on this machine show of one worker, or without memory for them, what weights alone say."""
+    """Measure steps of one worker on this machine; if memory is too small for them, use the weights' size alone."""
     free = psutil.virtual_memory().available
     layout = MeshLayout.of(config)
     if needed > SPARE_MEMORY * free and resolve_device(config.device).type == "cpu":
@@ -114,9 +115,9 @@ def _said(config: TrainingConfig, dataset: Dataset, home: Path, needed: int) -> 
 
 
 def measured(probe: StepProbe, rows: int, layout: MeshLayout = ALONE, *, exact: bool = False) -> Measured:
-    """What steps of a worker with `rows` rows need, from steps of fewer where they take long, unless `exact`.
+    """Measure the steps of a worker with `rows` sequences, with fewer of them if steps are slow, unless `exact`.
 
-    Everything but the weights and what belongs to them grows with the rows, on a line.
+    Measurements with fewer sequences are extrapolated linearly: only weights, gradients and moments do not grow.
     """
     few = rows if exact else 1
     probe.peak_bytes(few)
@@ -132,7 +133,7 @@ def measured(probe: StepProbe, rows: int, layout: MeshLayout = ALONE, *, exact: 
         half = max(1, run // 2)
         slower = statistics.median(probe.seconds(half, LEAST_STEPS))
         peak += (rows - run) * (peak - probe.peak_bytes(half)) / (run - half)
-        # A worker that waits for others would make the line fall.
+        # Noise, such as other processes, could make the slope negative.
         seconds += (rows - run) * max((seconds - slower) / (run - half), 0.5 * seconds / run)
         flops *= rows / run
         how += f", continued to {rows} rows"
@@ -147,7 +148,7 @@ def _built(config: TrainingConfig, dataset: Dataset, home: Path) -> nn.Module:
 
 
 def _sizes(probe: StepProbe, peak: int, layout: MeshLayout) -> dict[str, int]:
-    """Bytes of one worker by the fields of `JobEstimate`; of blocks that are sharded, its shard and one whole block."""
+    """Return the bytes of one worker by field of `JobEstimate`; sharded blocks count as a shard and one whole block."""
     model = probe.model
     weights, gradients = weight_bytes(model), trained_bytes(model)
     state = max(0, probe.kept_bytes - weights)
@@ -167,7 +168,7 @@ def _sizes(probe: StepProbe, peak: int, layout: MeshLayout) -> dict[str, int]:
 
 
 def _shapes(config: TrainingConfig, dataset: Dataset, home: Path) -> nn.Module:
-    """The model with what of it is trained, without memory."""
+    """Return the model, with its adapter if it has one, on the meta device."""
     with shapes_only():
         if config.model.base_model is None:
             family, made = configured(config.model, dataset.model_fields)
@@ -186,7 +187,7 @@ def _targets(config: TrainingConfig, dataset: Dataset) -> float:
 
 
 def _priced(config: TrainingConfig, dataset: Dataset) -> tuple[float, float]:
-    """FLOPs of a step of all workers, of all pairs and of allowed ones; 0 where mechanisms do not say."""
+    """Return the FLOPs of a step, with all query-key pairs and with allowed pairs only; 0 if they are not known."""
     if config.model.base_model is not None:
         return 0.0, 0.0
     try:
@@ -197,11 +198,11 @@ def _priced(config: TrainingConfig, dataset: Dataset) -> tuple[float, float]:
 
 
 def _silent(_line: str) -> None:
-    """What loading says is not asked."""
+    """Discard a log line of loading."""
 
 
 def main() -> None:
-    """Answer one question on standard input."""
+    """Answer the request on standard input."""
     spin_briefly()
     asked = json.load(sys.stdin)
     keep_freed_memory()
@@ -216,7 +217,7 @@ def main() -> None:
 
 
 async def estimated_apart(config: TrainingConfig, home: Path, threads: int) -> JobEstimate:
-    """`estimated` in a process of its own, which ends with the call; raises what it raised."""
+    """Run `estimated` in a separate process; raises the errors that it raised."""
     asked = {"config": msgspec.to_builtins(config), "home": str(home), "threads": threads}
     program = [sys.executable, "-m", "attn_train.estimate"]
     pipe = asyncio.subprocess.PIPE

@@ -1,4 +1,4 @@
-"""Evaluation of a trained model on data: perplexity, and accuracy of image, token and masked-token classification."""
+"""Evaluation of a trained model on data: perplexity, and accuracy for images, tagged tokens and masked tokens."""
 
 from __future__ import annotations
 
@@ -35,13 +35,12 @@ BATCH = 32
 
 
 def evaluate(folder: Path, data: str, home: Path, where: DeviceConfig = DeviceConfig()) -> dict[str, float]:  # noqa: B008  (frozen)
-    """What is measured of the model in `folder` on `data`, by name, as when training is over.
+    """Evaluate the model in `folder` on `data`, and return its metrics by name, as at the end of training.
 
-    Images are all of a file, or of a set known by name; sentences all of a .conllu file; of a text an encoder guesses
-    masked windows, and a language model every token after those before it. Raises `CheckpointInvalid` for a folder
-    that is damaged, `Incompatible` for another kind of model, and `InvalidValue` for data that cannot be read or do
-    not fit it, and for a device or element type that is not there. `where` says which; taggers and models that guess
-    are computed in float32, and `InvalidValue` refuses another type.
+    `data` is a file or known set of images for an image classifier, a .conllu file for a tagger, and a text for a
+    masked or causal language model. `where` is the device and element type; all models but causal language models run
+    in float32. Raises `CheckpointInvalid` for a damaged folder, `Incompatible` for an unsupported kind of model, and
+    `InvalidValue` for data that cannot be read or do not fit the model, and for an unavailable device or element type.
     """
     return _measure(folder)(folder, data, home, where)
 
@@ -117,7 +116,7 @@ def _language_model(folder: Path, data: str, home: Path, where: DeviceConfig) ->
 
 
 def _float32(where: DeviceConfig) -> str:
-    """The element type of models that are evaluated in float32 alone; raises `InvalidValue` for another."""
+    """Return "float32", for models that are evaluated only in it; raises `InvalidValue` if another type is given."""
     if where.dtype not in (AUTO, "float32", "fp32"):
         raise InvalidValue.of("dtype", where.dtype, "auto or float32 for a model that classifies")
     return "float32"

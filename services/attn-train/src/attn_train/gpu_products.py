@@ -1,4 +1,4 @@
-"""Linear layers of float32 weights on a GPU, multiplied in bfloat16 with few casts, forwards and backwards."""
+"""Linear layers with float32 weights, computed in bfloat16 on a GPU with fewer casts than autocast makes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ HALF = torch.bfloat16
 
 
 class HalfWeights:
-    """The weights and biases of a model's linear layers in bfloat16, cast together by one operation.
+    """bfloat16 copies of the weights and biases of a model's linear layers, all cast by one operation.
 
-    Those of layers that read the same rows (`attn_core.joint.ReadsTogether`) lie side by side, as one matrix.
-    They are those of the last `refresh`: whoever changes the weights calls it before they are read again.
+    The copies of layers with the same input (`attn_core.joint.ReadsTogether`) are parts of one matrix. They are updated
+    only by `refresh`, which must be called after the weights change and before the copies are used again.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -45,7 +45,7 @@ class HalfWeights:
         self._halves = [self._of[id(weight)] for weight in self._kept]
 
     def _join(self, layers: Sequence[nn.Linear]) -> None:
-        """Make one matrix, and one vector of biases, of which those of these layers are parts."""
+        """Allocate one matrix and one bias vector whose parts are the copies of these layers."""
         sizes = [layer.out_features for layer in layers]
         weights, biases = [layer.weight for layer in layers], biases_of(layers)
         joint = Joint(sizes, side_by_side(weights, sizes), side_by_side(biases, sizes) if biases else None)
@@ -56,22 +56,22 @@ class HalfWeights:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Cast the weights as they are now."""
+        """Cast the current weights."""
         if self._kept:
             torch._foreach_copy_(self._halves, self._kept)
 
     def joint_of(self, layers: Sequence[nn.Linear]) -> Joint | None:
-        """What several layers are together; None where they do not lie side by side."""
+        """Return the joint weights of several layers; None if they are not parts of one matrix."""
         return self._joint.get(tuple(id(layer.weight) for layer in layers))
 
     def of(self, weight: Tensor) -> Tensor:
-        """A weight or bias in bfloat16: what was cast before, or a new cast of one that is not of the model."""
+        """Return a weight or bias in bfloat16: the stored copy, or a new cast of a tensor that is not the model's."""
         found = self._of.get(id(weight))
         return weight.detach().to(HALF) if found is None else found
 
 
 class Joint(NamedTuple):
-    """Several layers in bfloat16: the outputs of each, their weights [sum of outputs, width], and biases, if any."""
+    """Several linear layers in bfloat16: the output size of each, their weights [sum of sizes, width], and biases."""
 
     sizes: list[int]
     weight: Tensor
@@ -79,29 +79,29 @@ class Joint(NamedTuple):
 
 
 def biases_of(layers: Sequence[nn.Linear]) -> list[Tensor]:
-    """The biases of layers, which have some or none."""
+    """Return the biases of layers, which all have one or none."""
     biases: list[Tensor | None] = [layer.bias for layer in layers]
     return [bias for bias in biases if bias is not None]
 
 
 def side_by_side(parts: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    """Memory in bfloat16 for parts [size, ...] one after the other."""
+    """Allocate a bfloat16 tensor for the concatenation of parts [size, ...]."""
     return parts[0].detach().new_empty((sum(sizes), *parts[0].shape[1:]), dtype=HALF)
 
 
 def _of_linear_layers(model: nn.Module) -> Iterable[Tensor]:
-    """The weights and biases of `nn.Linear`; not those of torch.distributed, which lie in memory in other ways."""
+    """Yield the weights and biases of `nn.Linear` layers, except DTensors of torch.distributed."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             yield from (part for part in module.parameters(recurse=False) if not isinstance(part, DTensor))
 
 
 class GpuProducts(TorchFunctionMode):
-    """Within it and autocast, linear layers multiply in bfloat16, as autocast has them; what it saves are casts.
+    """A mode in which linear layers under autocast are computed in bfloat16 with fewer casts than by autocast itself.
 
-    Weights are cast once an update (`HalfWeights`), rows once for all layers that read them next to each other, and
-    gradients are summed and given in float32, never rounded to bfloat16 in between. Where torch compiles, it fuses
-    casts itself, and sees autocast alone.
+    Weights are cast once per update (`HalfWeights`), inputs once for consecutive layers with the same input, and weight
+    gradients are accumulated and returned in float32 without rounding to bfloat16. Has no effect in compiled graphs,
+    where torch.compile fuses the casts of autocast.
     """
 
     def __init__(self, halves: HalfWeights | None = None) -> None:
@@ -109,33 +109,33 @@ class GpuProducts(TorchFunctionMode):
         self._halves = halves
         self._joining: list[AbstractContextManager[None]] = []
         self._last: tuple[Tensor, int, Tensor] | None = None
-        """The rows that were cast last, their version then, and the cast."""
+        """The input that was cast last, its version counter at that time, and the cast."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Other functions than linear layers are left as they are."""
+        """Run `linear` for `torch.nn.functional.linear`; other functions are not changed."""
         if func is functional.linear and not torch.compiler.is_compiling():
             return self.linear(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
     def __enter__(self) -> GpuProducts:
-        """Have layers joined, too."""
+        """Enter the mode, in which layers with the same input are also joined."""
         self._joining.append(joining(self.joined))
         self._joining[-1].__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Keep no rows."""
+        """Leave the mode and release the last input."""
         self._last = None
         self._joining.pop().__exit__(None, None, None)
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
 
     def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002 - torch's names
-        """`torch.nn.functional.linear`: [..., width] under weights [outputs, width] to [..., outputs] in bfloat16.
+        """`torch.nn.functional.linear` in bfloat16: input [..., width] and weight [outputs, width] to [..., outputs].
 
-        Where autocast is off or asks for another type, and for weights that are not float32, torch's.
+        Falls back to torch's function if autocast is off or uses another type, or if the weights are not float32.
         """
         if not _in_bfloat16(input, weight, bias):
             return functional.linear(input, weight, bias)
@@ -146,8 +146,10 @@ class GpuProducts(TorchFunctionMode):
         return out
 
     def joined(self, rows: Tensor, layers: Sequence[nn.Linear]) -> list[Tensor] | None:
-        """The outputs [..., outputs] of layers as parts of one product, whose gradients are from one product each;
-        None where they do not lie side by side in `HalfWeights`, and where torch multiplies."""
+        """Compute layers with the same input by one product, as are their gradients; returns a list of [..., outputs].
+
+        None if their weights are not one matrix in `HalfWeights`, or where `linear` falls back to torch.
+        """
         joint = None if self._halves is None else self._halves.joint_of(layers)
         weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
         if joint is None or not all(map(_in_bfloat16, [rows] * len(layers), weights, biases)):
@@ -160,11 +162,11 @@ class GpuProducts(TorchFunctionMode):
         return weight.detach().to(HALF) if self._halves is None else self._halves.of(weight)
 
     def _cast(self, rows: Tensor) -> Tensor:
-        """Rows in bfloat16; the same tensor, if it was not changed in between, is cast once."""
+        """Cast an input to bfloat16; the last cast is reused for the same unmodified tensor."""
         if rows.dtype is HALF:
             return rows.detach()
         if rows.is_inference():
-            return rows.to(HALF)  # its changes are not counted
+            return rows.to(HALF)  # inference tensors have no version counter
         last = self._last
         if last is None or last[0] is not rows or last[1] != rows._version:  # noqa: SLF001 -- torch has no public name
             self._last = last = rows, rows._version, rows.detach().to(HALF)  # noqa: SLF001
@@ -172,7 +174,7 @@ class GpuProducts(TorchFunctionMode):
 
 
 def _in_bfloat16(rows: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether autocast would multiply these in bfloat16 on a GPU, and all lie in memory as they say."""
+    """Whether autocast would compute this product in bfloat16 on a GPU, and no tensor is a DTensor."""
     kind = rows.device.type
     if kind != "cuda" or not torch.is_autocast_enabled(kind) or torch.get_autocast_dtype(kind) is not HALF:
         return False
@@ -183,13 +185,13 @@ def _in_bfloat16(rows: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 class HalfLinear(torch.autograd.Function):
-    """Rows, a weight and None or a bias, and the three in bfloat16, to their product in bfloat16."""
+    """A linear layer in bfloat16; gets the input, weight and bias (or None), and the bfloat16 casts of the three."""
 
     @staticmethod
     def forward(
         ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, halves: tuple[Tensor, Tensor, Tensor | None]
     ) -> Tensor:
-        """Multiply what is in bfloat16."""
+        """Multiply the bfloat16 tensors."""
         half_rows, half_weight, half_bias = halves
         flat = half_rows.reshape(-1, half_rows.shape[-1])
         out = flat @ half_weight.T if half_bias is None else torch.addmm(half_bias, flat, half_weight.T)
@@ -200,7 +202,7 @@ class HalfLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, change: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients in the types of rows, weight and bias, each from a product or sum that is rounded once."""
+        """Return the gradients in the types of input, weight and bias; each product or sum is rounded only once."""
         flat, half_weight = ctx.saved_tensors
         to_rows, to_weight, to_bias = ctx.needs_input_grad[:3]
         of_rows, of_weight, of_bias = ctx.types
@@ -214,11 +216,11 @@ class HalfLinear(torch.autograd.Function):
 
 
 class JointHalfLinear(torch.autograd.Function):
-    """Rows, the same in bfloat16, a `Joint` and its weights, then its biases if any, to one product in bfloat16."""
+    """Joined linear layers in bfloat16; gets the input, its cast, a `Joint`, and the layers' weights and biases."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, half_rows: Tensor, joint: Joint, *learned: Tensor) -> Tensor:
-        """Multiply what is in bfloat16; `learned` are told of for their gradients."""
+        """Multiply the bfloat16 tensors; `learned`, the float32 weights and biases, are passed for their gradients."""
         flat = half_rows.reshape(-1, half_rows.shape[-1])
         out = flat @ joint.weight.T if joint.bias is None else torch.addmm(joint.bias, flat, joint.weight.T)
         ctx.save_for_backward(flat, joint.weight)
@@ -228,7 +230,7 @@ class JointHalfLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, change: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients in the types of rows and weights, each a part of a product or sum that is rounded once."""
+        """Return the gradients in the types of input and weights; each product or sum is rounded only once."""
         flat, half_weight = ctx.saved_tensors
         of_rows, of_weight = ctx.types
         change = change.reshape(-1, change.shape[-1])

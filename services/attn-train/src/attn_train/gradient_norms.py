@@ -1,4 +1,4 @@
-"""Steps whose gradient is far larger than those before it, which are left out."""
+"""Skipping of steps whose gradient norm is far larger than those of the steps before."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ import torch
 from torch import Tensor
 
 WINDOW = 100
-"""Steps whose gradient norms the median is of."""
+"""The number of last steps whose gradient norms the median is taken of."""
 
 FEWEST = 10
-"""Steps that the median needs; before them only a norm that is not finite is too large."""
+"""The number of steps that the median needs; before that, only norms that are not finite are too large."""
 
 
 class GradientNorms:
-    """The gradient norms of the last `WINDOW` steps, and how many steps were skipped as theirs was too large.
+    """The gradient norms of the last `WINDOW` steps, and the number of steps skipped because of too large a norm.
 
-    A norm is too large if it is more than `ratio` times the median of those before it, or not finite. Every finite one
-    counts for the median, also of a skipped step: where gradients stay larger, updates go on after half the window.
+    A norm is too large if it is more than `ratio` times the median of the norms before it, or not finite. Every finite
+    norm counts for the median, also those of skipped steps: if gradients stay larger, updates resume after half the
+    window.
     """
 
     def __init__(self, ratio: float) -> None:
@@ -30,7 +31,7 @@ class GradientNorms:
         self._norms: deque[float] = deque(maxlen=WINDOW)
 
     def limit(self) -> float:
-        """The largest norm that the next step may have."""
+        """Return the largest norm that the next step may have."""
         return self.ratio * median(self._norms) if len(self._norms) >= FEWEST else math.inf
 
     def too_large(self, norm: float) -> bool:
@@ -38,18 +39,18 @@ class GradientNorms:
         return not (math.isfinite(norm) and norm <= self.limit())
 
     def add(self, norm: float, *, skipped: bool) -> None:
-        """A step was done, or skipped."""
+        """Record the norm of a step that was done or skipped."""
         if math.isfinite(norm):
             self._norms.append(norm)
         self.skipped += skipped
 
     def state(self) -> Mapping[str, Tensor]:
-        """What a checkpoint keeps, by name: float64 [norms], oldest first, and an int64 scalar."""
+        """Return the state for a checkpoint, by name: the norms, float64 [norms], oldest first, and the int64 count."""
         norms = torch.tensor(list(self._norms), dtype=torch.float64)
         return {"norms": norms, "skipped": torch.tensor(self.skipped)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Put back what `state` gave; nothing where a checkpoint has none."""
+        """Restore what `state` returned; does nothing for an empty state."""
         if state:
             self._norms = deque(state["norms"].tolist(), maxlen=WINDOW)
             self.skipped = int(state["skipped"])

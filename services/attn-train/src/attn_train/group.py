@@ -1,4 +1,4 @@
-"""The workers that share each batch, as the training loop sees them; here, one that has it all."""
+"""The training loop's interface to the workers that share each batch, implemented here for a single worker."""
 
 from __future__ import annotations
 
@@ -19,83 +19,84 @@ Tensors = Mapping[str, Tensor]
 
 
 class Group:
-    """A worker without others. `leads` says whether it reports and writes checkpoints."""
+    """A single worker, and the base class of groups of several. The worker that `leads` reports and saves the model."""
 
     leads = True
     workers = 1
     writers: dist.ProcessGroup | None = None
-    """Those who write checkpoints together, beside what else they do; None: this one is alone."""
+    """The process group for writing checkpoints, in parallel to training; None with a single worker."""
 
     def set_up(self, model: nn.Module, config: TrainingConfig) -> nn.Module:
-        """Prepare the model, in place, for its updates; returns what the optimizer updates: a module whose parameters
-        are those of the model that this worker keeps, under the names that they have in the whole model."""
+        """Prepare the model for training, in place; returns the module that the optimizer updates: its parameters are
+        this worker's part of the model's, under their names in the whole model."""
         set_up_blocks(model, config)
         return model
 
     def share(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """This worker's part of a batch that all workers have drawn."""
+        """Return this worker's part of a batch; all workers have drawn the same batch."""
         return batch
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """Within it, losses of this worker's part of a batch are computed."""
+        """A context in which the losses of this worker's part of a batch are computed."""
         yield
 
     def summed(self, value: Tensor) -> Tensor:
-        """The sum of a number over all workers with parts of the batch."""
+        """Return the sum of a number over all workers that have parts of the batch."""
         return value
 
     def finish_gradients(self) -> None:
-        """Make the gradients those of the whole batch, once all losses of an update were computed."""
+        """Reduce the gradients to those of the whole batch, after all losses of an update were computed."""
 
     def clip(self, trained: list[nn.Parameter], limit: float) -> Tensor:
-        """The norm of all gradients, which are scaled to at most `limit`."""
+        """Clip the gradients to a total norm of at most `limit`; returns the norm before."""
         return nn.utils.clip_grad_norm_(trained, limit)
 
     def updated(self, step: int) -> None:
-        """To be called after each update; `step` were done before."""
+        """Called after each update; `step` is the number of updates before it."""
 
     def held(self, tensors: Tensors) -> dict[str, Held]:
-        """Which elements of the tensors of the whole model this worker's are, in the same memory."""
+        """Return this worker's tensors as parts of the whole model's tensors, without a copy."""
         return dict(tensors)
 
     def random_states(self, states: Tensors) -> dict[str, Tensor]:
-        """What this worker adds to a checkpoint of the random numbers of all workers."""
+        """Return the random states that this worker adds to a checkpoint."""
         return dict(states)
 
     def own_random_states(self, states: Tensors, seed: Callable[[str], int]) -> dict[str, Tensor]:
-        """This worker's states, from those of a checkpoint, which may be of another number of workers.
+        """Return this worker's random states from those of a checkpoint, written by any number of workers.
 
-        `seed` gives that of a use.
+        `seed` returns the seed for a use, such as `dropout_use()`.
         """
         del seed
         return dict(states)
 
     def dropout_use(self) -> str:
-        """For what the seed of this worker's dropout is derived."""
+        """Return the name from which the seed of this worker's dropout is derived."""
         return "dropout"
 
     def agreed(self, asked: Stop | None) -> Stop | None:
-        """How to stop, where the leading worker was asked to; every worker is to call it."""
+        """Return how the leading worker was asked to stop, or None. A collective: every worker must call it."""
         return asked
 
     def agreed_step(self, step: int) -> int:
-        """The step that the leading worker gives; every worker is to call it."""
+        """Return the step of the leading worker. A collective: every worker must call it."""
         return step
 
     def agreed_choice(self, *, chosen: bool) -> bool:
-        """What the leading worker chose; every worker is to call it."""
+        """Return the choice of the leading worker. A collective: every worker must call it."""
         return chosen
 
     def lost_others(self, error: Exception) -> bool:
-        """Whether an error says that another worker is gone, and nothing about the job."""
+        """Whether an error means that another worker was lost, rather than that the job is wrong."""
         del error
         return False
 
     def whole_model(self, model: nn.Module, saved: Tensors, rebuild: Callable[[], Any] | None) -> nn.Module | None:
-        """The model with all its weights, of which `saved` are those that checkpoints keep, on the leading worker.
+        """Return the model with all its weights on the leading worker, None on others; a collective.
 
-        `rebuild` makes another of its kind, where workers have parts. None on other workers; each is to call it.
+        `saved` are the model's tensors that checkpoints contain. `rebuild` makes another model of the same kind, into
+        which the weights are gathered if workers have only parts of them.
         """
         del saved, rebuild
         return model

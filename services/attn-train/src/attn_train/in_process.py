@@ -1,4 +1,4 @@
-"""Supervisors and workers as threads of this process: for tests, notebooks and machines without Ray."""
+"""Supervisors and workers as threads of this process, for tests, notebooks and machines without Ray."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class ThreadWorker:
         self.flag = StopFlag()
 
     def stop(self, stop: Stop) -> None:
-        """Read before the next step."""
+        """Set the flag, which is read before the next step."""
         self.flag.set(stop)
 
     def kill(self) -> None:
-        """A thread cannot be killed: it ends before its next step."""
+        """Make the thread end before its next step, as a thread cannot be killed."""
         self.flag.set(Stop.DISCARD)
 
 
 class ThreadBackend:
-    """Runs each worker in a thread. Dropout draws from the generator of the process: run one job at a time."""
+    """Runs each worker in a thread. Dropout uses the process's global generator, so run only one job at a time."""
 
     def start(self, assignment: Assignment, send: SendMessage, ended: Callable[[Outcome], None]) -> ThreadWorker:
-        """Start the thread; a job of several workers, which are processes, has failed."""
+        """Start the thread; a job with several workers fails, as these need processes of their own."""
         from attn_train.worker import work
 
         if assignment.config.workers > 1:
@@ -53,14 +53,14 @@ class ThreadBackend:
 
 
 class ThreadHost:
-    """Runs everything in this process."""
+    """Runs supervisors and workers in this process."""
 
     def __init__(self, settings: SupervisorSettings) -> None:
         self._settings = settings
         self._running: dict[str, tuple[Supervisor, threading.Thread]] = {}
 
     def ensure(self, job_id: str) -> None:
-        """Start a thread."""
+        """Start a thread for the supervisor, unless it is running."""
         if self.alive(job_id):
             return
         supervisor = Supervisor(job_id, ThreadBackend(), self._settings)
@@ -69,7 +69,7 @@ class ThreadHost:
         thread.start()
 
     def alive(self, job_id: str) -> bool:
-        """Whether its thread lives."""
+        """Whether the supervisor's thread is running."""
         found = self._running.get(job_id)
         if found is not None and not found[1].is_alive():
             del self._running[job_id]
@@ -77,17 +77,17 @@ class ThreadHost:
         return found is not None
 
     def check_now(self, job_id: str) -> None:
-        """Pass it on."""
+        """Forward to the job's supervisor."""
         if self.alive(job_id):
             self._running[job_id][0].check_now()
 
     def suspend(self, job_id: str, why: str) -> None:
-        """Pass it on."""
+        """Forward to the job's supervisor."""
         if self.alive(job_id):
             self._running[job_id][0].suspend(why)
 
     def room(self) -> Room:
-        """Threads take no CPUs of anybody's books."""
+        """Return unlimited resources, as the CPUs of threads are not accounted for."""
         return Room(jobs=math.inf, cpus=math.inf)
 
     def stop(self, shutdown_timeout: float) -> None:

@@ -1,4 +1,4 @@
-"""Everything that shows what a job measured beside its records: files in its folder, and a W&B run where asked for."""
+"""Exports the metrics of a job from its records: to files in its folder and, if configured, to a W&B run."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ log = logging.getLogger(__name__)
 
 
 class MetricsWriter(Protocol):
-    """Shows the records of one job in a form of its own. Raises `OSError`, `ImportError` or `ValueError` where it
-    cannot; another object then goes on."""
+    """Exports the metrics of one job in some format. Raises `OSError`, `ImportError` or `ValueError` if it cannot; a
+    new object then continues."""
 
     def catch_up(self, read: ReadEvents) -> None:
-        """Show what was recorded since the last call."""
+        """Export the events that were recorded since the last call."""
         ...
 
     def close(self) -> None:
-        """Write what is held back, and let go of it."""
+        """Write everything that is buffered, and release all resources."""
         ...
 
 
 class JobMetrics:
-    """The writers of one job, each of which fails and is tried again by itself."""
+    """The metrics writers of one job; each fails and is retried independently of the others."""
 
     def __init__(self, job: JobRecord, folder: Path, log_to: str | None = None) -> None:
         self._job_id = job.id
@@ -50,12 +50,12 @@ class JobMetrics:
         self._told: dict[str, str] = {}
 
     def catch_up(self, read: ReadEvents) -> None:
-        """Bring all up to the records; where one fails that is told once. Raises what `read` raises of the database."""
+        """Bring all writers up to date; each failure is logged once. Errors of the database in `read` are raised."""
         for name, make in self._makers.items():
             self._try(name, lambda name=name, make=make: self._opened(name, make).catch_up(read))  # type: ignore[misc]
 
     def close(self) -> None:
-        """Close all; `catch_up` opens them again."""
+        """Close all writers; `catch_up` opens them again."""
         for name, writer in list(self._open.items()):
             self._try(name, writer.close)
         self._open.clear()
@@ -70,7 +70,7 @@ class JobMetrics:
             work()
         except (OSError, ImportError, ValueError) as error:
             with contextlib.suppress(OSError, ImportError, ValueError):
-                # What it holds is let go of, such as the id of a run, so that another may be opened.
+                # Closed so that what it holds, such as the id of a run, is released and another can be opened.
                 if (writer := self._open.pop(name, None)) is not None:
                     writer.close()
             if self._told.get(name) != str(error):
@@ -79,11 +79,11 @@ class JobMetrics:
 
 
 class WandbRun:
-    """A W&B run with the job's id, written below `folder` without a network unless WANDB_MODE says otherwise.
+    """A W&B run with the job's id, written below `folder`; offline unless WANDB_MODE says otherwise.
 
-    The library holds back what it has not written, and a process that is killed loses it. So each object writes the
-    whole history from the records into a run of its own, and removes those before: there is one offline run of a job,
-    with each step once. An online run is resumed after the last step that W&B has.
+    The library buffers data, which is lost if the process is killed. Therefore each object writes the whole history
+    from the records into a new offline run and removes earlier ones: a job has one offline run, which contains each
+    step once. An online run is resumed after the last step that W&B has.
     """
 
     def __init__(self, folder: Path, job_id: str, config: Mapping[str, Any]) -> None:
@@ -93,7 +93,7 @@ class WandbRun:
         self._step = -1
 
     def catch_up(self, read: ReadEvents) -> None:
-        """Log what was recorded since the last call; nothing is begun before the first event."""
+        """Log the events recorded since the last call; the run is started at the first event."""
         while found := read(self._event, AT_ONCE):
             if self._run is None:
                 self._begin()
@@ -102,7 +102,7 @@ class WandbRun:
                 self._event = event.id
 
     def close(self) -> None:
-        """End the run: only then all of it is in its file."""
+        """Finish the run; only then is its file complete."""
         run, self._run = self._run, None
         if run is not None:
             self._calling(run.finish)
@@ -140,7 +140,7 @@ class WandbRun:
         self._step = step
 
     def _calling(self, call: Callable[[], Any]) -> Any:
-        """What the library returns; whatever it raises, some of it of no public class, is an error of files."""
+        """Return the result of a call of the library; its exceptions, some without a public class, become `OSError`."""
         try:
             return call()
         except Exception as error:

@@ -1,9 +1,9 @@
-"""Which queued job starts next, which running one makes room for it, and why the others wait.
+"""Scheduling: which queued job starts next, which running jobs are preempted for it, and why the others wait.
 
-Jobs of a higher priority come first, and take the room of running jobs of a lower one. Among equals the tenant comes
-first that has the least for its weight: of what runs now, then of what it had in the last day; then the older job. A
-job that does not fit is waited for, so that small ones do not keep a large one out for ever; one that would not fit
-into the empty cluster is passed over.
+Jobs of a higher priority come first, and preempt running jobs of a lower priority. Among equal priorities, jobs are
+ordered by their tenant's share of running resources divided by its weight, then by its use in the last day divided by
+its weight, then by age. A job that does not fit blocks those after it, so that small jobs cannot starve a large one;
+a job that would not even fit into the empty cluster is skipped.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from attn_train.records import JobRecord
 from attn_train.stalls import AT_WORK
 
 WINDOW_SECONDS = 86400.0
-"""How far back the use of tenants counts."""
+"""The period over which the past use of tenants counts."""
 ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """What jobs need, or the cluster has for them: jobs at once, and of Ray's books CPUs and GPUs."""
+    """Resources that jobs need or the cluster has: concurrent jobs, and Ray's logical CPUs and GPUs."""
 
     jobs: float = 1.0
     cpus: float = 0.0
@@ -33,11 +33,11 @@ class Room:
         return Room(jobs=self.jobs + other.jobs, cpus=self.cpus + other.cpus, gpus=self.gpus + other.gpus)
 
     def without(self, other: Room) -> Room:
-        """What is left."""
+        """Return these resources less `other`."""
         return Room(jobs=self.jobs - other.jobs, cpus=self.cpus - other.cpus, gpus=self.gpus - other.gpus)
 
     def lacks(self, needed: Room) -> str:
-        """What is missing for `needed`, in words; empty where it fits."""
+        """Return, as text, what is missing for `needed`; empty if it fits."""
         if needed.jobs > self.jobs + ROUNDING:
             return "a job that runs now to end (ATTN_TRAIN_JOBS)"
         for name, has, wants in (("CPUs", self.cpus, needed.cpus), ("GPUs", self.gpus, needed.gpus)):
@@ -46,21 +46,22 @@ class Room:
         return ""
 
     def share_of(self, whole: Room) -> float:
-        """The largest share of anything that `whole` has (dominant resource fairness, Ghodsi et al. 2011)."""
+        """Return the largest share of any resource of `whole` (dominant resource fairness, Ghodsi et al. 2011)."""
         pairs = ((self.jobs, whole.jobs), (self.cpus, whole.cpus), (self.gpus, whole.gpus))
         return max((mine / all_ for mine, all_ in pairs if all_ > 0), default=0.0)
 
 
 @dataclass(kw_only=True)
 class Schedule:
-    """What is to be done now: jobs to start, jobs to suspend, and what each queued job waits for, in its order."""
+    """Scheduling decisions: ids of jobs to start, jobs to suspend with the reason, and, in queue order, jobs that wait
+    with what they wait for."""
 
     start: list[str] = field(default_factory=list)
     suspend: dict[str, str] = field(default_factory=dict)
     waiting: dict[str, str] = field(default_factory=dict)
 
     def position(self, job_id: str) -> int:
-        """The place of a job among those that wait, from 1; 0 for others."""
+        """Return the position of a job in the queue, from 1; 0 for other jobs."""
         return [*self.waiting].index(job_id) + 1 if job_id in self.waiting else 0
 
 
@@ -71,7 +72,10 @@ def scheduled(
     weights: Mapping[str, float],
     used: Mapping[str, float],
 ) -> Schedule:
-    """What to do with the unfinished `jobs`. `used` are the seconds that jobs of each owner ran of late."""
+    """Decide which of the unfinished `jobs` to start and to suspend; see the module's description.
+
+    `weights` are those of tenants, 1 by default; `used` are the seconds that each owner's jobs ran recently.
+    """
     working = [job for job in jobs if job.state is not JobState.QUEUED]
     taken = _sum(map(needs, working))
     mine = {owner: _sum(needs(job) for job in working if job.owner == owner) for owner in {job.owner for job in jobs}}
@@ -98,7 +102,7 @@ def scheduled(
         if not lacking:
             found.start.append(job.id)
             taken, mine[job.owner] = taken + needed, mine[job.owner] + needed
-            # Its tenant has more now, and may come later.
+            # The tenant's share has grown, so its other jobs may now come later.
             queued.sort(key=order)
             continue
         found.waiting[job.id] = f"waits for {lacking}"
@@ -111,15 +115,15 @@ def scheduled(
 def _leaving(
     job: JobRecord, needed: Room, working: Sequence[JobRecord], free: Room, needs: Callable[[JobRecord], Room]
 ) -> dict[str, str]:
-    """Running jobs of a lower priority that are to leave for `job`: the lowest first, of those the newest; none where
-    even all of them would not do."""
+    """Return the running jobs of a lower priority to preempt for `job`, with the reason: lowest priority first, then
+    newest first; none if all of them together would not make enough room."""
     leaving = {}
     for lower in sorted(working, key=lambda found: (found.priority, -found.number)):
         if not free.lacks(needed):
             break
         if lower.priority < job.priority:
             free = free + needs(lower)
-            # One that is being cancelled leaves anyway.
+            # A job that is being cancelled ends anyway.
             if lower.state in AT_WORK:
                 leaving[lower.id] = f"makes room for a job of priority {job.priority}"
     return {} if free.lacks(needed) else leaving

@@ -1,4 +1,4 @@
-"""Which linear layers that read the same rows are one product in training, and in a compiled graph that product."""
+"""Joins linear layers with the same input into one matrix product in training, eagerly or in a compiled graph."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 SEVERAL = 2
-"""Layers from which on there is something to join."""
+"""The minimum number of layers to join."""
 
 _of_thread = threading.local()
 
 
 def read_together(model: nn.Module) -> Iterable[Any]:
-    """The modules of a model that have layers which read the same rows, see `attn_core.joint.ReadsTogether`."""
+    """Return the modules of a model that have layers with the same input, see `attn_core.joint.ReadsTogether`."""
     return (module for module in model.modules() if hasattr(module, "joint_layers"))
 
 
 def join_products(model: nn.Module) -> None:
-    """Have these layers computed by one product from now on, where `joined` can."""
+    """Make all modules with such layers compute them by one product where `joined` can."""
     for module in read_together(model):
         module.joins = joined
 
 
 @contextmanager
 def joining(joins: Joins) -> Iterator[None]:
-    """Within it, in this thread, `joined` asks `joins`, but for what torch.compile traces."""
+    """A context in which `joined` calls `joins` in this thread, except while torch.compile traces."""
     before = getattr(_of_thread, "joins", None)
     _of_thread.joins = joins
     try:
@@ -42,10 +42,10 @@ def joining(joins: Joins) -> Iterator[None]:
 
 
 def joined(rows: Tensor, layers: Sequence[Any]) -> list[Tensor] | None:
-    """The outputs [..., outputs] of layers of rows [..., inputs], by one product where that saves time; else None.
+    """Compute layers with the same input [..., inputs] by one product if that saves time; returns each [..., outputs].
 
-    That is within `joining`, and in a compiled graph where autocast has weights cast anyway, which then go to one
-    matrix. Layers that cannot be joined, see `can_join`, are to be called one by one.
+    It does so within `joining`, and in a compiled graph under autocast, which casts the weights anyway: the casts are
+    written into one matrix. Else, or if `can_join` is False, returns None, and the layers are to be called one by one.
     """
     if torch.compiler.is_compiling():
         return one_product(rows, layers) if casts(rows) and can_join(layers) and lie_as_they_say(layers) else None
@@ -54,8 +54,8 @@ def joined(rows: Tensor, layers: Sequence[Any]) -> list[Tensor] | None:
 
 
 def can_join(layers: Sequence[Any]) -> bool:
-    """Whether layers are several `nn.Linear` of one kind without adapters and hooks: of one input size, all or none
-    with a bias, with different weights and biases of one type, of which all or none are trained."""
+    """Whether layers are at least two plain `nn.Linear` (see `is_plain`) with the same input size and element type, all
+    or none with a bias, all or none trained, and without shared parameters."""
     if len(layers) < SEVERAL or not all(map(is_plain, layers)):
         return False
     first = layers[0].weight
@@ -71,30 +71,30 @@ def can_join(layers: Sequence[Any]) -> bool:
 
 
 def is_plain(layer: Any) -> bool:
-    """Whether a layer computes what its weight and bias say, and nobody looks on."""
+    """Whether a layer is a plain `nn.Linear`: no subclass, no adapter, no hooks."""
     before = layer._forward_pre_hooks or layer._backward_pre_hooks  # noqa: SLF001 -- torch has no public names
     after = layer._forward_hooks or layer._backward_hooks  # noqa: SLF001
     return type(layer) is nn.Linear and not before and not after and not hasattr(layer, "adapted_weight")
 
 
 def parts_of(layer: Any) -> list[Any]:
-    """The weight and the bias, if any."""
+    """Return the weight and the bias, if any."""
     return [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
 
 
 def lie_as_they_say(layers: Sequence[Any]) -> bool:
-    """Whether weights are plain parameters: those of torch.distributed are of other types."""
+    """Whether all parameters are plain `nn.Parameter` objects, not DTensors of torch.distributed."""
     return all(type(part) is nn.Parameter for layer in layers for part in parts_of(layer))
 
 
 def casts(rows: Tensor) -> bool:
-    """Whether autocast multiplies in a type of 16 bits on the device of these rows."""
+    """Whether autocast uses a 16-bit type on the device of this tensor."""
     kind = rows.device.type
     return torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) in {torch.bfloat16, torch.float16}
 
 
 def one_product(rows: Tensor, layers: Sequence[Any]) -> list[Tensor]:
-    """The outputs of layers as parts of one product, whose matrix is made of theirs in the type of autocast."""
+    """Compute layers by one product with their concatenated weights, cast to the type of autocast."""
     dtype = torch.get_autocast_dtype(rows.device.type)
     weight = torch.cat([layer.weight.to(dtype) for layer in layers])
     bias = None if layers[0].bias is None else torch.cat([layer.bias.to(dtype) for layer in layers])

@@ -1,4 +1,4 @@
-"""How the workers of a job share its work: the sizes of their mesh, checked before anything starts."""
+"""The parallel layout of a job: the sizes of its device mesh, validated before anything starts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from attn_train.precision import blocks_of
 
 @dataclass(frozen=True, kw_only=True)
 class MeshLayout:
-    """Sizes of a mesh, in torchtitan's words: copies of the model (`dp_replicate`), workers that shard its blocks
-    (`dp_shard`), that split its heads (`tp`) and the tokens of its sequences (`cp`)."""
+    """Sizes of the device mesh, with torchtitan's names: replicas of the model (`dp_replicate`), workers that shard its
+    blocks (`dp_shard`), split its heads (`tp`), and split the tokens of its sequences (`cp`)."""
 
     dp_replicate: int = 1
     dp_shard: int = 1
@@ -26,24 +26,24 @@ class MeshLayout:
 
     @property
     def workers(self) -> int:
-        """How many there are."""
+        """The number of workers."""
         return self.dp * self.tp * self.cp
 
     @property
     def dp(self) -> int:
-        """The degree of data parallelism: into how many parts the rows of a batch are split."""
+        """The degree of data parallelism: the number of parts into which the sequences of a batch are split."""
         return self.dp_replicate * self.dp_shard
 
     @classmethod
     def of(cls, config: TrainingConfig) -> MeshLayout:
-        """The layout of a job."""
+        """Return the layout of a job."""
         inner = config.dp_shard * config.tp * config.cp
         return cls(dp_replicate=config.workers // inner, dp_shard=config.dp_shard, tp=config.tp, cp=config.cp)
 
 
 def check_layout(model: nn.Module, config: TrainingConfig) -> None:
-    """Raise the error of the first thing that keeps workers from sharing the batches of a model, which may be without
-    memory: `InvalidValue` for sizes that do not divide, `Incompatible` for what cannot be shared, by its name."""
+    """Raise an error for the first problem that keeps workers from training a model, which may be on the meta device:
+    `InvalidValue` for sizes that do not divide, `Incompatible`, with its name, for what does not support the layout."""
     layout = MeshLayout.of(config)
     if layout.workers == 1:
         return
@@ -95,7 +95,7 @@ def _check_context(model: Any, config: TrainingConfig) -> None:
 
 
 def _named(check: Any, field: str) -> None:
-    """Errors of a check name the field that asks for what cannot be."""
+    """Run a check; its errors get the name of the configuration field that caused them."""
     try:
         check()
     except (Incompatible, InvalidValue) as error:

@@ -1,4 +1,4 @@
-"""The work of one worker of a group: meeting the others, its part of an attempt, and parting."""
+"""One worker of a group: joins the process group, does its part of an attempt, and leaves the group."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from attn_train.together import Together
 from attn_train.worker import work
 
 MEETING_SECONDS = 600.0
-"""How long workers wait for each other, when they start and in a step; as long as a last measurement may take."""
+"""Timeout of the process group, at start and in collectives; long enough for the final evaluation of one worker."""
 
 LOOPBACK = "127."
 
@@ -31,10 +31,10 @@ def work_in_group(
     channel: tuple[SendMessage, Callable[[], None]],
     stop: StopFlag,
 ) -> Outcome:
-    """Run this worker's part of an attempt with the others that come to `address`, HOST:PORT.
+    """Run this worker's part of an attempt, in the process group at `address`, HOST:PORT.
 
-    `channel` sends messages, and waits until all have been received; of a worker that does not lead, nothing is sent.
-    Errors become the outcome and are not raised.
+    `channel` is a function that sends a message, and one that waits until all have been received; only the leading
+    worker sends messages. Errors become the outcome and are not raised.
     """
     config = assignment.config
     device = resolve_device(config.device)
@@ -61,9 +61,9 @@ def work_in_group(
 
 
 def _discarded(message: Message) -> None:
-    """Of what all workers report alike, the leading one's counts."""
+    """Discard a message: all workers report the same, and only the leading worker's messages are sent."""
     del message
 
 
 def _nothing() -> None:
-    """Nothing was sent."""
+    """Do nothing, as no messages were sent."""

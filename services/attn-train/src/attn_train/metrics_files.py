@@ -1,7 +1,7 @@
-"""What a job measured, as files in its folder: lines of JSON, and the event files that TensorBoard reads.
+"""The metrics of a job as files in its folder: JSON lines, and event files for TensorBoard.
 
-Both follow the records, which have every event once; each step is in them once, as it was measured first. A step that
-is measured again, as a worker was lost after its last checkpoint, has the same values.
+Both are written from the records, which contain every event once. Each step is in the files once, as it was first
+measured: a step that is repeated, because a worker was lost after its last checkpoint, gives the same values.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from attn_schema.training import JobEvent
 
 LINES = "metrics.jsonl"
 BOARD = "tensorboard"
-"""The file and the folder in a job's folder."""
+"""The names of the JSON lines file and of the TensorBoard folder in a job's folder."""
 AT_ONCE = 500
 EVENT_FILES = "events.out.tfevents."
 READ = "brain.Event:2"
-"""The version of event files that TensorBoard expects at their beginning."""
+"""The file version that TensorBoard expects at the beginning of event files."""
 
 ReadEvents = Callable[[int, int], Sequence[JobEvent]]
-"""At most so many events of the job with ids above a number, in order."""
+"""Reads events of the job: (after, count) -> at most `count` events with ids above `after`, in order."""
 
 
 class MetricsFiles:
-    """The files of one job, which one process at a time writes. Raises `OSError` where they cannot be written; another
-    object then goes on."""
+    """Writes the metrics files of one job; only one process may do so at a time. Raises `OSError` if they cannot be
+    written; a new object then continues."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -38,7 +38,7 @@ class MetricsFiles:
         self._step = -1
 
     def catch_up(self, read: ReadEvents) -> None:
-        """Write what was recorded since the last line."""
+        """Write the events that were recorded since the last line."""
         if self._lines is None and not read(0, 1):
             return
         if self._lines is None:
@@ -60,7 +60,7 @@ class MetricsFiles:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / LINES
         kept = path.read_bytes() if path.exists() else b""
-        # A line that was cut off is written again.
+        # An incomplete last line is removed and written again.
         kept = kept[: kept.rfind(b"\n") + 1]
         if kept:
             last = json.loads(kept[kept.rstrip(b"\n").rfind(b"\n") + 1 :])
@@ -75,7 +75,7 @@ class MetricsFiles:
         if self._board is None:
             self._board = _EventFile(self._folder / BOARD, first_step=self._step + 1)
         seconds, step, values = event.time.timestamp(), event.metrics.step, event.metrics.values
-        # First the board: what it has and the lines have not is taken back where another object goes on.
+        # TensorBoard first: steps that it has and the lines lack are invalidated when a new object continues.
         self._board.add(seconds, step, values)
         head = {"event": event.id, "attempt": event.attempt, "time": event.time.isoformat(), "step": step}
         self._lines.write(json.dumps(head | dict(values)).encode() + b"\n")
@@ -84,7 +84,7 @@ class MetricsFiles:
 
 
 class _EventFile:
-    """A new event file in a folder; what earlier files have from `first_step` on does not count."""
+    """A new event file in a folder; it invalidates the steps from `first_step` on in earlier files."""
 
     def __init__(self, folder: Path, first_step: int) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2
@@ -92,7 +92,7 @@ class _EventFile:
 
         folder.mkdir(parents=True, exist_ok=True)
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
-        # TensorBoard reads them in the order of their names.
+        # TensorBoard reads the files in the order of their names.
         newest = max((int(path.name.split(".")[3]) for path in folder.glob(EVENT_FILES + "*")), default=0)
         self._file = (folder / f"{EVENT_FILES}{max(int(time.time()), newest + 1):010d}.attn").open("xb")
         self._records = RecordWriter(self._file)
@@ -101,12 +101,12 @@ class _EventFile:
         self._append(event_pb2.Event(wall_time=time.time(), step=first_step, session_log=start))
 
     def add(self, seconds: float, step: int, values: Any) -> None:
-        """The values of a step, together."""
+        """Write the values of a step."""
         scalars = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         self._append(self._event(wall_time=seconds, step=step, summary=self._summary(value=scalars)))
 
     def close(self) -> None:
-        """Close it."""
+        """Close the file."""
         self._file.close()
 
     def _append(self, event: Any) -> None:

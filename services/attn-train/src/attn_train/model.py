@@ -1,4 +1,4 @@
-"""The model of a job: its config, its defaults, and checks that it can be built and that memory and disk suffice."""
+"""The model of a job: its config and defaults, and checks that it can be built and fits into memory and on disk."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DRAWS = frozenset({Tensor.normal_, Tensor.uniform_})
 
 
 class _Undrawn(TorchFunctionMode):
-    """Leaves tensors as they are where they would be filled at random."""
+    """A mode in which random initialisation is skipped: tensors are left as they are."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in DRAWS or getattr(func, "__module__", None) == "torch.nn.init":
@@ -40,38 +40,38 @@ class _Undrawn(TorchFunctionMode):
 
 @contextmanager
 def shapes_only() -> Iterator[None]:
-    """Modules made inside have shapes and no values.
+    """A context in which modules are created on the meta device, with shapes but no values.
 
-    Drawing numbers for a tensor without memory makes torch import its compiler, which takes seconds.
+    Initialisation is skipped, as random numbers on the meta device make torch import its compiler, which takes seconds.
     """
     with torch.device("meta"), _Undrawn():
         yield
 
 
 TRAINING_BYTES = 16
-"""Bytes of a parameter in training: itself, its gradient and two moments, in float32."""
+"""Bytes per parameter in training: the weight, its gradient and two moments, in float32."""
 
 FROZEN_BYTES = 4
-"""Bytes of a parameter that is not trained."""
+"""Bytes per parameter that is not trained."""
 
 CHECKPOINT_BYTES = 12
-"""Bytes of a parameter in a checkpoint."""
+"""Bytes per trained parameter in a checkpoint: the weight and two moments."""
 
 SPARE_BYTES = 64 << 20
-"""Disk that stays free for the records of jobs."""
+"""Disk space that is kept free for the records of jobs."""
 
 SAMPLE_VOCAB_SIZE = 128
-"""Vocabulary of a decoder in the checks; the text decides on the real one."""
+"""Vocabulary size of a decoder in the checks; the real one follows from the text."""
 
 SAMPLE_TAGS = 17
-"""Universal parts of speech."""
+"""The number of universal parts of speech."""
 
 WRITES = {TEXT, PAIRS}
-"""Kinds of data of models that generate tokens."""
+"""The kinds of data that models which generate tokens are trained on."""
 
 
 def configured(model: ModelConfig, data_fields: Mapping[str, Any]) -> tuple[ModelFamily, Any]:
-    """The family of a model, and its config with the fields that follow from the data.
+    """Return the family of a model, and the family's config with the fields that follow from the data.
 
     Raises `UnknownName` for a family, mechanism or option that does not exist, and other errors with the field of
     `TrainingConfig` in their metadata.
@@ -85,26 +85,26 @@ def configured(model: ModelConfig, data_fields: Mapping[str, Any]) -> tuple[Mode
 
 
 def resolved(config: TrainingConfig) -> TrainingConfig:
-    """The configuration with what was not given filled in: fields of a decoder, of the optimizer and of the schedule.
+    """Return the configuration with defaults for all fields of a decoder, optimizer and schedule that were not given.
 
-    Positions are rotary where the mechanism takes them, as they learn faster than learned ones, which work with all.
-    Raises `UnknownName` for a mechanism that does not exist.
+    Positions are rotary if the mechanism supports them, as models then learn faster, else learned, which all mechanisms
+    support. Raises `UnknownName` for a mechanism that does not exist.
     """
     model, optimizer = config.model.with_defaults(), config.optimizer
     if model.base_model is None and model.family == DECODER and model.positions is None:
         mechanism = installed().mechanisms.get(str(model.mechanism))
         head_dim = model.head_dim or (model.hidden_size or 0) // (model.num_heads or 1)
-        # Rotation turns pairs of numbers.
+        # Rotary embeddings rotate pairs of features, so the head size must be even.
         rotary = mechanism.can(Capability.ROTARY) and head_dim % 2 == 0
         model = model.replace(positions="rotary" if rotary else "learned")
     return config.replace(model=model, optimizer=optimizer.with_defaults())
 
 
 def check_model(config: TrainingConfig, home: Path) -> None:
-    """Raise the error of the first thing that keeps the model from being trained.
+    """Raise an error for the first problem that keeps the model from being trained.
 
-    As `configured`, and `Incompatible` for a decoder whose mechanism cannot be causal, `InvalidValue` for a device that
-    this machine does not have, `OutOfCapacity` where its memory or the disk is too small.
+    Raises as `configured` does, and `Incompatible` for a decoder whose mechanism cannot be causal, `InvalidValue` for a
+    device that this machine does not have, `OutOfCapacity` if its memory or disk is too small.
     """
     if config.model.base_model is not None:
         _check_base(config, home)
@@ -142,7 +142,7 @@ def _check_documents(built: nn.Module, config: TrainingConfig) -> None:
 
 
 def count_parameters(model: ModelConfig, data: DataConfig) -> int:
-    """Number of parameters, without allocating them; see `model_of_shapes`."""
+    """Return the number of parameters without allocating them; see `model_of_shapes`."""
     return _count(model_of_shapes(model, data))
 
 
@@ -151,9 +151,9 @@ def _count(built: nn.Module) -> int:
 
 
 def model_of_shapes(model: ModelConfig, data: DataConfig) -> Any:
-    """The model without numbers; a sample vocabulary stands in for the one of the data.
+    """Build the model on the meta device, with a sample vocabulary size in place of that of the data.
 
-    Images are read, as their size decides on the model. Raises as `configured`.
+    Images are read, as the model depends on their size. Raises as `configured` does.
     """
     family, made = configured(model, _sample_fields(model, data))
     with _naming_field(model), shapes_only():
@@ -184,7 +184,7 @@ def _not_causal(mechanism: Mechanism) -> Incompatible:
 
 @contextmanager
 def _naming_field(model: ModelConfig) -> Iterator[None]:
-    """Errors of a model's family get the path of the field in `TrainingConfig`; unknown names say themselves which."""
+    """A context in which errors of a model family get the field's path in `TrainingConfig`, except `UnknownName`."""
     try:
         yield
     except UnknownName:
@@ -196,7 +196,7 @@ def _naming_field(model: ModelConfig) -> Iterator[None]:
 
 
 def _with_path(error: UserError, model: ModelConfig) -> UserError:
-    """The error with the path of its field in `TrainingConfig`."""
+    """Set the path of an error's field in `TrainingConfig`, and return the error."""
     field = str(error.metadata.get("field", "mechanism"))
     field = "num_kv_heads" if field.startswith("heads.") else field
     if field not in ModelConfig.__struct_fields__ or field in model.model_options:
@@ -216,7 +216,7 @@ def _device(name: str) -> torch.device:
 
 def _require_memory(parameters: int, device: torch.device, frozen: int = 0) -> None:
     needed = parameters * TRAINING_BYTES + frozen
-    # Not what is free now: a job may wait for others to end.
+    # The total, not the free memory: a job may wait for others to end.
     total = total_memory(device)
     where = "this machine" if total is None else str(device)
     total = psutil.virtual_memory().total if total is None else total
@@ -225,7 +225,7 @@ def _require_memory(parameters: int, device: torch.device, frozen: int = 0) -> N
 
 
 def _require_disk(parameters: int, keep: int, home: Path) -> None:
-    # While one checkpoint is written, those that are kept are still there, and the model comes last.
+    # The kept checkpoints and one that is being written exist at the same time; the finished model is written last.
     needed = parameters * (CHECKPOINT_BYTES * (keep + 1) + 4) + SPARE_BYTES
     home.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(home).free

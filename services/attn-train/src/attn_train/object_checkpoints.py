@@ -1,7 +1,7 @@
-"""Checkpoints in an object store, such as s3://BUCKET/PREFIX: any machine that reaches the store goes on from them.
+"""Checkpoints in an object store, such as s3://BUCKET/PREFIX, from which any machine can resume.
 
-Each worker sends the files of its part under a name that is used once; the checkpoint is there when the leading worker
-has put the manifest that names them all. What is read is compared with the manifest, byte for byte.
+Each worker uploads its files under a prefix that is used only once. The checkpoint is complete when the leading worker
+has uploaded the manifest, which lists all files. Downloaded files are verified by their size and SHA-256.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from attn_train.settings import Layout
 from attn_train.sharded_checkpoint import Parts, write_shards
 
 FOLDER = "checkpoints"
-"""Below the URL of the artefacts, beside them."""
+"""The folder of checkpoints below the URL of the artefact store."""
 MANIFEST = re.compile(r"step-(\d{9})\.json")
 FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 PATIENCE: dict[str, Any] = {
@@ -44,15 +44,15 @@ PATIENCE: dict[str, Any] = {
     "retry_timeout": timedelta(seconds=10),
     "backoff": {"init_backoff": timedelta(seconds=0.2), "max_backoff": timedelta(seconds=2), "base": 2},
 }
-"""How long a store that fails is asked again before the job is told; the job then waits for as long as it takes."""
+"""How long failed requests are retried before an error is raised; the job then waits for as long as necessary."""
 FILE_URL = "file://"
 
 log = logging.getLogger(__name__)
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A complete checkpoint: its step, the prefix of its objects, its files, and when it was written, in seconds since
-    1970."""
+    """A complete checkpoint: its step, the prefix of its objects, its files, and the time at which it was written, in
+    seconds since 1970."""
 
     step: int
     prefix: str
@@ -62,7 +62,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, kw_only=True)
 class StoredCheckpoint:
-    """A complete checkpoint in a store: see `Saved`."""
+    """A complete checkpoint in an object store; see `Saved`."""
 
     step: int
     where: str
@@ -71,7 +71,7 @@ class StoredCheckpoint:
 
 
 def checkpoints_of(job_id: str, home: Path, artifacts: str | None) -> Checkpoints:
-    """The checkpoints of a job: at the URL of the artefacts where there is one, else in its folder of this machine."""
+    """Return the checkpoints of a job: at the URL of the artefact store if there is one, else in the job's folder."""
     if artifacts is None:
         return CheckpointFolder(Layout(home).checkpoints(job_id))
     if artifacts.startswith(FILE_URL):
@@ -80,8 +80,8 @@ def checkpoints_of(job_id: str, home: Path, artifacts: str | None) -> Checkpoint
 
 
 class ObjectCheckpoints:
-    """The checkpoints of one run below `url`; see `Checkpoints`. `scratch` is a folder of this machine, for files on
-    their way. Calls raise `Unavailable` where the store cannot be reached."""
+    """The checkpoints of one run below `url`; see `Checkpoints`. `scratch` is a local folder for files in transfer.
+    Methods raise `Unavailable` if the store cannot be reached."""
 
     def __init__(self, url: str, scratch: Path, **options: Any) -> None:
         self.url = url
@@ -94,7 +94,7 @@ class ObjectCheckpoints:
         return self._described(self._manifest(steps[-1])) if steps else None
 
     def newest_whole(self, damaged: Callable[[StoredCheckpoint, CheckpointInvalid], None]) -> StoredCheckpoint | None:
-        """See `Checkpoints.newest_whole`; the files of the one that is found lie on this machine then."""
+        """See `Checkpoints.newest_whole`; the files of the checkpoint that is returned have been downloaded."""
         for step in reversed(self._steps()):
             try:
                 manifest = self._manifest(step)
@@ -108,7 +108,7 @@ class ObjectCheckpoints:
 
     @contextmanager
     def opened(self, step: int) -> Iterator[Path]:
-        """See `Checkpoints.opened`; workers of one machine share the folder."""
+        """See `Checkpoints.opened`; workers on the same machine share the folder."""
         yield self._fetched(self._manifest(step))
 
     def write(self, progress: Progress, parts: Parts, group: dist.ProcessGroup | None = None) -> StoredCheckpoint:
@@ -141,18 +141,18 @@ class ObjectCheckpoints:
         return self._described(manifest)
 
     def prune(self, keep: int) -> None:
-        """See `Checkpoints.prune`; where the store cannot be reached, they are removed with the next ones."""
+        """See `Checkpoints.prune`; if the store cannot be reached, the next call removes them."""
         try:
             steps = self._steps()
             for step in steps[:-keep]:
-                # Without its manifest it is no checkpoint, whatever becomes of its files.
+                # Without a manifest it is not a checkpoint, even if its files cannot be removed.
                 self._call(obstore.delete, _manifest_name(step))
             self._remove_others(steps[-keep:])
         except Unavailable as error:
             log.warning("old checkpoints stay for now: %s", error.message)
 
     def sweep(self) -> None:
-        """See `Checkpoints.sweep`; where the store cannot be reached, the next `prune` does it."""
+        """See `Checkpoints.sweep`; if the store cannot be reached, the next `prune` does it."""
         shutil.rmtree(self._scratch, ignore_errors=True)
         try:
             self._remove_others(self._steps())
@@ -167,7 +167,7 @@ class ObjectCheckpoints:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _remove_others(self, steps: list[int]) -> None:
-        """Remove all objects but the checkpoints of these steps, whose manifests may be damaged."""
+        """Remove all objects except the checkpoints of these steps; nothing if one of their manifests is damaged."""
         kept = {_manifest_name(step) for step in steps}
         prefixes: set[str] = set()
         for step in steps:
@@ -181,7 +181,7 @@ class ObjectCheckpoints:
                 self._call(obstore.delete, path)
 
     def _new_stage(self, stage: Path) -> None:
-        # All workers have read what they went on from, or this would not be the next checkpoint.
+        # The checkpoint that the run resumed from is no longer needed: all workers have read it before they write one.
         shutil.rmtree(self._scratch / "fetched", ignore_errors=True)
         shutil.rmtree(stage, ignore_errors=True)
         stage.mkdir(parents=True)
@@ -193,21 +193,21 @@ class ObjectCheckpoints:
         return StoredFile(file.name, file.stat().st_size, digest)
 
     def _steps(self) -> list[int]:
-        """The steps of the complete checkpoints, in order."""
+        """Return the steps of the complete checkpoints, in ascending order."""
         found = self._call(obstore.list_with_delimiter)
         names = (MANIFEST.fullmatch(entry["path"]) for entry in found["objects"])
         return sorted(int(name[1]) for name in names if name)
 
     def _paths(self) -> list[str]:
         def listed(store: ObjectStore) -> list[str]:
-            # Pages are fetched as they are looped over.
+            # Pages are fetched lazily, while they are iterated over.
             return [entry["path"] for page in obstore.list(store) for entry in page]
 
         found: list[str] = self._call(listed)
         return found
 
     def _manifest(self, step: int) -> Manifest:
-        """Raises `CheckpointInvalid` for one that is damaged, or that names files anywhere else."""
+        """Read a manifest; raises `CheckpointInvalid` if it is missing, damaged, or names files outside its prefix."""
         where = self._where(step)
         try:
             found = obstore.get(self._store, _manifest_name(step))
@@ -227,9 +227,9 @@ class ObjectCheckpoints:
         return manifest
 
     def _fetched(self, manifest: Manifest) -> Path:
-        """A folder of this machine with the files of a checkpoint.
+        """Download the files of a checkpoint, unless they are here already, and return their local folder.
 
-        Raises `CheckpointInvalid` for a file that is missing or is not what was written.
+        Raises `CheckpointInvalid` for a file that is missing or does not match the manifest.
         """
         place = self._scratch / "fetched" / manifest.prefix
         try:
@@ -240,7 +240,7 @@ class ObjectCheckpoints:
                         for file in manifest.files:
                             self._receive(manifest, file, Path(half) / file.path)
                         Path(half).rename(place)
-                        # What is left to be removed is empty.
+                        # `TemporaryDirectory` removes a folder of this name when it exits.
                         Path(half).mkdir()
         except OSError as error:
             raise CheckpointWriteFailed.of(place, error) from error
@@ -295,9 +295,9 @@ def _manifest_name(step: int) -> str:
 
 
 def _together(work: Callable[[], Any], target: str, group: dist.ProcessGroup | None) -> Any:
-    """The result of this worker's work, once all have done theirs.
+    """Run `work` in every worker of a group, and return this worker's result.
 
-    Raises `CheckpointWriteFailed` in all of them where one could not.
+    Raises `CheckpointWriteFailed` in all workers if one of them failed.
     """
     failure: AttnError | None = None
     found: Any = None

@@ -23,7 +23,7 @@ from attn_train.supervisor import SERVER_STOPS, Supervisor, SupervisorSettings
 
 
 class RayWorkerActor:
-    """The process that trains. `work` runs in one thread, `stop` in another."""
+    """The actor of the training process. `work` runs in one thread, `stop` in another."""
 
     def __init__(self) -> None:
         keep_freed_memory()
@@ -32,11 +32,11 @@ class RayWorkerActor:
         self._last: Any = None
 
     def work(self, assignment: Assignment, supervisor: Any) -> Outcome:
-        """Do an attempt; its messages go straight to the supervisor's actor."""
+        """Run an attempt; its messages are sent directly to the supervisor's actor."""
         from attn_train.worker import work
 
         def send(message: Message) -> None:
-            # The answer is not awaited; calls of one actor to another arrive in order.
+            # The result is not awaited; calls from one actor to another arrive in order.
             self._last = supervisor.receive.remote(assignment.attempt, message)
 
         def flush() -> None:
@@ -46,32 +46,32 @@ class RayWorkerActor:
         return work(assignment, send, self._flag, flush)
 
     def stop(self, stop: Stop) -> None:
-        """Ask the loop to stop."""
+        """Ask the training loop to stop."""
         self._flag.set(stop)
 
 
 class RayWorker:
-    """A worker seen from its supervisor; `actor` is None where none could be started."""
+    """The supervisor's handle of a worker; `actor` is None if none could be started."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 
     def stop(self, stop: Stop) -> None:
-        """Pass it on."""
+        """Forward to the actor."""
         if self._actor is not None:
             self._actor.stop.remote(stop)
 
     def kill(self) -> None:
-        """End the process."""
+        """Kill the actor's process."""
         if self._actor is not None:
             ray.kill(self._actor)
 
 
 class RayBackend:
-    """Starts workers on the machine of the supervisor, whose actor is `supervisor`.
+    """Starts workers as Ray actors; `supervisor` is the supervisor's actor, on whose machine a single worker runs.
 
-    A worker takes one of Ray's logical CPUs, so that others find room, and as many threads as its assignment says; on a
-    CUDA device, `gpus` of Ray's GPUs. It waits until they are free.
+    A worker reserves only one of Ray's logical CPUs, whatever its number of threads, and on a CUDA device `gpus` of a
+    GPU. It waits until they are free.
     """
 
     def __init__(self, supervisor: Any, gpus: float) -> None:
@@ -81,10 +81,10 @@ class RayBackend:
     def start(
         self, assignment: Assignment, send: SendMessage, ended: Callable[[Outcome], None]
     ) -> RayWorker | RayGroup:
-        """Start the actor, or those of several workers, anywhere in the cluster. It sends straight to the supervisor's;
-        `send` gets a line if it must wait for a GPU.
+        """Start the worker's actor, or those of several workers, which may be on any machines of the cluster.
 
-        A job for a CUDA device where Ray knows no GPU has failed.
+        Actors send messages directly to the supervisor's actor; `send` gets a log line if a worker must wait for a GPU.
+        A job for a CUDA device fails if Ray knows no GPU.
         """
         if assignment.config.workers > 1:
             group = RayGroup(self._supervisor, self._gpus)
@@ -136,12 +136,12 @@ FOREVER = -1
 
 
 def actor_name(job_id: str) -> str:
-    """The name of the job's supervisor in Ray's namespace `attn`."""
+    """Return the name of the actor of the job's supervisor, in Ray's namespace `attn`."""
     return f"train/{job_id}"
 
 
 class RaySupervisorActor:
-    """A supervisor running in a thread; Ray restarts it if its process dies."""
+    """An actor that runs a supervisor in a thread; Ray restarts it if its process dies."""
 
     def __init__(self, job_id: str, settings: SupervisorSettings) -> None:
         me = ray.get_runtime_context().current_actor
@@ -150,29 +150,29 @@ class RaySupervisorActor:
         self._thread.start()
 
     def alive(self) -> bool:
-        """Whether the job is still being worked on."""
+        """Whether the supervisor is still running."""
         return self._thread.is_alive()
 
     def receive(self, attempt: int, message: Message) -> None:
-        """A worker's message."""
+        """Forward a worker's message to the supervisor."""
         self._supervisor.receive(attempt, message)
 
     def check_now(self) -> None:
-        """Look at the record now."""
+        """Make the supervisor read the job's record now."""
         self._supervisor.check_now()
 
     def suspend(self, why: str = SERVER_STOPS) -> None:
-        """Put the job back into the queue."""
+        """Make the supervisor put the job back into the queue."""
         self._supervisor.suspend(why)
 
     def _run(self, me: Any) -> None:
         self._supervisor.run()
-        # Nothing is left to do, and the server may have stopped.
+        # The job is done, and the server may have stopped, so the actor ends itself.
         ray.kill(me, no_restart=True)
 
 
 class RayHost:
-    """Runs supervisors on this machine, where the records are. `private`: the cluster ends with this process."""
+    """Runs supervisors as actors on the machine with the records. `private`: the cluster ends with this process."""
 
     def __init__(self, settings: SupervisorSettings, *, private: bool) -> None:
         self._settings = settings
@@ -180,7 +180,7 @@ class RayHost:
         self._actors: dict[str, Any] = {}
 
     def ensure(self, job_id: str) -> None:
-        """Start the actor, or find it."""
+        """Start the supervisor's actor, unless it exists."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         if self.alive(job_id):
@@ -199,14 +199,14 @@ class RayHost:
         self._actors[job_id] = actor_type.remote(job_id, self._settings)
 
     def alive(self, job_id: str) -> bool:
-        """Whether the actor answers that it works."""
+        """Whether the actor exists and reports that its supervisor is running."""
         actor = self._actor(job_id)
         if actor is None:
             return False
         try:
             answer: bool = ray.get(actor.alive.remote(), timeout=ANSWER_SECONDS)
         except ray.exceptions.GetTimeoutError:
-            # It is being started, on a busy machine.
+            # The actor is probably still starting on a busy machine.
             return True
         except ray.exceptions.RayError:
             answer = False
@@ -215,24 +215,24 @@ class RayHost:
         return answer
 
     def check_now(self, job_id: str) -> None:
-        """Pass it on."""
+        """Forward to the actor."""
         actor = self._actor(job_id)
         if actor is not None:
             actor.check_now.remote()
 
     def suspend(self, job_id: str, why: str) -> None:
-        """Pass it on."""
+        """Forward to the actor."""
         actor = self._actor(job_id)
         if actor is not None:
             actor.suspend.remote(why)
 
     def room(self) -> Room:
-        """What Ray's books have, all nodes together."""
+        """Return the logical CPUs and GPUs of all Ray nodes together."""
         known: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         return Room(jobs=math.inf, cpus=known.get("CPU", 0.0), gpus=known.get("GPU", 0.0))
 
     def stop(self, shutdown_timeout: float) -> None:
-        """Suspend the jobs of a private cluster; on another one they go on."""
+        """Suspend the jobs of a private cluster; on a shared cluster they go on."""
         if not self._private:
             return
         for actor in self._actors.values():

@@ -1,4 +1,4 @@
-"""Optimizers, and schedules of the learning rate."""
+"""Optimizers and learning rate schedules."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 
 def learning_rate(step: int, config: OptimizerConfig, width: int | None = None) -> float:
-    """The learning rate of step `step`, counted from 0: linear warm-up, then as `config.lr_scheduler_type` says.
+    """Return the learning rate of step `step`, from 0: linear warm-up, then the decay of `config.lr_scheduler_type`.
 
-    Step `warmup_steps - 1` has the peak: `learning_rate`, which noam multiplies by (width · warmup_steps)^-0.5, where
-    `width` is the model's `hidden_size`. Raises `InvalidValue` for noam without a width.
+    The peak is reached at step `warmup_steps - 1`. It is `learning_rate`, for noam multiplied by
+    (width · warmup_steps)^-0.5, where `width` is the model's `hidden_size`. Raises `InvalidValue` for noam without it.
     """
     peak = _peak(config, width)
     if step < config.warmup_steps:
@@ -34,7 +34,7 @@ def _peak(config: OptimizerConfig, width: int | None) -> float:
 
 
 def _fallen(step: int, config: OptimizerConfig) -> float:
-    """The share of the steps after the warm-up that is done after this step, above 0 and up to 1."""
+    """Return the share of the steps after the warm-up that are done after this step, above 0 and at most 1."""
     return (step - config.warmup_steps + 1) / (config.steps - config.warmup_steps)
 
 
@@ -43,7 +43,7 @@ def _lowest(config: OptimizerConfig) -> float:
 
 
 def _cosine(step: int, peak: float, config: OptimizerConfig) -> float:
-    """Half a cosine to `min_learning_rate` (Loshchilov & Hutter 2017, arXiv 1608.03983, without restarts)."""
+    """Cosine decay to `min_learning_rate` (Loshchilov & Hutter 2017, arXiv 1608.03983, without restarts)."""
     lowest = _lowest(config)
     return lowest + 0.5 * (1.0 + math.cos(math.pi * _fallen(step, config))) * (peak - lowest)
 
@@ -57,19 +57,19 @@ def _constant(step: int, peak: float, config: OptimizerConfig) -> float:  # noqa
 
 
 def _wsd(step: int, peak: float, config: OptimizerConfig) -> float:
-    """The peak until `decay_steps` before the end, then on a line to `min_learning_rate` (arXiv 2404.06395)."""
+    """Warmup-stable-decay (arXiv 2404.06395): linear to `min_learning_rate` over the last `decay_steps` steps."""
     decay = int(config.with_defaults().decay_steps or 1)
     fallen = max(0.0, (step + 1 - (config.steps - decay)) / decay)
     return peak + fallen * (_lowest(config) - peak)
 
 
 def _inverse_sqrt(step: int, peak: float, config: OptimizerConfig) -> float:
-    """peak · (warmup / step)^0.5 with steps from 1; the peak of noam makes it Vaswani et al.'s equation 3."""
+    """peak · (warmup / step)^0.5 with steps from 1; with the peak of noam, equation 3 of Vaswani et al. 2017."""
     return float(peak * (config.warmup_steps / (step + 1)) ** 0.5)
 
 
 def _halving(step: int, peak: float, config: OptimizerConfig) -> float:
-    """Halved at `start_decay_steps` and every `decay_steps` from there (Sutskever et al. 2014, section 3.4)."""
+    """Halve the rate at `start_decay_steps` and every `decay_steps` after it (Sutskever et al. 2014, section 3.4)."""
     config = config.with_defaults()
     start, every = int(config.start_decay_steps or 0), int(config.decay_steps or 1)
     return peak if step < start else peak * 0.5 ** (1 + (step - start) // every)
@@ -84,11 +84,11 @@ DECAYS: Mapping[str, Callable[[int, float, OptimizerConfig], float]] = {
     "halving": _halving,
     "wsd": _wsd,
 }
-"""The learning rate of a step after the warm-up, from 0, given the peak: by the name of the schedule."""
+"""Schedules by name: (step, peak, config) -> learning rate of a step after the warm-up; steps count from 0."""
 
 
 def optimizer_of(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """The optimizer over the model's trained parameters that `config.optim` names."""
+    """Return the optimizer that `config.optim` names, for the model's trained parameters."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if config.optim == "muon":
         return MuonAndAdamW(model, config.with_defaults())
@@ -96,12 +96,12 @@ def optimizer_of(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optim
 
 
 def adamw(trained: list[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
-    """AdamW; only matrices and larger tensors decay, biases and gains do not."""
+    """AdamW; weight decay applies to tensors of at least two dimensions, not to biases and norm weights."""
     groups: list[dict[str, Any]] = [
         {"params": [p for p in trained if p.dim() >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
     ]
-    # The fused update makes one pass over the memory where the plain one makes a dozen.
+    # The fused update makes one pass over memory instead of about a dozen.
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=config.learning_rate,
@@ -112,12 +112,12 @@ def adamw(trained: list[nn.Parameter], config: OptimizerConfig) -> torch.optim.O
 
 
 def sgd(trained: list[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Stochastic gradient descent, with momentum where asked for."""
+    """Stochastic gradient descent, with momentum if configured."""
     return torch.optim.SGD(trained, lr=config.learning_rate, momentum=config.momentum or 0.0)
 
 
 def adadelta(trained: list[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Adadelta (Zeiler 2012, arXiv 1212.5701); its paper has a learning rate of 1."""
+    """Adadelta (Zeiler 2012, arXiv 1212.5701); the paper uses a learning rate of 1."""
     rho, epsilon = config.rho or 0.0, config.epsilon or 0.0
     return torch.optim.Adadelta(trained, lr=config.learning_rate, rho=rho, eps=epsilon)
 
@@ -127,22 +127,22 @@ OPTIMIZERS: Mapping[str, Callable[[list[nn.Parameter], OptimizerConfig], torch.o
     "sgd": sgd,
     "adadelta": adadelta,
 }
-"""The optimizers by name, made from parameters and a config with all its fields."""
+"""Functions that create an optimizer from parameters and a config with all defaults filled in, by name."""
 
 
 TABLES = re.compile(r"(^|\.)(embedding|positions|unembedding|head|output_embedding)\.")
-"""Names of matrices that are looked up, or give logits: not what Muon is for."""
+"""Names of embedding tables and output layers, which Muon is not meant for."""
 
 
 def by_muon(name: str, parameter: nn.Parameter) -> bool:
-    """Whether Muon updates a parameter: matrices of hidden layers."""
+    """Whether Muon updates a parameter; it updates the matrices of hidden layers."""
     return parameter.dim() == 2 and TABLES.search(name) is None
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
-    """Muon for the matrices of hidden layers, AdamW for all else (Jordan et al. 2024; arXiv 2502.16982).
+    """Muon for the matrices of hidden layers, AdamW for all other parameters (Jordan et al. 2024; arXiv 2502.16982).
 
-    Updates of Muon are scaled to the size of AdamW's (equation 4 there), so that both have one learning rate.
+    Muon's updates are scaled to the RMS of AdamW's (equation 4 of the latter), so that both use the same learning rate.
     """
 
     def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
@@ -163,20 +163,20 @@ class MuonAndAdamW(torch.optim.Optimizer):
         if rest:
             self._parts.append(adamw(rest, config))
         super().__init__([p for _, p in named], {})
-        # The groups are those of the parts: a rate that is set here is theirs.
+        # The groups are shared with the parts, so a learning rate that is set here applies to them.
         self.param_groups = [group for part in self._parts for group in part.param_groups]
         for part in self._parts:
             part.state = self.state
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update of all parameters."""
+        """Update all parameters once."""
         del closure
         for part in self._parts:
             part.step()
 
 
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state as "moment:parameter" -> tensor; empty before the first step, and of plain SGD."""
+    """Return the optimizer's state as "moment:parameter" -> tensor; empty before the first step and for plain SGD."""
     return {
         f"{moment}:{name}": tensor
         for name, parameter in model.named_parameters()
@@ -191,13 +191,13 @@ MOMENTS: Mapping[str, tuple[str, ...]] = {
     "adadelta": ("square_avg", "acc_delta", "step"),
     "muon": ("momentum_buffer",),
 }
-"""What an optimizer keeps of each parameter after its first step; plain SGD keeps nothing."""
+"""The state tensors of each parameter after the first step, by optimizer; plain SGD has none."""
 
 
 def restore_optimizer_state(
     model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], config: OptimizerConfig
 ) -> None:
-    """Put back what `optimizer_state` gave; KeyError if a trained parameter has none."""
+    """Restore what `optimizer_state` returned; raises `KeyError` if the state of a trained parameter is missing."""
     for name, parameter in model.named_parameters():
         moments = MOMENTS[config.optim] if config.optim != "sgd" or config.momentum else ()
         if config.optim == "muon" and not by_muon(name, parameter):

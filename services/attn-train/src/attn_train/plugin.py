@@ -1,4 +1,4 @@
-"""What this package offers to attn: its service and commands. Importing it imports neither torch nor Ray."""
+"""The attn plugin of this package: its service and commands. Importing it imports neither torch nor Ray."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def attn_services(cluster: Cluster) -> list[GrpcService]:
-    """TrainingService."""
+    """Return the TrainingService."""
     from attn_train.service import TrainingGrpc
 
     return [TrainingGrpc(cluster)]
@@ -25,7 +25,7 @@ def attn_services(cluster: Cluster) -> list[GrpcService]:
 
 @hookimpl
 def attn_commands() -> list[Command]:
-    """`attn data`, `attn evaluate`, `attn sweep` and what `attn compare --train` calls."""
+    """Return `attn data`, `attn evaluate`, `attn sweep`, and the command that `attn compare --train` calls."""
     return [
         Command(
             name="compare-training",

@@ -1,4 +1,4 @@
-"""The element types of updates, and how the blocks of a model are run in them: compiled, or computed twice."""
+"""The precision of training, and the setup of a model's blocks: compilation and activation checkpointing."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from attn_train.gpu_products import GpuProducts, HalfWeights
 from attn_train.joint import join_products
 
 Precision = Callable[[], AbstractContextManager[object]]
-"""Makes what forward passes are made in."""
+"""Returns a context for forward passes in some precision."""
 
 BLOCKS = (Block, EncoderBlock, TransformerEncoderBlock, TransformerDecoderBlock)
-"""Modules that can be compiled, or whose activations can be computed twice."""
+"""Modules that can be compiled, and whose activations can be checkpointed."""
 
 
 def forward_precision(
     precision: str, device: torch.device, halves: HalfWeights | None = None
 ) -> AbstractContextManager[object]:
-    """What the forward pass of an update is made in.
+    """Return the context for the forward pass of an update in "float32" or "bfloat16".
 
-    Weights, their gradients and the optimizer's moments are float32 in both. float32 is `Float32Products` on a CPU
-    where this machine has kernels for it. bfloat16 is `torch.autocast` on a GPU, with
-    `GpuProducts` of the weights cast in `halves` where that is NVIDIA's or AMD's, and `Bfloat16Products` on a CPU.
+    Weights, their gradients and the optimizer's moments are float32 in both. For float32 it is `Float32Products` on a
+    CPU with kernels for it. For bfloat16 it is `torch.autocast` on a GPU, on those of NVIDIA and AMD with `GpuProducts`
+    and the weights cast in `halves`, and `Bfloat16Products` on a CPU.
     """
     if precision == "float32":
         return nullcontext() if device.type != "cpu" or product_table() is None else Float32Products()
@@ -56,8 +56,7 @@ def forward_precision(
 
 
 def half_weights(model: nn.Module, precision: str, device: torch.device) -> HalfWeights | None:
-    """What the updates of a model cast its weights into once each, those of layers that read the same rows, which are
-    one product from now on, side by side; None where they cast none, or have parts of them."""
+    """Return the bfloat16 weights for training on a CUDA device, and join the layers with the same input; else None."""
     if precision != "bfloat16" or device.type != "cuda":
         return None
     join_products(model)
@@ -66,7 +65,7 @@ def half_weights(model: nn.Module, precision: str, device: torch.device) -> Half
 
 @contextmanager
 def both(*managers: AbstractContextManager[object]) -> Iterator[None]:
-    """Within it, all of these are entered."""
+    """A context in which all of these contexts are entered."""
     with ExitStack() as entered:
         for manager in managers:
             entered.enter_context(manager)
@@ -74,51 +73,52 @@ def both(*managers: AbstractContextManager[object]) -> Iterator[None]:
 
 
 def validation_precision(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """What losses are measured in: float32 on a CPU, else as in updates."""
+    """Return the context in which validation losses are computed: float32 on a CPU, else as in training."""
     return nullcontext() if device.type == "cpu" else forward_precision(precision, device)
 
 
 class Bfloat16Products(TorchFunctionMode):
-    """Within it, linear layers of float32 multiply in bfloat16, forwards and backwards (arXiv 1905.12322).
+    """A mode in which float32 linear layers multiply in bfloat16, forward and backward (arXiv 1905.12322).
 
     Weights, gradients, attention, norms and losses stay in float32; activations and attention are computed as in
-    `Float32Products`. `torch.autocast` would take attention with it, whose bfloat16 form in torch is many times slower
-    on a CPU.
+    `Float32Products`. `torch.autocast` would also run attention in bfloat16, which torch computes many times slower on
+    a CPU.
     """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Functions for which there are no kernels are left as they are."""
+        """Run the replacement of a function, if it has one; other functions are not changed."""
         functions = IN_TORCH if looked_at() else OWN_IN_BFLOAT16
         own = functions.get(func)
         return (func if own is None else own)(*args, **(kwargs or {}))
 
 
 class Float32Products(TorchFunctionMode):
-    """Within it, linear layers, activations and attention of float32 are computed by the kernels that are chosen for
-    them: not while torch traces, nor within a mode that looks at torch's operations, such as one that counts FLOPs.
+    """A mode in which float32 linear layers, activations and attention are computed by attn's own kernels if available.
+
+    It has no effect while torch traces, or within a mode that observes torch's operations, such as a FLOP counter.
     """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Other functions are left as they are."""
+        """Run the replacement of a function, if it has one; other functions are not changed."""
         own = None if looked_at() else OWN.get(func)
         return (func if own is None else own)(*args, **(kwargs or {}))
 
 
 def looked_at() -> bool:
-    """Whether torch traces, or a mode looks at its operations, which has to see those of torch."""
+    """Whether torch traces, or a dispatch mode is active, so that torch's own operations must be run."""
     return torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None
 
 
 PLAIN_TENSORS = (Tensor, nn.Parameter)
-"""Types of tensors that lie in memory as they say: those of torch.distributed do not."""
+"""Types of tensors with plain memory, which kernels can read; DTensors of torch.distributed are not."""
 
 
 def float32_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002 - torch's names
-    """`torch.nn.functional.linear` by a kernel where one is faster."""
+    """`torch.nn.functional.linear`, by a kernel if one is faster."""
     if type(input) in PLAIN_TENSORS and type(weight) in PLAIN_TENSORS:
         kernel = product_kernel(input, weight, bias)
         if kernel is not None:
@@ -127,7 +127,7 @@ def float32_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) ->
 
 
 def bfloat16_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002 - torch's names
-    """`torch.nn.functional.linear` multiplied in bfloat16, by a kernel where one is faster; its result is float32."""
+    """`torch.nn.functional.linear` multiplied in bfloat16, by a kernel if one is faster; the result is float32."""
     if type(input) in PLAIN_TENSORS and type(weight) in PLAIN_TENSORS:
         kernel = product_kernel(input, weight, bias, "bfloat16")
         if kernel is not None:
@@ -136,7 +136,7 @@ def bfloat16_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -
 
 
 def bfloat16_linear_in_torch(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002 - torch's names
-    """`torch.nn.functional.linear` in bfloat16, its result in float32; what is not float32 is left alone."""
+    """`torch.nn.functional.linear` of float32 in bfloat16 with a float32 result; of other types, as torch does it."""
     if input.dtype is not torch.float32 or weight.dtype is not torch.float32:
         return functional.linear(input, weight, bias)
     half = torch.bfloat16
@@ -144,7 +144,7 @@ def bfloat16_linear_in_torch(input: Tensor, weight: Tensor, bias: Tensor | None 
 
 
 def float32_gelu(input: Tensor, *, approximate: str = "none") -> Tensor:  # noqa: A002 - torch's names
-    """`torch.nn.functional.gelu` by a kernel where one is faster."""
+    """`torch.nn.functional.gelu`, by a kernel if one is faster."""
     form = GELUS.get(approximate) if type(input) in PLAIN_TENSORS else None
     kernel = None if form is None else activation_kernel(input, form)
     if kernel is None or form is None:
@@ -153,7 +153,7 @@ def float32_gelu(input: Tensor, *, approximate: str = "none") -> Tensor:  # noqa
 
 
 def float32_silu(input: Tensor, inplace: bool = False) -> Tensor:  # noqa: A002, FBT001, FBT002 - torch's names
-    """`torch.nn.functional.silu` by a kernel where one is faster."""
+    """`torch.nn.functional.silu`, by a kernel if one is faster."""
     kernel = activation_kernel(input, "silu") if type(input) in PLAIN_TENSORS and not inplace else None
     return functional.silu(input, inplace) if kernel is None else kernel.activated(input, "silu")
 
@@ -161,7 +161,7 @@ def float32_silu(input: Tensor, inplace: bool = False) -> Tensor:  # noqa: A002,
 def float32_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **given: Any
 ) -> Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention` by a kernel where one is faster."""
+    """`torch.nn.functional.scaled_dot_product_attention`, by a kernel if one is faster."""
     types = {type(rows) for rows in (query, key, value)}
     causal, scale = bool(given.get("is_causal")), given.get("scale")
     plain = attn_mask is None and not given.get("dropout_p") and types <= set(PLAIN_TENSORS)
@@ -173,7 +173,7 @@ def float32_attention(
 
 
 GELUS: Mapping[str, Activation] = {"none": "gelu", "tanh": "gelu_tanh"}
-"""What torch approximates a GELU by, and the activation's name."""
+"""Names of the kernels' activations, by the `approximate` argument of torch's GELU."""
 
 OWN: Mapping[Callable[..., Tensor], Callable[..., Tensor]] = {
     functional.linear: float32_linear,
@@ -181,22 +181,22 @@ OWN: Mapping[Callable[..., Tensor], Callable[..., Tensor]] = {
     functional.silu: float32_silu,
     functional.scaled_dot_product_attention: float32_attention,
 }
-"""Functions of torch, and what computes them within `Float32Products`."""
+"""Functions of torch, and their replacements within `Float32Products`."""
 
 OWN_IN_BFLOAT16 = {**OWN, functional.linear: bfloat16_linear}
 IN_TORCH: Mapping[Callable[..., Tensor], Callable[..., Tensor]] = {functional.linear: bfloat16_linear_in_torch}
-"""The same within `Bfloat16Products`, and while somebody looks at torch's operations."""
+"""Replacements within `Bfloat16Products`: normally, and while torch's operations are traced or observed."""
 
 
 def set_up_blocks(model: nn.Module, config: TrainingConfig) -> None:
-    """Have the blocks of a model compiled, or computed again for their gradients, where the config says so.
+    """Enable compilation and activation checkpointing of a model's blocks, as the config says.
 
-    Names of weights stay. Raises `InvalidValue` where the model cannot be run so; see `check_blocks`.
+    Parameter names do not change. Raises `InvalidValue` if the model does not support an option; see `check_blocks`.
     """
     check_blocks(model, config)
     for block in blocks_of(model):
         if config.gradient_checkpointing:
-            # Only in training: what is measured has no gradients.
+            # `recomputed` has an effect only in training: evaluation has no gradients.
             device = next(block.parameters()).device
             precision = partial(forward_precision, config.precision, device)
             block.forward = partial(recomputed, block, precision, block.forward)
@@ -205,12 +205,12 @@ def set_up_blocks(model: nn.Module, config: TrainingConfig) -> None:
 
 
 def recomputed(block: nn.Module, precision: Precision, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """`forward` of a block, whose activations are not kept: its gradients compute it again (arXiv 1604.06174)."""
+    """Run `forward` of a block with activation checkpointing: the backward pass recomputes it (arXiv 1604.06174)."""
     if not torch.is_grad_enabled() or not block.training:
         return forward(*args, **kwargs)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        # Of the modes around the first time, torch has the second within autocast alone.
+        # When torch recomputes, it restores autocast, but no other modes of the first forward pass.
         with precision():
             return forward(*args, **kwargs)
 
@@ -218,12 +218,12 @@ def recomputed(block: nn.Module, precision: Precision, forward: Callable[..., An
 
 
 def blocks_of(model: nn.Module) -> list[Any]:
-    """The blocks of a model, none of which is inside another."""
+    """Return the blocks of a model; blocks are never nested."""
     return [module for module in model.modules() if isinstance(module, BLOCKS)]
 
 
 def check_blocks(model: nn.Module, config: TrainingConfig) -> None:
-    """Raise `InvalidValue` for options of blocks that the model has not, or that it cannot be run with."""
+    """Raise `InvalidValue` for options of blocks if the model has no blocks or does not support an option."""
     for name in ("torch_compile", "gradient_checkpointing"):
         if getattr(config, name) and not blocks_of(model):
             raise InvalidValue.of(f"config.{name}", "true", f"false: {type(model).__name__} has no such blocks")

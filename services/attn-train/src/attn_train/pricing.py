@@ -1,4 +1,4 @@
-"""What a training step costs before anything starts: FLOPs from the mechanisms' prices, seconds from timed steps."""
+"""The cost of a training step, before training: FLOPs from the mechanisms' cost models, seconds from timed steps."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from attn_train.tasks.base import Dataset
 from attn_train.worker import build_model
 
 BACKWARD = 2
-"""FLOPs of gradients as a multiple of those of the forward pass (Kaplan et al. 2020, arXiv 2001.08361, table 1)."""
+"""FLOPs of the backward pass, as a multiple of the forward pass (Kaplan et al. 2020, arXiv 2001.08361, table 1)."""
 SAMPLED_BATCHES = 16
-"""Batches whose shapes stand for all, where texts differ in length."""
+"""The number of batches whose shapes are averaged, as texts differ in length."""
 WARM_UP = 3
-"""Steps that are not timed."""
+"""The number of warm-up steps, which are not timed."""
 CACHE_DTYPE = "float32"
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepPrice:
-    """The price of one optimizer step of a decoder, and what its model weighs.
+    """The cost of one optimizer step of a decoder, and the sizes of its model.
 
-    `flops` counts matrix products of forward and backward passes, two per multiply-add, of attention only the
-    query-key pairs that the mask allows (`Cost.allowed_flops`), `plain_flops` all of them (`Cost.flops`), as torch's
-    counter does; `tokens` are positions computed, padding included.
-    `cache_bytes` is what a sequence of `max_seq_len` tokens leaves in the states of all layers, in float32.
+    `flops` counts the matrix products of forward and backward passes, two per multiply-add; for attention only the
+    query-key pairs that the mask allows (`Cost.allowed_flops`). `plain_flops` counts all pairs (`Cost.flops`), like
+    torch's counter. `tokens` are the positions that are computed, padding included. `cache_bytes` is the size of the KV
+    cache or state of all layers for a sequence of `max_seq_len` tokens, in float32.
     """
 
     flops: float
@@ -48,14 +48,14 @@ class StepPrice:
 
 
 class _NoAttention(nn.Module):
-    """In the place of an attention layer, whose price is known: its rows as they are."""
+    """Identity, in place of an attention layer, whose cost is added separately."""
 
     def forward(self, rows: Tensor, *_: Any, **__: Any) -> Tensor:
         return rows
 
 
 def step_price(config: TrainingConfig, dataset: Dataset) -> StepPrice:
-    """The price of a step of a decoder on a dataset; raises `Incompatible` for other families and for experts."""
+    """Return the cost of a step of a decoder on a dataset; raises `Incompatible` for other families and for experts."""
     _, made = configured(config.model, dataset.model_fields)
     if type(made) is not DecoderConfig or config.model.num_experts:
         message = f"the FLOPs of a step of {config.model.label!r} are not known: a decoder without experts is needed"
@@ -84,7 +84,7 @@ def step_price(config: TrainingConfig, dataset: Dataset) -> StepPrice:
 
 
 def batch_shapes(config: TrainingConfig, dataset: Dataset) -> list[tuple[int, int]]:
-    """(sequences, tokens) of the inputs of the first batches of a run."""
+    """Return (sequences, tokens) of the inputs of the first batches of a run."""
     task = dataset.task(config)
     found = (task.next_batch()[0].shape for _ in range(SAMPLED_BATCHES))
     return [(int(shape[0]), int(shape[1])) for shape in found]
@@ -93,8 +93,8 @@ def batch_shapes(config: TrainingConfig, dataset: Dataset) -> list[tuple[int, in
 def _forward_flops(
     without_attention: nn.Module, layers: list[LayerAttention], shape: tuple[int, int]
 ) -> tuple[int, int]:
-    """FLOPs of a forward pass over a batch, of allowed pairs and of all: of the attention layers as they say, of the
-    rest as torch counts them."""
+    """Return the FLOPs of a forward pass over a batch, with allowed query-key pairs and with all: those of attention
+    layers are from the mechanisms' cost models, the others from torch's counter."""
     rows, length = shape
     counter = FlopCounterMode(display=False)
     with counter, torch.no_grad():
@@ -106,6 +106,6 @@ def _forward_flops(
 
 
 def seconds_of_a_step(config: TrainingConfig, dataset: Dataset, steps: int = 20) -> float:
-    """The median seconds of `steps` steps on this machine, after a few that are not counted."""
+    """Return the median seconds of `steps` steps on this machine, after `WARM_UP` steps."""
     probe = StepProbe(config, dataset, lambda: build_model(config, dataset))
     return statistics.median(probe.seconds(config.optimizer.batch_size, steps + WARM_UP)[WARM_UP:])

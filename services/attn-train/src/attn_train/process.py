@@ -1,4 +1,4 @@
-"""Settings of a process that only trains; they are no business of one that does other things, too."""
+"""Process-wide settings for processes that only train; they may harm other workloads."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ SPINS = "10000"
 
 
 def keep_freed_memory() -> None:
-    """From now on, memory that this process frees stays with it instead of going back to the system.
+    """Make this process keep the memory that it frees, instead of returning it to the operating system.
 
-    Each training step frees and takes the same tensors again; by default glibc returns those of a megabyte to
-    the system every time, and the page faults of taking them back cost 5 to 10 % of a small model's step. For
-    processes that only train. Does nothing where the C library has no `mallopt`.
+    Each training step frees and allocates the same tensors again. By default glibc returns those of a megabyte or more
+    to the system every time, and the page faults of allocating them again take 5 to 10 % of a small model's step. Only
+    for processes that only train. Does nothing if the C library has no `mallopt`.
     """
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
@@ -27,11 +27,11 @@ def keep_freed_memory() -> None:
 
 
 def spin_briefly() -> None:
-    """Let threads that wait for each other sleep soon, unless GOMP_SPINCOUNT says otherwise.
+    """Make OpenMP threads at a barrier spin only briefly before they sleep, unless GOMP_SPINCOUNT is set.
 
-    To be called before torch is imported. By default GNU's OpenMP spins for about a millisecond at each of a step's
-    several hundred meetings. On a machine that does other things, too, the thread waited for cannot run meanwhile:
-    two threads were ten times slower than one. This spins for some ten microseconds, longer than neighbours on an
-    idle machine take.
+    To be called before torch is imported. By default GNU OpenMP spins for about a millisecond at each of the several
+    hundred barriers of a step. On a machine with other work, the thread that is waited for cannot run meanwhile: two
+    threads were ten times slower than one. With this setting threads spin for some ten microseconds, which is longer
+    than the others take on an idle machine.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", SPINS)

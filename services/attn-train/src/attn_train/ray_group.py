@@ -1,4 +1,4 @@
-"""Several workers of a job as Ray actors of one placement group, which start, and end, together."""
+"""The workers of a job as Ray actors in one placement group, which start and end together."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from attn_train.process import keep_freed_memory, spin_briefly
 from attn_train.records import Stop, StopFlag
 
 PLACED_SECONDS = 30.0
-"""How long to wait for all workers of an elastic job, before fewer go on."""
+"""How long to wait for the placement of all workers before an elastic job tries with fewer."""
 GROW_SECONDS = 15.0
-"""How often a group that has fewer workers than it is to have looks for room for more."""
+"""Interval at which a group with fewer workers than requested checks whether there is room for more."""
 OTHERS_SECONDS = 20.0
-"""How long the others may take to end by themselves once one worker has ended without finishing."""
+"""How long the other workers may take to end by themselves after one worker has ended without finishing."""
 
 
 class RayRankActor:
-    """One worker of a group. `work` runs in one thread, `stop` in another."""
+    """The actor of one worker of a group. `work` runs in one thread, `stop` in another."""
 
     def __init__(self) -> None:
         keep_freed_memory()
@@ -35,18 +35,18 @@ class RayRankActor:
         self._last: Any = None
 
     def address(self) -> str:
-        """A free address of this machine, at which the workers are to meet."""
+        """Return a free HOST:PORT of this machine, for the workers' process group."""
         with socket.socket() as probe:
             probe.bind((str(ray.util.get_node_ip_address()), 0))  # type: ignore[no-untyped-call]
             host, port = probe.getsockname()
         return f"{host}:{port}"
 
     def work(self, assignment: Assignment, supervisor: Any, rank: int, address: str) -> Outcome:
-        """Do this worker's part of an attempt; messages of the leading one go straight to the supervisor's actor."""
+        """Run this worker's part of an attempt; the leading worker sends messages directly to the supervisor."""
         from attn_train.meeting import work_in_group
 
         def send(message: Message) -> None:
-            # The answer is not awaited; calls of one actor to another arrive in order.
+            # The result is not awaited; calls from one actor to another arrive in order.
             self._last = supervisor.receive.remote(assignment.attempt, message)
 
         def flush() -> None:
@@ -56,12 +56,12 @@ class RayRankActor:
         return work_in_group(assignment, rank, address, (send, flush), self._flag)
 
     def stop(self, stop: Stop) -> None:
-        """Ask the loop to stop."""
+        """Ask the training loop to stop."""
         self._flag.set(stop)
 
 
 class RayGroup:
-    """The workers of an attempt, as their supervisor sees them; it starts them in a thread of its own."""
+    """The supervisor's handle of the workers of an attempt, which are started and awaited in a separate thread."""
 
     def __init__(self, supervisor: Any, gpus: float) -> None:
         self._supervisor = supervisor
@@ -73,7 +73,7 @@ class RayGroup:
         self._grows = False
 
     def begin(self, assignment: Assignment, send: SendMessage, ended: Callable[[Outcome], None]) -> None:
-        """Start the workers; `ended` gets the outcome of them all."""
+        """Start the workers; `ended` is called with their common outcome."""
 
         def run() -> None:
             try:
@@ -87,13 +87,13 @@ class RayGroup:
         threading.Thread(target=run, name=f"workers of {assignment.job_id}", daemon=True).start()
 
     def stop(self, stop: Stop) -> None:
-        """Pass it on to the leading worker, which tells the others."""
+        """Forward to the leading worker, which informs the others."""
         self._asked = stop
         if self._actors:
             self._actors[0].stop.remote(stop)
 
     def kill(self) -> None:
-        """End all processes."""
+        """Kill all worker processes."""
         self._killed.set()
         for actor in list(self._actors):
             ray.kill(actor)
@@ -112,7 +112,7 @@ class RayGroup:
             finally:
                 self._end_actors()
                 ray.util.remove_placement_group(group)
-            # Another stop than for more workers ends the attempt, whichever came first.
+            # Only a stop that was made to add workers continues the attempt, and only if no other stop was requested.
             if not (isinstance(outcome, Stopped) and self._grows and self._asked is None) or self._killed.is_set():
                 return outcome
             self._grows = False
@@ -144,13 +144,14 @@ class RayGroup:
             if not ended:
                 self._grow(assignment.config.workers, gpu)
             elif not isinstance(_outcome(ended[0]), Finished):
-                # The others end too, or wait for it for nothing; while the model is saved, by one of them, they do not.
+                # The other workers end too, or wait for this one in vain. After a worker that has finished, the
+                # leading worker may still be saving the model.
                 break
         ray.wait(results, num_returns=len(results), timeout=OTHERS_SECONDS)
         return outcome_of_all([_outcome(result) for result in results])
 
     def _grow(self, workers: int, gpu: GpuRequest) -> None:
-        """Ask for a checkpoint where the cluster has room for a larger group, which goes on from it."""
+        """If the cluster has room for a larger group, stop with a checkpoint, from which the larger group resumes."""
         if self._grows or self._asked is not None:
             return
         free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
@@ -167,9 +168,9 @@ class RayGroup:
             ray.kill(actor)
 
     def _placed(self, config: TrainingConfig, gpu: GpuRequest, send: SendMessage) -> tuple[Any, int] | None:
-        """A placement group and how many workers it holds: all, or as many as there is room for if that is allowed.
+        """Return a placement group and its number of workers: all, or as many as have room if the job is elastic.
 
-        A job that waits is STALLED until its workers begin. None if the job was asked to stop meanwhile.
+        A job that waits for room is STALLED until its workers begin. None if the job was asked to stop meanwhile.
         """
         told = False
         while not self._killed.is_set() and self._asked is None:
@@ -188,14 +189,17 @@ class RayGroup:
 
 
 def no_room(workers: int) -> Unavailable:
-    """What a job waits for whose workers find no place, such as after a node was lost."""
+    """Return the error of a job that waits because the cluster has no room for its workers."""
     known: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     there = " and ".join(f"{known.get(kind, 0.0):g} {kind}s" for kind in ("CPU", "GPU"))
     return Unavailable(f"no room for {workers} workers; the cluster has {there} in all")
 
 
 def admitted_sizes(config: TrainingConfig) -> list[int]:
-    """Numbers of workers that may share the batches of a job, largest first: multiples of its mesh that divide them."""
+    """Return the allowed numbers of workers of a job, largest first.
+
+    They are multiples of dp_shard · tp · cp for which the batch size is divisible by the number of data parallel parts.
+    """
     inner = config.dp_shard * config.tp * config.cp
     least = config.workers if config.min_workers is None else config.min_workers
     sizes = [size for size in range(config.workers, least - 1, -1) if size % inner == 0]
@@ -204,7 +208,7 @@ def admitted_sizes(config: TrainingConfig) -> list[int]:
 
 
 def outcome_of_all(outcomes: Sequence[Outcome]) -> Outcome:
-    """The outcome of a group: what is wrong with the job, else that a worker was lost, else the leading worker's."""
+    """Return the outcome of a group: the first failure, else the first lost worker, else that of the leading worker."""
     for kind in (Failed, Lost):
         for outcome in outcomes:
             if isinstance(outcome, kind):

@@ -1,4 +1,4 @@
-"""Jobs as they are recorded, and which state may follow which."""
+"""The records of jobs, and the allowed transitions between their states."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from attn_schema.training import Checkpoint, JobState, LogLine, Metrics, StateCh
 
 
 class Stop(StrEnum):
-    """How to stop."""
+    """How to stop a job."""
 
     SAVE = "save"
-    """Write a checkpoint first."""
+    """Stop after writing a checkpoint."""
     DISCARD = "discard"
-    """At once."""
+    """Stop at once, without a checkpoint."""
 
 
 class StopFlag:
-    """Set by any thread, read by the loop before every step."""
+    """A flag that any thread can set; the training loop reads it before every step."""
 
     def __init__(self) -> None:
         self._stop: Stop | None = None
@@ -30,15 +30,15 @@ class StopFlag:
             self._stop = stop
 
     def get(self) -> Stop | None:
-        """How to stop, or None to go on."""
+        """Return how to stop, or None to continue."""
         return self._stop
 
 
 class JobRecord(TrainingJob, frozen=True, kw_only=True):
-    """A job as it is recorded.
+    """The record of a job.
 
-    `number` orders jobs by submission, `owner` is the tenant that it belongs to, empty for everybody's, `failures`
-    counts lost workers, `stop` is how it was asked to stop.
+    `number` orders jobs by submission. `owner` is the tenant that the job belongs to; jobs with an empty owner are
+    visible to all tenants. `failures` counts lost workers, and `stop` is how the job was asked to stop.
     """
 
     number: int
@@ -47,12 +47,12 @@ class JobRecord(TrainingJob, frozen=True, kw_only=True):
     stop: Stop | None = None
 
     def public(self) -> TrainingJob:
-        """What clients see of it."""
+        """Return the part of the record that clients receive."""
         return TrainingJob(**{name: getattr(self, name) for name in TrainingJob.__struct_fields__})
 
 
 Payload: TypeAlias = StateChange | Metrics | Checkpoint | LogLine
-"""What happened to a job, in a `JobEvent`."""
+"""The payload of a `JobEvent`."""
 
 S = JobState
 FINAL_STATES = frozenset({S.SUCCEEDED, S.FAILED, S.CANCELLED})
@@ -72,7 +72,7 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 
 
 def require_transition(job_id: str, current: JobState, following: JobState) -> None:
-    """Raises WrongState unless `following` may come after `current`."""
+    """Raise `WrongState` unless the state `following` may come after `current`."""
     if following not in TRANSITIONS[current]:
         message = f"job {job_id!r} is {current}; it cannot become {following}"
         raise WrongState(message, job=job_id, state=current)

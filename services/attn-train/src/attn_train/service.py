@@ -1,5 +1,5 @@
 # ruff: noqa: N802 - names and arguments of calls are the interface's
-"""TrainingService over gRPC."""
+"""The gRPC TrainingService."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ POLL_SECONDS = 0.05
 
 
 class ChangeNotifier:
-    """Counts changes of the records, made by any process; one poll of the database serves all watchers."""
+    """Notifies watchers of changes to the records by any process; a single poll of the database serves all watchers."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -48,7 +48,7 @@ class ChangeNotifier:
         self.closed = False
 
     async def follow(self) -> None:
-        """Look for changes until cancelled; a database that cannot be reached for a while is asked again."""
+        """Poll the database for changes until cancelled; polling continues if it cannot be reached for a while."""
         seen: object = None
         while True:
             with contextlib.suppress(Unavailable):
@@ -65,7 +65,7 @@ class ChangeNotifier:
             self._changed.notify_all()
 
     async def beyond(self, count: int, seconds: float) -> bool:
-        """Wait until `self.count` is above `count`; False if it is not within `seconds`."""
+        """Wait up to `seconds` until `self.count` is above `count`; return whether it is."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds), self._changed:
                 await self._changed.wait_for(lambda: self.count > count)
@@ -78,7 +78,7 @@ class ChangeNotifier:
 
 
 def config_of(message: pb.TrainingConfig) -> TrainingConfig:
-    """The configuration of a message, resolved; raises `InvalidValue` with the path of the field."""
+    """Return the configuration of a message, with defaults filled in; raises `InvalidValue` with the field's path."""
     try:
         config = from_message(TrainingConfig, message)
     except InvalidValue as error:
@@ -95,13 +95,13 @@ LARGEST_PAGE = 1000
 EVENTS_AT_ONCE = 200
 HEARTBEAT_SECONDS = 10.0
 SETTLED_SECONDS = 2 * LEASE_SECONDS
-"""How long after its start a server takes no job for stalled because its supervisor is late."""
+"""Grace period after the start of a server in which jobs without a live supervisor are not shown as stalled."""
 SMALL_DISK = 1 << 20
-"""Free bytes below which a disk is called full."""
+"""Free bytes below which a disk is reported as full."""
 
 
 class TrainingServicer(TrainingServiceServicer):
-    """Answers from the records; the dispatcher does what they say."""
+    """Reads and writes the records of jobs; the dispatcher acts on them."""
 
     def __init__(self, home: Path, settings: TrainSettings, store: JobStore, dispatcher: Dispatcher) -> None:
         self._home = home
@@ -116,7 +116,7 @@ class TrainingServicer(TrainingServiceServicer):
     async def SubmitTrainingJob(
         self, request: pb.SubmitTrainingJobRequest, context: Context
     ) -> pb.SubmitTrainingJobResponse:
-        """Check, record, start."""
+        """Validate and record a job, and wake the dispatcher; returns the existing job for a repeated request."""
         caller = call_of(context).caller
         config = await self._config(request, caller)
         if not -HIGHEST_PRIORITY <= request.priority <= HIGHEST_PRIORITY:
@@ -139,7 +139,7 @@ class TrainingServicer(TrainingServiceServicer):
     async def EstimateTrainingJob(
         self, request: pb.EstimateTrainingJobRequest, context: Context
     ) -> pb.EstimateTrainingJobResponse:
-        """Check as a submission does, and run a few steps in a process of their own, one estimate at a time."""
+        """Validate like a submission, and run a few steps in a separate process; one estimate at a time."""
         caller = call_of(context).caller
         config = await self._config(request, caller)
         if await self._repeated(request.job_id, config, caller.owner) is None:
@@ -151,7 +151,7 @@ class TrainingServicer(TrainingServiceServicer):
         return pb.EstimateTrainingJobResponse(config=to_message(config), estimate=to_message(found))
 
     async def GetTrainingJob(self, request: pb.GetTrainingJobRequest, context: Context) -> pb.GetTrainingJobResponse:
-        """One job."""
+        """Return one job."""
         job = await self._job(request.id, context)
         (shown,) = await asyncio.to_thread(self._as_shown, [job])
         return pb.GetTrainingJobResponse(job=_message(shown))
@@ -159,7 +159,7 @@ class TrainingServicer(TrainingServiceServicer):
     async def ListTrainingJobs(
         self, request: pb.ListTrainingJobsRequest, context: Context
     ) -> pb.ListTrainingJobsResponse:
-        """A page; its token is the number of its last job, so jobs that come meanwhile shift nothing."""
+        """Return a page of jobs; its token is the number of its last job, so that new jobs do not shift later pages."""
         if not 0 <= request.page_size <= LARGEST_PAGE:
             raise InvalidValue.of("page_size", request.page_size, f"0 to {LARGEST_PAGE}")
         token = request.page_token
@@ -175,14 +175,14 @@ class TrainingServicer(TrainingServiceServicer):
     async def WatchTrainingJob(
         self, request: pb.WatchTrainingJobRequest, context: Context
     ) -> AsyncIterator[pb.WatchTrainingJobResponse]:
-        """The job, its events from the one asked for, and what comes."""
+        """Stream the job, its events after `after_event_id`, and new events until the job has ended."""
         job = await self._job(request.id, context)
         after = request.after_event_id
         if not 0 <= after <= job.last_event_id:
             raise InvalidValue.of("after_event_id", after, f"0 to {job.last_event_id}, the id of the newest event")
         yield pb.WatchTrainingJobResponse(job=_message(job))
         while True:
-            # Read before the events, so that nothing can slip in between.
+            # Read before the events, so that no change in between is missed.
             count = self.changes.count
             events = await asyncio.to_thread(self._store.events, request.id, after, EVENTS_AT_ONCE)
             for event in events:
@@ -201,7 +201,7 @@ class TrainingServicer(TrainingServiceServicer):
     async def CancelTrainingJob(
         self, request: pb.CancelTrainingJobRequest, context: Context
     ) -> pb.CancelTrainingJobResponse:
-        """Record the request, and pass it to the supervisor."""
+        """Record the request to stop, and notify the supervisor."""
         stop = Stop.DISCARD if request.discard else Stop.SAVE
         job = await asyncio.to_thread(self._store.request_stop, request.id, stop, call_of(context).caller.sees)
         await self._dispatcher.check_now(request.id)
@@ -210,7 +210,7 @@ class TrainingServicer(TrainingServiceServicer):
     async def ResumeTrainingJob(
         self, request: pb.ResumeTrainingJobRequest, context: Context
     ) -> pb.ResumeTrainingJobResponse:
-        """Queue it again."""
+        """Put a failed or cancelled job back into the queue."""
         job = await asyncio.to_thread(self._store.requeue, request.id, call_of(context).caller.sees)
         self._dispatcher.wake()
         return pb.ResumeTrainingJobResponse(job=_message(job))
@@ -218,7 +218,7 @@ class TrainingServicer(TrainingServiceServicer):
     async def DeleteTrainingJob(
         self, request: pb.DeleteTrainingJobRequest, context: Context
     ) -> pb.DeleteTrainingJobResponse:
-        """Stop it if that is asked, then delete its record and its files; its model is a thing of its own."""
+        """Delete a job's record and files, after stopping it if `cancel` is set; its finished model is kept."""
         tenant = call_of(context).caller.sees
         if request.cancel:
             await asyncio.to_thread(self._store.request_stop, request.id, Stop.DISCARD, tenant)
@@ -234,11 +234,11 @@ class TrainingServicer(TrainingServiceServicer):
         if ARTIFACTS in os.environ and self._store.get(job_id, tenant).state.final:
             from attn_train.object_checkpoints import checkpoints_of
 
-            # First, as the record is what says that there may be some.
+            # Before the record, without which nothing would show that there may be checkpoints.
             checkpoints_of(job_id, self._home, os.environ[ARTIFACTS]).remove()
 
         def away() -> None:
-            # In one step, so that a job of the same id never finds half of them.
+            # Renaming is atomic, so that a new job with the same id never finds a part of the files.
             if folder.exists():
                 folder.rename(layout.removed(job_id))
 
@@ -246,7 +246,7 @@ class TrainingServicer(TrainingServiceServicer):
         layout.sweep()
         record = self._models.find(job_id)
         if not model.exists() and record is not None and not record.artifact:
-            # The name is free again, also for others.
+            # The name becomes free again, also for other tenants.
             self._models.forget(job_id)
         return str(model) if model.exists() else ""
 
@@ -264,7 +264,7 @@ class TrainingServicer(TrainingServiceServicer):
         return await asyncio.to_thread(self._store.get, job_id, call_of(context).caller.sees)
 
     def _as_shown(self, jobs: list[JobRecord]) -> list[JobRecord]:
-        """The jobs with their places in the queue, and with stalls that cannot be recorded."""
+        """Return the jobs with their queue positions, and with the state STALLED if nothing can be recorded of them."""
         plan = self._dispatcher.schedule
 
         def placed(job: JobRecord) -> JobRecord:
@@ -276,9 +276,9 @@ class TrainingServicer(TrainingServiceServicer):
         return self._with_stalls([placed(job) for job in jobs])
 
     def _with_stalls(self, jobs: list[JobRecord]) -> list[JobRecord]:
-        """The jobs; one at work of which nothing can be recorded is STALLED, which cannot be recorded either."""
+        """Return the jobs; those at work whose supervisor's lease has expired are shown, not recorded, as STALLED."""
         if time.monotonic() - self._began < SETTLED_SECONDS:
-            # Supervisors of jobs that outlived a server take their leases again.
+            # Supervisors that kept running while the server was down need time to renew their leases.
             return jobs
         overdue = self._store.unattended_seconds([job.id for job in jobs if job.state in AT_WORK])
         return [self._stalled(job, overdue[job.id]) if job.id in overdue else job for job in jobs]
@@ -290,7 +290,7 @@ class TrainingServicer(TrainingServiceServicer):
         return msgspec.structs.replace(job, state=JobState.STALLED, error=JobError.of(Unavailable(said)))
 
     def _require_visible(self, config: TrainingConfig, tenant: str | None) -> None:
-        """Raise `UnknownName` for models of other tenants that the configuration names."""
+        """Raise `UnknownName` if the configuration names a model of another tenant."""
         if tenant is None:
             return
         records = self._models.all()
@@ -303,7 +303,7 @@ class TrainingServicer(TrainingServiceServicer):
     async def _config(
         self, request: pb.SubmitTrainingJobRequest | pb.EstimateTrainingJobRequest, caller: Caller
     ) -> TrainingConfig:
-        """The configuration that a request names, with what follows from its base."""
+        """Return the configuration of a request, with the fields that follow from its base model."""
         config = config_of(request.config)
         await asyncio.to_thread(self._require_visible, config, caller.sees)
         if request.job_id:
@@ -314,7 +314,7 @@ class TrainingServicer(TrainingServiceServicer):
         await asyncio.to_thread(check_config, config, home=self._home, settings=self._settings)
 
     async def _repeated(self, job_id: str, config: TrainingConfig, owner: str) -> JobRecord | None:
-        """The job that an earlier call of the same content made; raises AlreadyExists for one of other content."""
+        """Return the job of an earlier identical request, else None; raises `AlreadyExists` if its content differs."""
         if not job_id:
             return None
         try:
@@ -330,7 +330,7 @@ def _message(job: JobRecord) -> pb.TrainingJob:
 
 
 class TrainingGrpc:
-    """Training jobs as Ray actors of the gateway's cluster, which is started when the first job needs it."""
+    """The training service with jobs as Ray actors of the gateway's cluster, started when the first job needs it."""
 
     names = ("attn.v1.TrainingService",)
 
@@ -350,13 +350,13 @@ class TrainingGrpc:
         add_TrainingServiceServicer_to_server(self._servicer, server)
 
     async def start(self) -> None:
-        """Follow the records; unfinished jobs go on in the background."""
+        """Start to follow the records; unfinished jobs continue in the background."""
         await asyncio.to_thread(Layout(self._cluster.home).sweep)
         for work in (self._servicer.changes.follow(), self._dispatcher.run()):
             self._tasks.append(asyncio.create_task(work))
 
     async def stop(self, shutdown_timeout: float) -> None:
-        """Suspend jobs that cannot go on without this server; they go on when it starts again."""
+        """Suspend jobs that cannot run without this server; they continue when it starts again."""
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
@@ -367,7 +367,7 @@ class TrainingGrpc:
         self._store.close()
 
     async def make_host(self) -> Host:
-        """Supervisors on Ray."""
+        """Start the cluster, and return a host that runs supervisors on Ray."""
         await self._cluster.start()
         from attn_train.on_ray import RayHost
 
@@ -375,7 +375,7 @@ class TrainingGrpc:
         return RayHost(self.supervisor_settings(), private=private)
 
     def supervisor_settings(self) -> SupervisorSettings:
-        """The settings of supervisors."""
+        """Return the settings of supervisors."""
         return SupervisorSettings(
             home=self._cluster.home,
             database=self._database,
@@ -388,10 +388,10 @@ class TrainingGrpc:
 
 
 class InProcessTrainingGrpc(TrainingGrpc):
-    """The same without Ray: everything runs in threads of this process."""
+    """The training service without Ray: everything runs in threads of this process."""
 
     async def make_host(self) -> Host:
-        """Supervisors as threads."""
+        """Return a host that runs supervisors as threads."""
         from attn_train.in_process import ThreadHost
 
         return ThreadHost(self.supervisor_settings())

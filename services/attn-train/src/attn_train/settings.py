@@ -1,4 +1,4 @@
-"""How an operator configures training, and where the files of jobs are."""
+"""The operator's settings of the training service, and the paths of the files of jobs."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ STALL_TIMEOUT = "ATTN_TRAIN_STALL_TIMEOUT"
 GPUS = "ATTN_TRAIN_GPUS"
 LOG_TO = "ATTN_TRAIN_LOG_TO"
 WANDB = "wandb"
-"""What ATTN_TRAIN_LOG_TO may say, and the library that this needs."""
+"""The only value of ATTN_TRAIN_LOG_TO, and the name of the library that it needs."""
 REMOVED = ".removed-"
-"""Begins the names of folders whose jobs were deleted; no job id has a dot."""
+"""Prefix of the folders of deleted jobs; job ids cannot contain a dot."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
-    """At most `max_concurrent_jobs` train at once, others are queued; each uses `threads` CPU threads and, on a
-    CUDA device, the share `gpus` of a GPU in Ray's books.
+    """Settings of the training service.
 
-    A worker that makes no update for `stall_timeout` seconds is replaced. Data paths must be below one of `data_roots`;
-    None allows the folder `data` of the home. With `log_to` "wandb", each job is also written as a W&B run.
+    At most `max_concurrent_jobs` jobs train at once; others are queued. Each worker uses `threads` CPU threads and, on
+    a CUDA device, reserves the share `gpus` of a GPU in Ray. A worker without progress for `stall_timeout` seconds is
+    replaced. Data paths must be below one of `data_roots`; None allows the folder `data` of the home. With `log_to`
+    "wandb", each job is also written as a W&B run.
     """
 
     max_concurrent_jobs: int = 1
@@ -44,11 +45,11 @@ class TrainSettings:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> TrainSettings:
-        """From ATTN_TRAIN_JOBS, ATTN_TRAIN_THREADS, ATTN_TRAIN_STALL_TIMEOUT, ATTN_TRAIN_GPUS, ATTN_TRAIN_DATA and
+        """Read ATTN_TRAIN_JOBS, ATTN_TRAIN_THREADS, ATTN_TRAIN_STALL_TIMEOUT, ATTN_TRAIN_GPUS, ATTN_TRAIN_DATA and
         ATTN_TRAIN_LOG_TO.
 
-        ATTN_TRAIN_DATA lists folders, separated as in PATH. Raises `InvalidValue` for a number that is none, and for a
-        place to log to that is none or not installed.
+        ATTN_TRAIN_DATA lists folders, separated as in PATH. Raises `InvalidValue` for invalid numbers, and for a value
+        of ATTN_TRAIN_LOG_TO that is unknown or whose library is not installed.
         """
         roots = environ.get(DATA_ROOTS)
         return cls(
@@ -91,40 +92,40 @@ def _log_to(environ: Mapping[str, str]) -> str | None:
 
 @dataclass(frozen=True)
 class Layout:
-    """Paths below the home folder."""
+    """The paths of jobs and models below the home folder."""
 
     home: Path
 
     @property
     def data(self) -> Path:
-        """Texts that may be named by path from anywhere."""
+        """The folder of data files that jobs may name by path, unless `data_roots` are set."""
         return self.home / "data"
 
     def job(self, job_id: str) -> Path:
-        """The folder of one job."""
+        """Return the folder of one job."""
         return self.home / "jobs" / job_id
 
     def removed(self, job_id: str) -> Path:
-        """Where the folder of a job goes that is deleted."""
+        """Return a new path to which the folder of a deleted job is moved."""
         return self.home / "jobs" / f"{REMOVED}{job_id}-{secrets.token_hex(4)}"
 
     def sweep(self) -> None:
-        """Delete what an interrupted deletion has left."""
+        """Delete the folders of deleted jobs."""
         for folder in (self.home / "jobs").glob(f"{REMOVED}*"):
             shutil.rmtree(folder, ignore_errors=True)
 
     def checkpoints(self, job_id: str) -> Path:
-        """The folder of its checkpoints."""
+        """Return the folder of a job's checkpoints."""
         return self.job(job_id) / "checkpoints"
 
     def staged(self, job_id: str) -> Path:
-        """Files of checkpoints that are kept elsewhere, on their way."""
+        """Return the folder for files in transfer of checkpoints that are kept in an object store."""
         return self.job(job_id) / "staged"
 
     def worker_lock(self, job_id: str) -> Path:
-        """Held by the process that trains."""
+        """Return the lock file that the training process holds."""
         return self.job(job_id) / "worker.lock"
 
     def model(self, job_id: str) -> Path:
-        """The finished model."""
+        """Return the folder of a job's finished model."""
         return models_folder(self.home) / job_id

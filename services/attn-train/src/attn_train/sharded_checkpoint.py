@@ -1,7 +1,7 @@
-"""The files of a checkpoint: each worker writes the blocks of tensors that it has, and any layout reads them.
+"""The files of a checkpoint: each worker writes the blocks of tensors that it holds, and any layout can read them.
 
-By `torch.distributed.checkpoint`, in safetensors files with their offsets as JSON, those that torch's
-`HuggingFaceStorageReader` reads: no file is a pickle. One worker alone writes the same files.
+They are written with `torch.distributed.checkpoint`, as safetensors files with block offsets as JSON metadata, which
+torch's `HuggingFaceStorageReader` reads; no pickle is involved. A single worker writes the same format.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 SEPARATOR = "/"
-"""Between the part and the name of a tensor."""
+"""The separator between the part and the name of a tensor."""
 
-# Said at every write and read of one worker, for which it is meant.
+# This warning appears at every write and read by a single worker, where it is intended.
 warnings.filterwarnings("ignore", message="torch.distributed is (disabled|unavailable)", category=UserWarning)
 
 
 class Block(NamedTuple):
-    """Some of the elements of a larger tensor: where they begin in it, and they themselves."""
+    """A block of a larger tensor: its offsets in it, and its elements."""
 
     offsets: tuple[int, ...]
     tensor: Tensor
@@ -50,13 +50,13 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Pieces:
-    """What a worker has of a tensor of this shape; blocks that several workers have alike are written by one."""
+    """A worker's blocks of a tensor of this shape; a block that several workers hold is written by only one of them."""
 
     shape: torch.Size
     blocks: tuple[Block, ...]
 
     def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
-        """As torch asks for it."""
+        """Return a write item for each block, for torch.distributed.checkpoint."""
         return [
             WriteItem(
                 index=MetadataIndex(name, torch.Size(block.offsets)),
@@ -71,11 +71,11 @@ class Pieces:
         ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        """As torch asks for it."""
+        """Return the metadata of the blocks, for torch.distributed.checkpoint."""
         return [_chunk(block) for block in self.blocks]
 
     def at(self, offsets: Any) -> Tensor:
-        """The block that begins there."""
+        """Return the block at these offsets."""
         return next(block.tensor for block in self.blocks if block.offsets == tuple(offsets))
 
 
@@ -84,9 +84,9 @@ def _chunk(block: Block) -> ChunkStorageMetadata:
 
 
 Held: TypeAlias = Tensor | Pieces
-"""A tensor as a worker holds it: all of it, or some blocks."""
+"""A tensor as a worker holds it: the whole tensor, or some blocks."""
 Parts: TypeAlias = Mapping[str, Mapping[str, Held]]
-"""Tensors by name, by part: {"weights": {...}, "optimizer": {...}, "random": {...}}."""
+"""Tensors by part and name: {"weights": {...}, "optimizer": {...}, "random": {...}}."""
 
 
 class _SavePlanner(DefaultSavePlanner):
@@ -108,7 +108,7 @@ class _LoadPlanner(DefaultLoadPlanner):
         metadata: Metadata | None = None,
         is_coordinator: bool = False,  # noqa: FBT001, FBT002 -- as torch calls it
     ) -> None:
-        # The default one knows tensors alone, and prepares those without memory.
+        # The default method only supports tensors, and materialises those on the meta device.
         self.state_dict = self.original_state_dict = state_dict
         self.metadata, self.is_coordinator = metadata, is_coordinator
 
@@ -118,7 +118,7 @@ class _LoadPlanner(DefaultLoadPlanner):
 
 
 class _Writer(HuggingFaceStorageWriter):
-    """Writes files PART-WORKER-of-WORKERS.safetensors from the memory of the tensors, without a copy in between."""
+    """Writes files PART-WORKER-of-WORKERS.safetensors directly from the tensors, without an intermediate copy."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(str(folder), save_distributed=True)
@@ -136,7 +136,7 @@ class _Writer(HuggingFaceStorageWriter):
         files: dict[str, dict[str, WriteItem]] = {}
         for item in plan.items:
             part = item.index.fqn.partition(SEPARATOR)[0]
-            # Of a tensor, a file holds one block.
+            # A file can hold only one block of a tensor.
             names = (part if not further else f"{part}-{further}" for further in range(len(plan.items)))
             name = next(name for name in names if item.index.fqn not in files.get(name, {}))
             files.setdefault(name, {})[item.index.fqn] = item
@@ -161,10 +161,10 @@ class _Writer(HuggingFaceStorageWriter):
 
 
 def write_shards(folder: Path, parts: Parts, group: dist.ProcessGroup | None = None) -> None:
-    """Write this worker's files into `folder`, which may be another one on every worker of `group`; None: it is alone.
+    """Write this worker's files into `folder`, which may be a different one for each worker of `group`.
 
-    Every worker calls this; what all hold alike is written by one of them. Raises `OSError` in all of them where one
-    cannot write.
+    A collective: every worker of `group` must call it; None means a single worker. Tensors that all workers hold are
+    written by one of them. Raises `OSError` in all workers if one cannot write.
     """
     from safetensors import SafetensorError
 
@@ -178,7 +178,7 @@ def write_shards(folder: Path, parts: Parts, group: dist.ProcessGroup | None = N
 
 
 def stored_tensors(folder: Path) -> dict[str, dict[str, Tensor]]:
-    """The tensors that files in `folder` hold, by part and name: their shapes and dtypes, without memory (`meta`)."""
+    """Return the tensors in the files of `folder`, by part and name, on the meta device: only shapes and dtypes."""
     found: dict[str, dict[str, Tensor]] = {}
     for name, tensor in _stored(folder):
         part, _, own = name.partition(SEPARATOR)
@@ -187,9 +187,9 @@ def stored_tensors(folder: Path) -> dict[str, dict[str, Tensor]]:
 
 
 def read_shards(folder: Path, into: Parts) -> None:
-    """Fill the tensors and pieces of `into` from files in `folder`, which are what was written.
+    """Fill the tensors and pieces of `into` from the files of `folder`, which must have been verified.
 
-    Raises `CheckpointInvalid` where they lack a tensor of this name and shape.
+    Raises `CheckpointInvalid` if a tensor is missing or has another shape.
     """
     flat, known = _flat(into), dict(_stored(folder))
     for name, held in flat.items():
@@ -202,7 +202,7 @@ def read_shards(folder: Path, into: Parts) -> None:
 
 
 def read_whole(folder: Path, parts: Collection[str] | None = None) -> dict[str, dict[str, Tensor]]:
-    """The whole tensors of some parts, or of all, of files in `folder`, on the CPU."""
+    """Read the whole tensors of some parts, by default all, from the files of `folder`, on the CPU."""
     found = {
         part: {name: torch.empty_like(tensor, device="cpu") for name, tensor in tensors.items()}
         for part, tensors in stored_tensors(folder).items()

@@ -1,4 +1,4 @@
-"""Waiting out what a job needs and cannot have for a while: room on the disk, the database, the artefact store."""
+"""Waiting for resources that are temporarily unavailable: disk space, the database, the artefact store."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from attn_schema.training import JobState
 
 FIRST_WAIT = 0.5
 LONGEST_WAIT = 30.0
-"""Seconds before the first new try, each twice as long as the one before, and the longest."""
+"""Seconds before the first retry and the maximum; each wait is twice as long as the one before."""
 POLL = 0.1
-"""Seconds between looks at whether waiting is still wanted."""
+"""Interval in seconds between checks whether to continue waiting."""
 AT_WORK = frozenset({JobState.STARTING, JobState.RUNNING, JobState.RECOVERING, JobState.STALLED})
-"""States in which something may stall."""
+"""States in which a job may stall."""
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 
 def waits() -> Iterator[float]:
-    """Seconds to wait before each new try."""
+    """Yield the seconds to wait before each retry."""
     seconds = FIRST_WAIT
     while True:
         yield seconds
@@ -32,7 +32,7 @@ def waits() -> Iterator[float]:
 
 
 def is_of_database(error: AttnError) -> bool:
-    """Whether the database cannot be used; another `Unavailable` says that somebody else holds a lease."""
+    """Whether the database is unavailable; other `Unavailable` errors mean that another process holds a lease."""
     return isinstance(error, Unavailable) and "database" in error.metadata
 
 
@@ -43,10 +43,10 @@ def persistently(
     of: Callable[[AttnError], bool],
     pause: Callable[[float], bool] | None = None,
 ) -> Result:
-    """The result of `action`, which is tried again for as long as it raises an error `of` which waiting helps.
+    """Return the result of `action`, retrying it as long as it raises an error for which `of` is True.
 
-    `stalled` is told of each error; `pause` waits for so many seconds and says whether to go on, and if not, the error
-    is raised. None: it goes on for as long as it takes.
+    `stalled` is called with each error. `pause` waits for the given seconds and returns whether to continue; if not,
+    the error is raised. With `pause` None, the action is retried without limit.
     """
     pause = pause or pausing(lambda: True)
     for seconds in waits():
@@ -62,7 +62,7 @@ def persistently(
 
 
 def pausing(wanted: Callable[[], bool]) -> Callable[[float], bool]:
-    """What waits for so many seconds for as long as that is `wanted`, which is asked often, and says whether it is."""
+    """Return a function that waits for some seconds while `wanted()` is True, and returns whether it still is."""
 
     def pause(seconds: float) -> bool:
         until = time.monotonic() + seconds
@@ -77,20 +77,20 @@ def pausing(wanted: Callable[[], bool]) -> Callable[[float], bool]:
 
 
 def is_of_disk(error: AttnError) -> bool:
-    """Whether something could not be written."""
+    """Whether a file could not be written."""
     return isinstance(error, CheckpointWriteFailed)
 
 
 def is_of_store(error: AttnError) -> bool:
-    """Whether the artefact store cannot be used; a database that cannot be has the same error and is waited for too."""
+    """Whether the artefact store, or the database, which raises the same error, is unavailable."""
     return isinstance(error, Unavailable)
 
 
 def is_of_files(error: AttnError) -> bool:
-    """Whether something could not be written, or the artefact store cannot be used."""
+    """Whether a file could not be written, or the artefact store is unavailable."""
     return is_of_disk(error) or is_of_store(error)
 
 
 def as_disk_error(path: Any, error: OSError) -> OSError | CheckpointWriteFailed:
-    """A full disk as the error that is waited out; any other error as it is."""
+    """Convert the error of a full disk to `CheckpointWriteFailed`; return any other error as it is."""
     return CheckpointWriteFailed.of(path, error) if error.errno in FULL else error

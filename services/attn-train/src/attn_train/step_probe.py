@@ -1,4 +1,4 @@
-"""One worker's part of a step, run for real with few rows: how many bytes it holds, and how long it takes."""
+"""Measures the memory, time and FLOPs of one worker's part of a training step by running it with few sequences."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENDLESS = 2**31 - 1
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of tensors that operations within it made and that are still referred to, and their peak."""
+    """A mode that counts the bytes of live tensors created by operations within it, and their peak."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -34,7 +34,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known: dict[int, weakref.ref[Any]] = {}
 
     def add(self, tensors: Sequence[Tensor]) -> None:
-        """Count these tensors, too, each storage once."""
+        """Count these tensors, each storage once."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             key = storage._cdata  # noqa: SLF001 -- what tells storages apart
@@ -52,7 +52,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return freed
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """The operation, and what it made."""
+        """Run the operation, and count its results."""
         made = func(*args, **(kwargs or {}))
         self.add([leaf for leaf in tree_leaves(made) if type(leaf) is Tensor or isinstance(leaf, nn.Parameter)])
         return made
@@ -63,9 +63,9 @@ def _same(rows: Tensor) -> Tensor:
 
 
 class FirstWorker(Group):
-    """The first of the workers of a layout, alone: its heads, its rows, its tokens, of which at most `rows` rows.
+    """The first worker of a layout, without the others: it has its heads, tokens and at most `rows` of its sequences.
 
-    What others would send is left out: numbers are wrong, sizes are right.
+    There is no communication, so values are wrong, but sizes are right.
     """
 
     def __init__(self, layout: MeshLayout) -> None:
@@ -73,14 +73,14 @@ class FirstWorker(Group):
         self._layout = layout
 
     def set_up(self, model: nn.Module, config: TrainingConfig) -> nn.Module:
-        """See `Group.set_up`; blocks are not sharded."""
+        """See `Group.set_up`; heads are split, but blocks are not sharded."""
         if self._layout.tp > 1:
             split_model(model, Rank(0, self._layout.tp), Collectives(_same, _same))
         set_up_blocks(model, config)
         return model
 
     def share(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The first rows, and with context parallelism the first of their tokens."""
+        """Return the first sequences of a batch, and with context parallelism the first of their tokens."""
         if self._layout.workers == 1 and self.rows >= len(batch[0]):
             return batch
         rows = min(self.rows, len(batch[0]) // self._layout.dp)
@@ -89,7 +89,7 @@ class FirstWorker(Group):
 
 
 class _Steps(NullReporter):
-    """Stops a run after so many steps, and keeps the seconds of each."""
+    """A reporter that stops a run after `steps` steps, and records the seconds of each."""
 
     def __init__(self, steps: int, elapsed: float) -> None:
         self.flag = StopFlag()
@@ -97,7 +97,7 @@ class _Steps(NullReporter):
         self._steps, self._before = steps, elapsed
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """After each step."""
+        """Record a step."""
         del step
         self.seconds.append(values["elapsed_seconds"] - self._before)
         self._before = values["elapsed_seconds"]
@@ -106,7 +106,7 @@ class _Steps(NullReporter):
 
 
 class StepProbe:
-    """A model in training on one worker's part of the batches of `config`; `build` makes the model."""
+    """Trains a model on one worker's part of the batches of `config` for measurements; `build` creates the model."""
 
     def __init__(self, config: TrainingConfig, dataset: Dataset, build: Callable[[], nn.Module]) -> None:
         optimizer = config.optimizer.replace(steps=ENDLESS)
@@ -120,16 +120,16 @@ class StepProbe:
             self._trainer = Trainer(self.model, dataset, endless, group=self._worker)
 
     def seconds(self, rows: int, steps: int) -> list[float]:
-        """Of each of `steps` steps."""
+        """Run `steps` steps with `rows` sequences, and return the seconds of each."""
         self._worker.rows = rows
         told = _Steps(steps, self._trainer.elapsed)
         self._trainer.run(told, told.flag)
         return told.seconds
 
     def peak_bytes(self, rows: int) -> int:
-        """The most bytes of tensors during a step, everything that stays between steps included.
+        """Return the peak bytes of tensors during steps with `rows` sequences, weights and optimizer state included.
 
-        Asked first of all: what other steps make is not counted.
+        Must be called before the other methods: the tensors that their steps create are not counted.
         """
         self._worker.rows = rows
         told = _Steps(2, self._trainer.elapsed)
@@ -140,11 +140,11 @@ class StepProbe:
 
     @property
     def kept_bytes(self) -> int:
-        """What stays between steps: weights, moments, averages."""
+        """The bytes that stay allocated between steps: weights, moments, averages."""
         return self._live.now
 
     def flops(self, rows: int) -> int:
-        """The FLOPs of the matrix products of a step, as torch's counter has them."""
+        """Return the FLOPs of the matrix products of a step, as counted by torch."""
         self._worker.rows = rows
         told = _Steps(1, self._trainer.elapsed)
         with FlopCounterMode(display=False) as counter:
@@ -154,12 +154,12 @@ class StepProbe:
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Bytes of parameters and buffers."""
+    """Return the bytes of parameters and buffers."""
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(model)}.values())
 
 
 def trained_bytes(model: nn.Module) -> int:
-    """Bytes of parameters that are trained, and of their gradients."""
+    """Return the bytes of the trained parameters, which are also those of their gradients."""
     return sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
 
 

@@ -1,4 +1,4 @@
-"""The records of all jobs, which several processes share: of one machine in SQLite, of many in PostgreSQL."""
+"""The records of all jobs, shared by several processes: in SQLite on one machine, in PostgreSQL on several."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ KINDS: dict[str, type[Payload]] = {
     "checkpoint": Checkpoint,
     "log": LogLine,
 }
-"""Classes of payloads by their field in `JobEvent`."""
+"""Classes of event payloads, by their field in `JobEvent`."""
 
 
 def to_json(noun: Any) -> str:
-    """A noun as JSON, keys sorted, so that equal nouns give equal text."""
+    """Encode a value as JSON with sorted keys, so that equal values give equal text."""
     return msgspec.json.encode(noun, order="deterministic").decode()
 
 
 def kind_of(payload: Payload) -> str:
-    """The field of `JobEvent` for a payload."""
+    """Return the field of `JobEvent` for a payload."""
     return next(name for name, kind in KINDS.items() if isinstance(payload, kind))
 
 
 def event_of(row: RowMapping) -> JobEvent:
-    """The event of a row of `events`."""
+    """Convert a row of the table `events` to an event."""
     payload = {row["kind"]: _from_json(row["payload"], KINDS[row["kind"]])}
     return JobEvent(id=row["event"], time=_datetime(row["time"]), attempt=row["attempt"], **payload)
 
 
 def job_of(row: RowMapping) -> JobRecord:
-    """The job of a row of `jobs`."""
+    """Convert a row of the table `jobs` to a job."""
     return JobRecord(
         number=row["number"],
         id=row["id"],
@@ -77,25 +77,25 @@ def _datetime(seconds: float | None) -> datetime | None:
 
 
 NAMED_IN_ERRORS = 50
-"""Newest job ids among which near names are searched."""
+"""The number of newest job ids that are searched for similar names in errors."""
 
 
 def supervisor_lease(job_id: str) -> str:
-    """The name of the lease of what watches over the worker of a job."""
+    """Return the name of the lease of a job's supervisor."""
     return f"supervisor/{job_id}"
 
 
 class Superseded(WrongState):
-    """The writer's attempt is not the job's newest: another has taken over, and nothing was written."""
+    """The attempt that writes is not the job's newest: another one has replaced it, and nothing was written."""
 
     reason = "SUPERSEDED"
 
 
 class JobStore:
-    """Jobs and their events; every method is one transaction, and may be called from any thread.
+    """Stores jobs and their events; every method is one transaction, and may be called from any thread.
 
-    What an attempt writes names the attempt and is refused once a newer one has begun (fencing). Where a `tenant` is
-    given, there are only the jobs that belong to it or to everybody; None sees all.
+    Writes of an attempt carry its number and are rejected once a newer attempt has begun (fencing). With a `tenant`,
+    only its own jobs and those without an owner are visible; None means all jobs.
     """
 
     def __init__(self, database: Database) -> None:
@@ -106,16 +106,16 @@ class JobStore:
         self.database.close()
 
     def submit(self, job_id: str, config: TrainingConfig, owner: str = "", priority: int = 0) -> JobRecord:
-        """Record a job of this owner, or return its own of this id and an equal configuration.
+        """Record a job, or return the existing one with this id, the same owner and an equal configuration.
 
-        Raises AlreadyExists for an id of another job.
+        Raises `AlreadyExists` if the id belongs to a different job.
         """
         values = {"id": job_id, "owner": owner, "config": to_json(config), "state": S.QUEUED, "created": time.time()}
         values |= {"priority": priority}
         try:
             return self._submit(job_id, values)
         except IntegrityError:
-            # Another process has recorded this id since it was looked for.
+            # Another process recorded this id after the lookup.
             return self._submit(job_id, values)
 
     def _submit(self, job_id: str, values: dict[str, Any]) -> JobRecord:
@@ -130,12 +130,12 @@ class JobStore:
             return _job(connection, job_id)
 
     def get(self, job_id: str, tenant: str | None = None) -> JobRecord:
-        """The job; raises UnknownName with near ids."""
+        """Return a job; raises `UnknownName`, with similar ids."""
         with self.database.reading() as connection:
             return _job(connection, job_id, tenant)
 
     def page(self, before: int | None, count: int, tenant: str | None = None) -> list[JobRecord]:
-        """At most `count` jobs, newest first, of those with numbers below `before`."""
+        """Return at most `count` jobs with numbers below `before`, newest first."""
         query = _visible(select(jobs), tenant).order_by(jobs.c.number.desc()).limit(count)
         if before is not None:
             query = query.where(jobs.c.number < before)
@@ -143,15 +143,15 @@ class JobStore:
             return [job_of(row) for row in connection.execute(query).mappings()]
 
     def unfinished(self) -> list[JobRecord]:
-        """All jobs not in a final state, oldest first."""
+        """Return all jobs that are not in a final state, oldest first."""
         query = select(jobs).where(jobs.c.ended.is_(None)).order_by(jobs.c.number)
         with self.database.reading() as connection:
             found = map(job_of, connection.execute(query).mappings())
             return [job for job in found if not job.state.final]
 
     def used_seconds(self, within: float) -> dict[str, float]:
-        """The seconds that workers of each owner's jobs trained in the last `within` seconds, as far as known: of a job
-        that was started several times, the last start counts."""
+        """Return the worker-seconds of each owner's jobs in the last `within` seconds; of a job that was started more
+        than once, only the time since its last start is known."""
         now, used = time.time(), dict[str, float]()
         columns = (jobs.c.owner, jobs.c.config, jobs.c.started, jobs.c.ended)
         recent = jobs.c.started.is_not(None) & (jobs.c.state != S.QUEUED)
@@ -163,7 +163,7 @@ class JobStore:
         return used
 
     def events(self, job_id: str, after: int, count: int) -> list[JobEvent]:
-        """At most `count` events with ids above `after`, in order."""
+        """Return at most `count` events with ids above `after`, in order."""
         wanted = (events.c.job == job_id) & (events.c.event > after)
         query = select(events).where(wanted).order_by(events.c.event).limit(count)
         with self.database.reading() as connection:
@@ -172,9 +172,9 @@ class JobStore:
     def change(
         self, job_id: str, attempt: int, state: JobState, *, error: JobError | None = None, model_path: str = ""
     ) -> JobRecord:
-        """Move the job to `state` on behalf of `attempt`; `error` says why.
+        """Move the job to `state` on behalf of `attempt`; `error` is the reason, if any.
 
-        Raises Superseded for an old attempt, WrongState for a state that may not follow.
+        Raises `Superseded` for an old attempt, `WrongState` if the transition is not allowed.
         """
         with self.database.writing() as connection:
             job = _fenced(connection, job_id, attempt)
@@ -186,9 +186,9 @@ class JobStore:
     def next_attempt(
         self, job_id: str, attempt: int, error: JobError | None = None, *, lost: bool = False
     ) -> JobRecord:
-        """Begin the next attempt of a job that runs: its state is RECOVERING, and `attempt` can write no more.
+        """Begin the next attempt of a running job: its state becomes RECOVERING, and `attempt` can no longer write.
 
-        `lost` counts a lost worker.
+        With `lost`, a lost worker is counted.
         """
         with self.database.writing() as connection:
             job = _fenced(connection, job_id, attempt)
@@ -197,7 +197,7 @@ class JobStore:
             return _job(connection, job_id)
 
     def suspend(self, job_id: str, attempt: int) -> JobRecord:
-        """Put a job that runs back into the queue; `attempt` can write no more."""
+        """Put a running job back into the queue; `attempt` can no longer write."""
         with self.database.writing() as connection:
             job = _fenced(connection, job_id, attempt)
             _set(connection, job_id, attempt=attempt + 1)
@@ -205,7 +205,10 @@ class JobStore:
             return _job(connection, job_id)
 
     def append(self, job_id: str, attempt: int, payloads: Sequence[Payload]) -> None:
-        """Record events of `attempt`, and what they say of the job. Raises Superseded, too, once the job is final."""
+        """Record events of `attempt`, and update the job's step, metrics and checkpoint from them.
+
+        Raises `Superseded` for an old attempt, and once the job is in a final state.
+        """
         with self.database.writing() as connection:
             job = _fenced(connection, job_id, attempt)
             if job.state.final:
@@ -220,36 +223,42 @@ class JobStore:
                     _set(connection, job_id, checkpoint=to_json(payload))
 
     def begin(self, job_id: str, attempt: int, step: int, checkpoint: Checkpoint | None) -> None:
-        """`attempt` trains, from `step`: the job is RUNNING unless it was asked to stop. Raises Superseded."""
+        """Record that `attempt` trains from `step`: the job is RUNNING unless it was asked to stop.
+
+        Raises `Superseded` for an old attempt.
+        """
         with self.database.writing() as connection:
             job = _fenced(connection, job_id, attempt)
             text = to_json(checkpoint) if checkpoint else None
             _set(connection, job_id, step=step, checkpoint=text, started=time.time())
-            # What it waited for before it began may have come since.
+            # A job that was STALLED before it began no longer waits.
             if job.state not in (S.CANCELLING, S.RUNNING):
                 _move(connection, job, S.RUNNING, None)
 
     def stall(self, job_id: str, attempt: int, error: JobError) -> None:
-        """`attempt` waits for what `error` says: the job is STALLED, unless it was asked to stop. Raises Superseded."""
+        """Record that `attempt` waits because of `error`: the job is STALLED unless it was asked to stop.
+
+        Raises `Superseded` for an old attempt.
+        """
         with self.database.writing() as connection:
             job = _fenced(connection, job_id, attempt)
             if job.state in AT_WORK and job.state is not S.STALLED:
                 _move(connection, job, S.STALLED, error)
 
     def go_on(self, job_id: str, attempt: int) -> None:
-        """What `attempt` waited for is there again: a job that is STALLED is RUNNING. Raises Superseded."""
+        """Record that `attempt` no longer waits: a STALLED job is RUNNING again. Raises `Superseded`."""
         with self.database.writing() as connection:
             job = _fenced(connection, job_id, attempt)
             if job.state is S.STALLED:
                 _move(connection, job, S.RUNNING, None)
 
     def unattended_seconds(self, job_ids: Sequence[str]) -> dict[str, float]:
-        """For how many seconds the lease of each job is over that its supervisor neither renewed nor released."""
+        """Return, for each job whose supervisor's lease has expired without being released, the seconds since then."""
         names = {supervisor_lease(job_id): job_id for job_id in job_ids}
         return {names[name]: seconds for name, seconds in Leases(self.database).overdue(list(names)).items()}
 
     def request_stop(self, job_id: str, stop: Stop, tenant: str | None = None) -> JobRecord:
-        """Ask a job to stop; one in a final state stays as it is."""
+        """Ask a job to stop; a job in a final state is not changed."""
         with self.database.writing() as connection:
             job = _locked(connection, job_id, tenant)
             if not job.state.final:
@@ -260,9 +269,9 @@ class JobStore:
             return _job(connection, job_id)
 
     def delete(self, job_id: str, tenant: str | None = None, files: Callable[[], None] = lambda: None) -> JobRecord:
-        """Forget a job and its events; `files` takes its files away while nobody can start it again.
+        """Delete a job and its events; `files` removes its files while no other process can restart it.
 
-        Raises WrongState unless it is in a final state. Its lease stays, as an id that is used again needs its fence.
+        Raises `WrongState` unless it is in a final state. The lease is kept: a new job with this id needs its fence.
         """
         with self.database.writing() as connection:
             job = _locked(connection, job_id, tenant)
@@ -275,7 +284,7 @@ class JobStore:
             return job
 
     def requeue(self, job_id: str, tenant: str | None = None) -> JobRecord:
-        """Make a failed or cancelled job wait for another attempt; raises WrongState in any other state."""
+        """Put a failed or cancelled job back into the queue for a new attempt; raises `WrongState` in other states."""
         with self.database.writing() as connection:
             job = _locked(connection, job_id, tenant)
             if job.state not in (S.FAILED, S.CANCELLED):
@@ -295,7 +304,7 @@ def _visible(query: Select[Any], tenant: str | None) -> Select[Any]:
 
 
 def _locked(connection: Connection, job_id: str, tenant: str | None = None) -> JobRecord:
-    """The job, which nobody else changes until the transaction ends."""
+    """Return a job and lock its row until the transaction ends."""
     return _found(connection, select(jobs).with_for_update(), job_id, tenant)
 
 

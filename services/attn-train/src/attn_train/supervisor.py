@@ -1,4 +1,4 @@
-"""Supervises one job: starts workers, records their messages, and replaces a worker that is lost."""
+"""The supervisor of one job: it starts workers, records their messages, and replaces lost workers."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ from attn_train.store import JobStore, Superseded, supervisor_lease
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisorSettings:
-    """`poll`: seconds between reads of the record; `shutdown_timeout`: seconds until a worker asked to stop is killed.
+    """Settings of a supervisor.
 
-    A worker that sends nothing for `stall_timeout` seconds is killed and replaced. On a CUDA device it takes `gpus` of
-    Ray's GPUs, such as 1 or 0.5. `database` is the URL of the records; None leaves it to the environment and the home.
-    With `artifacts`, a URL, checkpoints are there, and finished models are published for servers on other machines.
-    With `log_to` "wandb", what is measured is also written as a W&B run.
+    `poll` is the interval in seconds between reads of the record. A worker that was asked to stop is killed after
+    `shutdown_timeout` seconds; one that sends nothing for `stall_timeout` seconds is killed and replaced. On a CUDA
+    device, a worker reserves `gpus` of a GPU in Ray, such as 1 or 0.5. `database` is the URL of the records; None means
+    that of the environment or home. With `artifacts`, a URL, checkpoints are kept there, and finished models are
+    published there for servers on other machines. With `log_to` "wandb", metrics are also written to a W&B run.
     """
 
     home: Path
@@ -62,14 +63,14 @@ CHECK_NOW = None
 SERVER_STOPS = "the server stops; the job goes on when it starts again"
 
 Recorded: TypeAlias = TrainingStarted | Metrics | Checkpoint | LogLine | Stalled | GoesOn
-"""What is recorded of a worker's messages."""
+"""The messages of a worker that are recorded."""
 Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """Runs one job from its recorded state to its end. All state is in the record."""
+    """Runs one job from its recorded state to its end. All persistent state is in the record."""
 
     def __init__(self, job_id: str, backend: Backend, settings: SupervisorSettings) -> None:
         self.job_id = job_id
@@ -84,9 +85,9 @@ class Supervisor:
         self._metrics: JobMetrics | None = None
 
     def run(self) -> None:
-        """Work until the job is final or suspended; returns at once if another supervisor has it.
+        """Supervise until the job is final or suspended; returns at once if another supervisor has the job.
 
-        Called once.
+        Must be called only once.
         """
         try:
             with ExitStack() as held:
@@ -98,24 +99,24 @@ class Supervisor:
                 finally:
                     self._close_metrics()
         except (Unavailable, Superseded):
-            # Another supervisor has the job, and its word counts.
+            # Another supervisor has taken over the job.
             return
         finally:
             self._store.close()
 
     def check_now(self) -> None:
-        """Look at the record now."""
+        """Make the supervisor read the record now."""
         self._inbox.put(CHECK_NOW)
 
     def suspend(self, why: str = SERVER_STOPS) -> None:
-        """Stop the worker with a checkpoint and put the job back into the queue; its log says why."""
+        """Stop the worker with a checkpoint and put the job back into the queue; `why` is written to its log."""
         self._why = why
         self._suspended = True
         self.check_now()
 
     def receive(self, attempt: int, message: Message) -> None:
         """Record a message of the worker of `attempt`; messages of older attempts are dropped."""
-        # These may also be the backend's, such as that workers wait for room: they do not say that one has begun.
+        # These two may also be sent by the backend, before a worker has begun, for example while it waits for room.
         if not isinstance(message, LogLine | Stalled):
             self._last_message = attempt, time.monotonic()
         if isinstance(message, Heartbeat):
@@ -125,7 +126,7 @@ class Supervisor:
         except Superseded:
             return
         finally:
-            # A worker that waits here for the database has not fallen silent.
+            # A worker that had to wait here for the database does not count as stuck.
             if self._last_message is not None:
                 self._last_message = self._last_message[0], time.monotonic()
 
@@ -140,8 +141,8 @@ class Supervisor:
             self._store.append(self.job_id, attempt, [message])
 
     def _patiently(self, work: Callable[[], Result]) -> Result:
-        """The result of what needs the database, which is waited for as long as it takes; what happened while it was
-        away is recorded once it is back."""
+        """Return the result of `work`, which needs the database; it is retried until the database is available, so that
+        nothing is lost while it is not."""
 
         def told(error: AttnError) -> None:
             log.warning("job %s waits: %s", self.job_id, error.message)
@@ -151,7 +152,7 @@ class Supervisor:
         return persistently(work, told, of=is_of_database)
 
     def _attempt(self) -> bool:
-        """One attempt; whether another is to follow."""
+        """Run one attempt; return whether another one is to follow."""
         job = self._patiently(lambda: _retried(lambda: self._begin(self._store.get(self.job_id))))
         if job.state.final:
             return False
@@ -172,9 +173,9 @@ class Supervisor:
         outcome = self._outcome(job.attempt, worker)
         published = isinstance(outcome, Finished) and self._publish(job, outcome.model_path)
         if isinstance(outcome, Finished) and not published and self._suspended:
-            # The next attempt begins at the last step, and publishes the model.
+            # The next attempt starts at the last step and only publishes the model.
             outcome = Stopped(stop=Stop.SAVE)
-        # Once it has ended, a job and its folder may be deleted at any time.
+        # Before the job ends, after which its folder may be deleted at any time.
         self._write_metrics()
         self._close_metrics()
         return self._patiently(lambda: _retried(lambda: self._conclude(job.attempt, outcome)))
@@ -186,14 +187,14 @@ class Supervisor:
         if job.state is JobState.QUEUED:
             begun = self._store.change(job.id, job.attempt, JobState.STARTING)
         elif not self._claimed and not job.state.final:
-            # Running without a supervisor: the worker of that attempt must not write any more.
+            # The job was running without a supervisor: a worker of that attempt must not write any more.
             error = JobError.of(Unavailable("the server or the machine went away"))
             begun = self._store.next_attempt(job.id, job.attempt, error)
         self._claimed = True
         return begun
 
     def _outcome(self, attempt: int, worker: Worker) -> Outcome:
-        """Wait for the worker's end, passing on that it should stop."""
+        """Wait until the worker ends, and forward requests to stop."""
         passed: Stop | None = None
         deadline = float("inf")
         while True:
@@ -218,7 +219,7 @@ class Supervisor:
                 return Lost(error=JobError.of(stuck))
 
     def _write_metrics(self) -> None:
-        """Bring what shows the job's metrics up to its records."""
+        """Export new metrics from the job's records."""
         try:
             if self._metrics is None:
                 folder = Layout(self._settings.home).job(self.job_id)
@@ -232,7 +233,7 @@ class Supervisor:
             self._metrics.close()
 
     def _asked(self) -> Stop | None:
-        """How the worker is to stop; a database that is away for a while has not said anything new."""
+        """Return how the worker is to stop, or None; while the database is unavailable, only `suspend` counts."""
         try:
             found = self._store.get(self.job_id).stop
         except Unavailable:
@@ -240,7 +241,7 @@ class Supervisor:
         return found or (Stop.SAVE if self._suspended else None)
 
     def _is_stuck(self, attempt: int) -> bool:
-        """Whether the worker fell silent; one that has not begun may still wait for a free CPU."""
+        """Whether the worker has sent nothing for too long; one that has not begun may still wait for a free CPU."""
         if self._last_message is None or self._last_message[0] != attempt:
             return False
         return time.monotonic() - self._last_message[1] > self._settings.stall_timeout
@@ -261,9 +262,9 @@ class Supervisor:
         return False
 
     def _publish(self, job: JobRecord, path: str) -> bool:
-        """Put the model where other machines find it, as soon as the store is there; whether it was.
+        """Publish the model in the artefact store, waiting until the store is available; return whether it succeeded.
 
-        Where waiting does not help, or the job is to stop, that is said, and the model stays on this machine.
+        On other errors, or if the job is to stop, the error is logged, and the model stays on this machine.
         """
         if self._settings.artifacts is None:
             return True
@@ -295,7 +296,7 @@ class Supervisor:
         if Path(path).is_dir():
             artifacts.publish(job.id, Path(path), job.owner)
         else:
-            # Several workers may have ended on another machine; they have published it.
+            # The workers ran on other machines, and have published the model.
             artifacts.manifest(job.id)
         ModelRecords(self._store.database).record(ModelRecord(job.id, job.owner, artifact=job.id))
 
@@ -308,7 +309,7 @@ class Supervisor:
 
 
 def _retried(decide: Callable[[], Result]) -> Result:
-    """The result of `decide`, which runs again if the job changed its state meanwhile."""
+    """Return the result of `decide`, which is run again if the job's state changed meanwhile."""
     try:
         return decide()
     except Superseded:

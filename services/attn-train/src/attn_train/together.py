@@ -1,9 +1,9 @@
-"""Workers that share each batch, over torch.distributed: replicated, sharded, split by heads, and by tokens.
+"""Training by several workers with torch.distributed: data, sharded, tensor and context parallelism.
 
-The losses are those of one worker. All workers draw the same batch, and each computes some of its rows, and with
-context parallelism some of their tokens; gradients are summed. Blocks are sharded by FSDP2 (`fully_shard`; Zhao et al.
-2023, arXiv 2304.11277), heads and inner sizes split as in Megatron-LM (arXiv 1909.08053), tokens around a ring (Liu et
-al. 2023, arXiv 2310.01889).
+The losses are those of a single worker. All workers draw the same batch; each computes some of its sequences, and with
+context parallelism some of their tokens, and gradients are summed. Blocks are sharded by FSDP2 (`fully_shard`; Zhao et
+al. 2023, arXiv 2304.11277), heads and inner sizes are split as in Megatron-LM (arXiv 1909.08053), and tokens are split
+with ring attention (Liu et al. 2023, arXiv 2310.01889).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from attn_train.records import Stop
 from attn_train.sharded_checkpoint import Block, Held, Pieces
 
 BUCKET = 25 << 20
-"""Bytes of gradients that are summed in one call, as in torch's DistributedDataParallel."""
+"""Bytes of gradients that are all-reduced in one call, as in torch's DistributedDataParallel."""
 
 STOPS: tuple[Stop | None, ...] = (None, Stop.SAVE, Stop.DISCARD)
 
 
 class LocalParameters(nn.Module):
-    """What a worker keeps of the parameters of a model: of a sharded one its shard, in the same memory."""
+    """A worker's part of a model's parameters: the local shard, in the same memory, of those that are sharded."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -45,11 +45,11 @@ class LocalParameters(nn.Module):
         self.kept = {name: _local(parameter) for name, parameter in self.whole.items()}
 
     def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """By the names in the model."""
+        """Yield the worker's parameters under their names in the model."""
         yield from self.kept.items()
 
     def take_gradients(self) -> None:
-        """Let the gradients of the model be those of what is kept."""
+        """Move the gradients of the model's parameters to the worker's parameters."""
         for name, parameter in self.whole.items():
             own = self.kept[name]
             if own is not parameter:
@@ -64,7 +64,7 @@ def _local(parameter: nn.Parameter) -> nn.Parameter:
 
 
 class Together(Group):
-    """A worker of a group; the process group of all workers is there when it is made."""
+    """A worker of a group; the default process group must have been initialised."""
 
     def __init__(self, layout: MeshLayout, device_type: str) -> None:
         self.layout = layout
@@ -82,7 +82,7 @@ class Together(Group):
         self._model = nn.Module()
 
     def set_up(self, model: nn.Module, config: TrainingConfig) -> nn.Module:
-        """Split the heads, prepare the blocks, shard them; see `Group.set_up`."""
+        """See `Group.set_up`; splits the heads and the context, prepares the blocks, and shards them."""
         if self.tp.size > 1:
             self._splits = split_model(model, self.tp, Collectives.over(self._tp))
             self._partial = shared_over_ranks(self._splits)
@@ -98,7 +98,7 @@ class Together(Group):
         return self._kept
 
     def share(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The rows of this worker, and with context parallelism its tokens of each."""
+        """Return this worker's sequences of a batch, and with context parallelism its tokens of each."""
         index, count = self._place_in_data()
         rows = len(batch[0])
         if any(len(part) != rows for part in batch) or rows % count:
@@ -112,7 +112,7 @@ class Together(Group):
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """With context parallelism, sequences are those of this worker."""
+        """See `Group.updating`; with context parallelism, the model computes this worker's tokens of each sequence."""
         if self._context is None:
             yield
             return
@@ -120,20 +120,20 @@ class Together(Group):
             yield
 
     def summed(self, value: Tensor) -> Tensor:
-        """Over all workers with other rows or tokens."""
+        """See `Group.summed`; sums over all workers with different sequences or tokens."""
         total = value.detach().clone()
         dist.all_reduce(total, group=self._data)
         return total
 
     def finish_gradients(self) -> None:
-        """Summed over the workers; of a parameter without a gradient anywhere, none."""
+        """See `Group.finish_gradients`; sums over the workers. A parameter without any gradient keeps none."""
         self._kept.take_gradients()
         kept = list(self._kept.kept.items())
         seen = torch.tensor([own.grad is not None for _, own in kept], dtype=torch.int32)
         seen = seen.to(kept[0][1].device)
         for group in (self._data, self._tp):
             dist.all_reduce(seen, op=dist.ReduceOp.MAX, group=group)
-        # What one rank alone has is frozen on the others.
+        # Parameters that only one rank holds are frozen on the others.
         reached = [item for item, found in zip(kept, seen.tolist(), strict=True) if found and item[1].requires_grad]
         for _, own in reached:
             if own.grad is None:
@@ -143,11 +143,11 @@ class Together(Group):
         summed_in_buckets([own.grad for name, own in reached if name in self._partial], self._tp)
 
     def clip(self, trained: list[nn.Parameter], limit: float) -> Tensor:
-        """As `torch.nn.utils.clip_grad_norm_` of the whole model."""
+        """See `Group.clip`; equal to `torch.nn.utils.clip_grad_norm_` of the whole model."""
         del trained
         kept = {name: own for name, own in self._kept.kept.items() if own.grad is not None}
         device = next(iter(self._kept.kept.values())).device
-        # Squares of what every worker has, of what is split over heads, of what is sharded, and of both.
+        # Sums of squares, indexed by [sharded, split over heads].
         squares = torch.zeros(2, 2, dtype=torch.float64, device=device)
         for name, own in kept.items():
             split = name in self._splits and name not in self._partial
@@ -165,8 +165,8 @@ class Together(Group):
         return norm
 
     def updated(self, step: int) -> None:
-        """Raise `Incompatible` where a layer has learned from its own rows something that others have not; looked for
-        after updates whose numbers double."""
+        """Raise `Incompatible` if a buffer differs between workers, because a layer updated it from its own part of the
+        batch. Checked after updates 1, 2, 4, 8, ..."""
         if step & (step + 1):
             return
         for name, buffer in self._model.named_buffers():
@@ -180,7 +180,7 @@ class Together(Group):
                     raise Incompatible(message, field="config.workers")
 
     def whole(self, tensors: Tensors) -> dict[str, Tensor]:
-        """Gathered from the shards, and from the ranks that split heads."""
+        """Gather whole tensors from the shards and from the ranks that split heads."""
         found = {}
         for key, tensor in tensors.items():
             name = key.rpartition(":")[2]
@@ -189,7 +189,7 @@ class Together(Group):
             if isinstance(parameter, DTensor) and tensor.dim():
                 own = self._rows_of_all(own.detach(), parameter.shape[0])
             split = self._splits.get(name)
-            # What one rank alone has is the leading one's.
+            # Tensors without a split axis that only one rank holds are taken from the leading rank.
             if split is not None and split.axis is not None and tensor.dim():
                 parts = [torch.empty_like(own.contiguous()) for _ in range(self.tp.size)]
                 dist.all_gather(parts, own.contiguous(), group=self._tp)
@@ -198,7 +198,7 @@ class Together(Group):
         return found
 
     def held(self, tensors: Tensors) -> dict[str, Held]:
-        """Rows of the shard, of the heads of the rank."""
+        """See `Group.held`; the blocks of this worker's shard and of its rank's heads."""
         return {key: self._held(key.rpartition(":")[2], tensor.detach()) for key, tensor in tensors.items()}
 
     def _held(self, name: str, own: Tensor) -> Held:
@@ -216,13 +216,13 @@ class Together(Group):
         return blocks_of_rank(own, shape, first, split, self.tp)
 
     def random_states(self, states: Tensors) -> dict[str, Tensor]:
-        """Those of the leading worker, and of dropout on each of the others."""
+        """See `Group.random_states`; all states of the leading worker, and those of dropout on each of the others."""
         if self.leads:
             return {**states, "workers": torch.tensor(self.workers)}
         return {f"cpu-of-{dist.get_rank()}": states["cpu"]}
 
     def own_random_states(self, states: Tensors, seed: Callable[[str], int]) -> dict[str, Tensor]:
-        """Of a checkpoint of as many workers, this one's; of another number, dropout draws anew."""
+        """See `Group.own_random_states`; for another number of workers, dropout is seeded anew."""
         before = int(states["workers"]) if "workers" in states else 1
         rank = dist.get_rank()
         if before != self.workers:
@@ -232,20 +232,20 @@ class Together(Group):
         return {**states, "cpu": own}
 
     def dropout_use(self) -> str:
-        """Ranks that split heads draw alike; workers with other rows do not."""
+        """See `Group.dropout_use`; equal for ranks that split heads, different for workers with other sequences."""
         index = dist.get_rank() // self.tp.size
         return "dropout" if index == 0 else f"dropout of {index}"
 
     def agreed(self, asked: Stop | None) -> Stop | None:
-        """What the leading worker was asked."""
+        """See `Group.agreed`."""
         return STOPS[self._told(STOPS.index(asked))]
 
     def agreed_step(self, step: int) -> int:
-        """What the leading worker has found."""
+        """See `Group.agreed_step`."""
         return self._told(step)
 
     def agreed_choice(self, *, chosen: bool) -> bool:
-        """What the leading worker has chosen."""
+        """See `Group.agreed_choice`."""
         return bool(self._told(int(chosen)))
 
     def whole_model(self, model: nn.Module, saved: Tensors, rebuild: Callable[[], Any] | None) -> nn.Module | None:
@@ -260,12 +260,12 @@ class Together(Group):
         return whole
 
     def lost_others(self, error: Exception) -> bool:
-        """Errors of the connections between workers."""
+        """See `Group.lost_others`; these are errors of torch.distributed and gloo."""
         return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
     def _rows_of_all(self, own: Tensor, rows: int) -> Tensor:
-        """The whole of a tensor of so many rows, of which each worker has equally many but the last ones, as FSDP
-        shards."""
+        """Gather a tensor of `rows` rows that is sharded as by FSDP: all shards have equally many rows, except the last
+        ones, which have fewer or none."""
         most = -(-rows // self.layout.dp_shard)
         padded = own.new_zeros(most, *own.shape[1:])
         padded[: len(own)] = own
@@ -279,18 +279,18 @@ class Together(Group):
         return int(told)
 
     def _place_in_data(self) -> tuple[int, int]:
-        """Which of how many parts of the rows are this worker's."""
+        """Return the index of this worker's part of the batch's sequences, and the number of parts."""
         replicate, shard = (self.mesh.get_local_rank(name) for name in ("dp_replicate", "dp_shard"))
         return replicate * self.layout.dp_shard + shard, self.layout.dp
 
     def _shard(self, model: nn.Module) -> None:
-        """Shard the blocks; what lies around them is whole on every worker."""
+        """Shard the blocks with FSDP2; all other parameters are replicated on every worker."""
         replicas = self.mesh["dp_replicate", "cp"]._flatten("replicas")  # noqa: SLF001 -- torch's own way
         mesh = self.mesh["dp_shard"] if replicas.size() == 1 else sharding_mesh(self.mesh)
         for block in blocks_of(model):
-            # Each block is a root of its own, which would else stay whole after a pass.
+            # Each block is an FSDP root, which by default is not resharded after its forward pass.
             sharded: FSDPModule = fully_shard(block, mesh=mesh, reshard_after_forward=True)
-            # Losses are means over the whole batch already.
+            # Gradients are summed, not averaged: losses are already divided by the size of the whole batch.
             sharded.set_gradient_divide_factor(1.0)
             sharded.set_force_sum_reduction_for_comms(True)
             sharded.set_reduce_scatter_unused_params(True)
@@ -300,15 +300,18 @@ class Together(Group):
 
 
 def rows_from(own: Tensor, shape: list[int], first: int) -> Pieces:
-    """What a worker has of a whole tensor of this shape: the rows `own`, from `first` on, or none."""
+    """Return a worker's part of a whole tensor of this shape: the rows `own`, beginning at row `first`, or none."""
     block = Block((first,) + (0,) * (own.dim() - 1), own)
     return Pieces(torch.Size(shape), (block,) if own.numel() else ())
 
 
 def blocks_of_rank(own: Tensor, shape: list[int], first: int, split: ParameterSplit, rank: Rank) -> Pieces:
-    """What a rank has of a whole tensor: `own` are rows, from `first` on, of its part, which has this shape."""
+    """Return a rank's blocks of a whole tensor that is split over heads.
+
+    `own` are the rows, beginning at row `first`, of the rank's part, which has the shape `shape`.
+    """
     if split.axis is None:
-        # What one rank alone has is the first one's.
+        # A parameter that only one rank holds belongs to the first one.
         return Pieces(torch.Size(shape), ()) if split.once and rank.index else rows_from(own, shape, first)
     found, of_whole, of_part = [], 0, 0
     for whole, part in split.blocks:
@@ -330,20 +333,20 @@ def blocks_of_rank(own: Tensor, shape: list[int], first: int, split: ParameterSp
 
 
 def sharding_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """The mesh [replicas, dp_shard] of hybrid sharding, of a mesh [dp_replicate, cp, dp_shard, tp]."""
+    """Return the mesh [replicas, shards] for hybrid sharding, from a mesh [dp_replicate, cp, dp_shard, tp]."""
     ranks = mesh.mesh.flatten(0, 1)
     both = DeviceMesh(mesh.device_type, ranks, mesh_dim_names=("replicas", "shards", "heads"))
     return both["replicas", "shards"]
 
 
 def mesh_of(layout: MeshLayout, device_type: str) -> DeviceMesh:
-    """The mesh of a layout, with torchtitan's names of its dimensions."""
+    """Create the device mesh of a layout, with torchtitan's dimension names."""
     sizes = (layout.dp_replicate, layout.cp, layout.dp_shard, layout.tp)
     return init_device_mesh(device_type, sizes, mesh_dim_names=("dp_replicate", "cp", "dp_shard", "tp"))
 
 
 def summed_in_buckets(gradients: list[Any], group: dist.ProcessGroup) -> None:
-    """Sum gradients over a group, in place, many in one call."""
+    """All-reduce gradients over a group, in place, in buckets of about `BUCKET` bytes."""
     if group.size() == 1:
         return
     bucket: list[Tensor] = []
@@ -361,7 +364,7 @@ def summed_in_buckets(gradients: list[Any], group: dist.ProcessGroup) -> None:
 
 
 def split_context(model: nn.Module, group: dist.ProcessGroup) -> Any:
-    """Have the layers of attention of a decoder attend around the ring of a group; returns what splits the tokens."""
+    """Make a decoder's attention layers use ring attention over a group; returns the context that splits tokens."""
     layers: list[Any] = [module for module in model.modules() if hasattr(module, "split_tokens")]
     context = layers[0].split_tokens(group)
     decoder: Any = model
@@ -373,7 +376,7 @@ def split_context(model: nn.Module, group: dist.ProcessGroup) -> Any:
 
 @torch.no_grad()
 def load_whole(model: nn.Module, tensors: Tensors) -> None:
-    """Put tensors of a whole model into one."""
+    """Copy tensors, by name, into the parameters and buffers of a model."""
     names: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, tensor in tensors.items():
         names[name].copy_(tensor)

@@ -1,4 +1,4 @@
-"""The training loop: one run of a model over its data, from its newest checkpoint to its last step."""
+"""The training loop: trains a model from its newest checkpoint to its last step."""
 
 from __future__ import annotations
 
@@ -46,46 +46,46 @@ Read = TypeVar("Read")
 
 
 class Reporter(Protocol):
-    """Receives the progress of a run, in order, on the thread of the loop; must return quickly."""
+    """Receives the progress of a run, in order, in the thread of the training loop; methods must return quickly."""
 
     def heartbeat(self) -> None:
-        """An update or a batch of an evaluation was done."""
+        """Report that an update or an evaluation batch was done."""
         ...
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Values measured when `step` updates were done, by name."""
+        """Report metrics, by name, after `step` updates."""
         ...
 
     def checkpoint(self, step: int, where: str, size: int) -> None:
-        """A complete checkpoint of `size` bytes lies at the path or URL `where`."""
+        """Report a complete checkpoint of `size` bytes at the path or URL `where`."""
         ...
 
     def log(self, text: str) -> None:
-        """A line of the log."""
+        """Report a log line."""
         ...
 
     def flush(self) -> None:
-        """Return once everything reported has been received: called before a checkpoint is written."""
+        """Return once everything reported has been received; called before a checkpoint is written."""
         ...
 
 
 class NullReporter:
-    """Discards what it gets."""
+    """A reporter that discards everything."""
 
     def heartbeat(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def checkpoint(self, step: int, where: str, size: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def log(self, text: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def flush(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class TrainingDiverged(UserError):  # noqa: N818 - named, as all errors here, for what happened
@@ -96,17 +96,17 @@ class TrainingDiverged(UserError):  # noqa: N818 - named, as all errors here, fo
 
 @dataclass
 class Throughput:
-    """Training time in seconds since the last metrics, without evaluation and checkpoints, and the token count then."""
+    """Seconds of training since the last metrics, without evaluation and checkpoints, and the token count then."""
 
     seconds: float = 0.0
     tokens: int = 0
 
 
 class Trainer:
-    """Trains `model` on a dataset as `config` says, on the device of the model.
+    """Trains `model` on a dataset as configured by `config`, on the device of the model.
 
-    Without `checkpoints` none are written. With a `group` this worker computes its part of each batch; `rebuild` then
-    makes a whole model of the same kind. A resumed run gives the losses of one without interruption, bit for bit.
+    Without `checkpoints`, none are written. With a `group`, this worker computes its part of each batch; `rebuild` then
+    creates a whole model of the same kind. The losses of a resumed run are bit for bit those of an uninterrupted one.
     """
 
     def __init__(
@@ -146,15 +146,15 @@ class Trainer:
 
     @property
     def checkpoint_stops(self) -> Stops:
-        """For how long training stood still for checkpoints."""
+        """How long checkpoints blocked training."""
         return Stops() if self._writer is None else self._writer.stops
 
     def resume(self, report: Reporter | None = None) -> bool:
-        """Go to where the newest checkpoint is that is whole; False if there is none. Damaged ones are reported.
+        """Restore the newest intact checkpoint; return False if there is none. Damaged checkpoints are reported.
 
-        The leading worker has it in `resumed_from` then.
+        On the leading worker, `resumed_from` is set to the checkpoint.
 
-        Raises `Unavailable` in all workers where one cannot reach the checkpoints; the next call tries again.
+        Raises `Unavailable` in all workers if one cannot access the checkpoints; the call can be repeated.
         """
 
         def damaged(found: Saved, error: CheckpointInvalid) -> None:
@@ -175,7 +175,7 @@ class Trainer:
         return True
 
     def _by_all(self, read: Callable[[], Read]) -> Read:
-        """What this worker reads, once all have: raises in all of them where one could not."""
+        """Return the result of `read`, once all workers have read; raises in all of them if one failed."""
         try:
             found = read()
         except AttnError as error:
@@ -185,7 +185,7 @@ class Trainer:
         return found
 
     def _restore(self, folder: Path) -> None:
-        """Go to where a checkpoint is, whose files lie in `folder`: each worker reads what it holds."""
+        """Restore the state from a checkpoint's files in `folder`; each worker reads only the parts that it holds."""
         progress, stored = read_progress(folder), stored_tensors(folder)
         kept = {name: tensor.detach() for name, tensor in self._kept.named_parameters()}
         into: dict[str, dict[str, Tensor]] = {
@@ -205,7 +205,7 @@ class Trainer:
             self._average.restore(into["average"])
         if self._norms is not None:
             self._norms.restore(parts.get("gradient_norms", {}))
-        # Where every step was skipped, the optimizer has no state yet.
+        # If every step so far was skipped, the optimizer has no state yet.
         if self._norms is None or self._norms.skipped < progress.step:
             restore_optimizer_state(self._kept, self._optimizer, into["optimizer"], self.config.optimizer)
         seed = partial(derived, self.config.seed + progress.step)
@@ -217,13 +217,13 @@ class Trainer:
     def run(self, report: Reporter, stop: StopFlag) -> Stop | None:
         """Train to the last step and return None, or stop when asked to and return how.
 
-        Raises TrainingDiverged when the loss is not finite, CheckpointWriteFailed if the last checkpoint cannot
-        be written, which the next call tries again; a failure of an earlier one is reported and the run goes on.
+        Raises `TrainingDiverged` if the loss is not finite, `CheckpointWriteFailed` if the last checkpoint cannot be
+        written, which the next call tries again. If an earlier one cannot be, this is reported and the run goes on.
         """
         try:
             return self._run(report, stop)
         finally:
-            # Whatever ends the run, nothing is written after it.
+            # However the run ends, no checkpoint is being written afterwards.
             self._tell(self._finished(report), report)
 
     def _run(self, report: Reporter, stop: StopFlag) -> Stop | None:
@@ -243,9 +243,9 @@ class Trainer:
         return None
 
     def save(self, report: Reporter) -> None:
-        """Write a checkpoint unless the newest is of this step, and return when it is there.
+        """Write a checkpoint, unless the newest one is of this step, and return when it is complete.
 
-        Raises CheckpointWriteFailed.
+        Raises `CheckpointWriteFailed`.
         """
         self._begin_save(report)
         written = self._finished(report)
@@ -254,7 +254,7 @@ class Trainer:
         self._tell(written, report)
 
     def _begin_save(self, report: Reporter) -> None:
-        """Have a checkpoint of this step written beside the next ones, after the one before; unless it is there."""
+        """Wait for an earlier checkpoint, then start to write one of this step in the background unless it exists."""
         if self._writer is None:
             return
         began = time.perf_counter()
@@ -270,7 +270,7 @@ class Trainer:
         return None if self._writer is None else self._writer.finished(report.heartbeat)
 
     def _tell(self, written: Written | None, report: Reporter) -> None:
-        """Report what became of a checkpoint."""
+        """Report the result of writing a checkpoint."""
         if written is None:
             return
         if written.error is not None:
@@ -281,7 +281,7 @@ class Trainer:
                 report.checkpoint(written.step, written.saved.where, written.saved.size)
 
     def _state(self) -> Parts:
-        """What a checkpoint holds. What only updates change may be copied until the next one; the rest is a copy."""
+        """Return the contents of a checkpoint: tensors that only updates change are not copied, others are copies."""
         kept = dict(self._kept.named_parameters())
         saved = _saved_tensors(self.model)
         weights = {name: kept[name] if name in kept else tensor.clone() for name, tensor in saved.items()}
@@ -301,7 +301,7 @@ class Trainer:
         return parts
 
     def validation_loss(self, batches: int, on_batch: Callable[[], None] = lambda: None) -> float | None:
-        """Mean loss, in nats a token, over `batches` batches kept for validation; None if there are too few.
+        """Return the mean loss, in nats per token, over `batches` validation batches; None if there are too few data.
 
         `on_batch` is called after each batch.
         """
@@ -309,9 +309,9 @@ class Trainer:
             return self._task.validation_loss(self.model, batches, on_batch)
 
     def whole_model(self) -> nn.Module | None:
-        """The model with all its weights, on the leading worker; None on the others. Every worker is to call it.
+        """Return the model with all its weights on the leading worker, None on the others. A collective.
 
-        With `ema_decay` the weights are their averages from then on: only for the end of a run.
+        With `ema_decay`, the weights are replaced by their averages for good: only to be called at the end of a run.
         """
         self._wait_for_copy()
         if self._average is not None:
@@ -320,11 +320,11 @@ class Trainer:
         return self._gathered()
 
     def _wait_for_copy(self) -> float:
-        """Return once the weights may change, which a checkpoint is made of, after so many seconds."""
+        """Wait until a checkpoint in progress has copied the weights, which may then change; return the seconds."""
         return 0.0 if self._writer is None else self._writer.wait_for_copy()
 
     def _exported(self) -> AbstractContextManager[None]:
-        """Within it, the weights are those that are exported."""
+        """Return a context in which the weights are those to export: with `ema_decay`, their averages."""
         self._wait_for_copy()
         return nullcontext() if self._average is None else self._average.in_place()
 
@@ -358,7 +358,7 @@ class Trainer:
             self._begin_save(report)
 
     def _validation_losses(self, report: Reporter) -> Mapping[str, float]:
-        """The loss of what is kept for validation; where that are several sets, the mean, and each by its name."""
+        """Return the validation loss; with several validation sets, their mean and the loss of each by name."""
         batches, own = self.config.evaluation.eval_batches, getattr(self._task, "validation_losses", None)
         if own is None:
             validation = self.validation_loss(batches, report.heartbeat)
@@ -369,7 +369,7 @@ class Trainer:
         return ({"validation_loss": sum(found.values()) / len(found)} if found else {}) | named
 
     def _final_metrics(self, report: Reporter) -> Mapping[str, float]:
-        """What the task measures at the end; nothing, with a line of the log, where that fails: the model stays."""
+        """Return the final metrics of the task; if they fail, this is only logged, so that the model is not lost."""
         try:
             with self._exported(), validation_precision(self.config.precision, self._device):
                 whole = self._gathered()
@@ -399,10 +399,10 @@ class Trainer:
         return loss, norm
 
     def _skips(self, loss: Tensor, norm: Tensor, report: Reporter) -> bool:
-        """Whether the gradient is too large for an update, which is counted and told. All workers decide alike."""
+        """Whether to skip the update as its gradient is too large; counts and logs it. All workers decide alike."""
         if self._norms is None:
             return False
-        # Else a loss that is no number would be seen or not, as it falls on a step that is measured or not.
+        # Checked at every step, as NaN losses would otherwise be noticed only in steps with metrics.
         self._require_finite(loss.item(), self.step + 1)
         length, limit = norm.item(), self._norms.limit()
         skipped = self._group.agreed_choice(chosen=self._norms.too_large(length))
@@ -413,7 +413,7 @@ class Trainer:
         return skipped
 
     def _accumulated(self) -> Tensor:
-        """The mean loss of the batches of a step, a scalar, whose gradients are added up: that of one large batch."""
+        """Compute the batches of a step and accumulate their gradients; return the mean loss, as of one large batch."""
         batches = [self._task.next_batch() for _ in range(self.config.optimizer.gradient_accumulation_steps)]
         several = len(batches) > 1 or self._group.workers > 1
         everything = sum(batch_weight(self._task, batch) for batch in batches) if several else 1
@@ -446,13 +446,13 @@ class Trainer:
             )
 
     def _try_save(self, report: Reporter) -> None:
-        """As `save`; a failure is reported."""
+        """Like `save`, but a failure is only reported."""
         self._begin_save(report)
         self._tell(self._finished(report), report)
 
 
 def _saved_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by name; what two names share appears once. Of a frozen base, nothing."""
+    """Return parameters and persistent buffers by name, shared ones once; with an adapter, only its parameters."""
     if adapter_of(model) is not None:
         return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     parameters = dict(model.named_parameters())

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 PREFIX = "average:"
-"""Before the names of parameters, in a checkpoint."""
+"""Prefix of parameter names in checkpoints."""
 
 
 class WeightAverage:
-    """After each update of `model`, decay · average + (1 - decay) · weights, of those that are trained.
+    """The average of the trained weights of `model`: decay · average + (1 - decay) · weights after each update.
 
-    The first update gives the weights themselves, as in torch's `AveragedModel`, so that initial weights do not count.
+    After the first update it is the weights themselves, as in torch's `AveragedModel`: initial weights do not count.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -25,7 +25,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """To be called after each update of the weights."""
+        """Update the average; to be called after each update of the weights."""
         if not self._average:
             self._average = {name: parameter.detach().clone() for name, parameter in self._trained.items()}
             return
@@ -34,7 +34,7 @@ class WeightAverage:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within it, the weights of the model are the averages; there are none before the first update."""
+        """A context in which the weights of the model are the averages; before the first update, they are unchanged."""
         self.exchange()
         try:
             yield
@@ -43,18 +43,18 @@ class WeightAverage:
 
     @torch.no_grad()
     def exchange(self) -> None:
-        """Let weights and averages change places: a second call puts them back."""
+        """Swap weights and averages; a second call swaps them back."""
         for name, average in self._average.items():
             weights = self._trained[name].detach().clone()
             self._trained[name].copy_(average)
             average.copy_(weights)
 
     def state(self) -> Mapping[str, Tensor]:
-        """What a checkpoint keeps, as "average:parameter" -> tensor; empty before the first update."""
+        """Return the state for a checkpoint, as "average:parameter" -> tensor; empty before the first update."""
         return {PREFIX + name: average for name, average in self._average.items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Put back what `state` gave."""
+        """Restore what `state` returned."""
         of = self._trained
         self._average = {
             name: state[PREFIX + name].to(of[name].device, copy=True) for name in of if PREFIX + name in state

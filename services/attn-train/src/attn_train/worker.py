@@ -1,4 +1,4 @@
-"""The work of one attempt, in whatever process it runs."""
+"""The work of a worker in one attempt, independent of the process that it runs in."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from attn_train.tasks.distillation import distilled
 from attn_train.trainer import Trainer
 
 LOCK_SECONDS = 60.0
-"""How long to wait until the worker of an earlier attempt has released its lock."""
+"""How long to wait for the worker of an earlier attempt to release its lock."""
 
 HEARTBEAT_SECONDS = 5.0
 """Minimum time between two heartbeats."""
@@ -63,15 +63,15 @@ def work(
     flush: Callable[[], None] = lambda: None,
     group: Group | None = None,
 ) -> Outcome:
-    """Run an attempt to its end, or with a `group` this worker's part; errors become its outcome and are not raised.
+    """Run an attempt to its end, or this worker's part of it with a `group`.
 
-    `flush` returns once all messages sent have been received.
+    `flush` returns once all messages sent have been received. Errors become the outcome and are not raised.
     """
     layout, group = Layout(assignment.home), group or Group()
     try:
         with exclusive(layout.worker_lock(assignment.job_id), LOCK_SECONDS) if group.leads else nullcontext():
             return _train(assignment, MessageReporter(send, flush), stop, group)
-    except Exception as error:  # whatever a mechanism raises is the job's error, not the worker's end
+    except Exception as error:  # any error, such as a mechanism's, fails the job, not the worker process
         log.exception("job %s failed in attempt %d", assignment.job_id, assignment.attempt)
         if group.lost_others(error):
             return Lost(error=JobError.of(Unavailable(f"another worker was lost: {error}")))
@@ -79,7 +79,7 @@ def work(
 
 
 def as_attn_error(error: Exception) -> AttnError:
-    """The error as an `AttnError`, which can be recorded and sent."""
+    """Convert an error to an `AttnError`, which can be recorded and sent."""
     if isinstance(error, AttnError):
         return error
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
@@ -96,21 +96,21 @@ class MessageReporter:
         self._sent_at = -math.inf
 
     def heartbeat(self) -> None:
-        """At most one message every `HEARTBEAT_SECONDS`."""
+        """Send a heartbeat, at most once every `HEARTBEAT_SECONDS`."""
         if time.monotonic() - self._sent_at > HEARTBEAT_SECONDS:
             self._sent_at = time.monotonic()
             self.send(Heartbeat())
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """As a record."""
+        """Send the metrics."""
         self.send(Metrics(step=step, values=dict(values)))
 
     def checkpoint(self, step: int, where: str, size: int) -> None:
-        """As a record."""
+        """Send the checkpoint."""
         self.send(Checkpoint(step=step, path=where, size_bytes=size, create_time=datetime.now(UTC)))
 
     def log(self, text: str) -> None:
-        """As a line."""
+        """Send a log line."""
         self.send(LogLine(text=text))
 
 
@@ -143,11 +143,11 @@ def _train(assignment: Assignment, reporter: MessageReporter, stop: StopFlag, gr
             return Finished(model_path="")
         whole.cpu()
         target = layout.model(assignment.job_id)
-        # The others of a group have ended.
+        # Only the leading worker gets here, so it must not wait for the rest of the group.
         alone = Waiting(reporter, stop, Group())
         path = alone.until_done(lambda: dataset.save(target, whole) if base is None else base.save(target))
         if config.workers > 1 and assignment.artifacts is not None:
-            # Their supervisor may be on another machine.
+            # The supervisor may be on another machine.
             alone.until_done(lambda: _publish(assignment, Path(path)), is_of_files)
     except (CheckpointWriteFailed, Unavailable) as error:
         asked = waiting.asked or stop.get()
@@ -160,20 +160,20 @@ def _train(assignment: Assignment, reporter: MessageReporter, stop: StopFlag, gr
 
 
 class Waiting:
-    """Has the workers of a group wait where a disk is full, or the artefact store is away: their job is stalled, and
-    goes on by itself."""
+    """Makes the workers of a group wait while a disk is full or the artefact store is unavailable: the job is STALLED,
+    and continues by itself."""
 
     def __init__(self, reporter: MessageReporter, stop: StopFlag, group: Group) -> None:
         self._reporter, self._stop, self._group = reporter, stop, group
         self._stalled = False
         self.asked: Stop | None = None
-        """How the job was asked to stop while it waited."""
+        """How the job was asked to stop while it waited, if it was."""
 
     def until_done(self, work: Callable[[], Result], of: Callable[[AttnError], bool] = is_of_disk) -> Result:
-        """The result of `work`, tried again where it raises an error `of` which waiting helps; raises that error when
-        the job is to stop.
+        """Return the result of `work`, retrying it while it raises an error for which `of` is True; the error is raised
+        when the job is to stop.
 
-        What all workers do together fails in all of them, and all try again when the leading one does.
+        If `work` is a collective, it fails in all workers, and all of them retry when the leading worker does.
         """
         try:
             return persistently(work, self._tell, of=of, pause=self._pause)
@@ -188,7 +188,7 @@ class Waiting:
             self._reporter.send(Stalled(error=JobError.of(error)))
 
     def _pause(self, seconds: float) -> bool:
-        """Wait until the leading worker goes on, or stops; whether it goes on."""
+        """Wait until the leading worker continues or stops; return whether it continues."""
         if self._group.leads:
             pausing(self._wanted)(seconds)
         self.asked = self._group.agreed(self._stop.get())
@@ -200,17 +200,17 @@ class Waiting:
 
 
 def _publish(assignment: Assignment, model: Path) -> None:
-    """Put the finished model where other machines find it."""
+    """Publish the finished model in the artefact store."""
     artifacts = ArtifactStore(str(assignment.artifacts), assignment.home / "artifacts")
     artifacts.publish(assignment.job_id, model, assignment.owner)
 
 
 def build_model(config: TrainingConfig, dataset: Dataset) -> Any:
-    """The model of `config` with initial weights, on the device of the config; raises as `resolve_device`."""
+    """Build the model of `config` with initial weights on the device of the config; raises as `resolve_device` does."""
     device = resolve_device(config.device)
     family, made = configured(config.model, dataset.model_fields)
     torch.manual_seed(derived(config.seed, "weights"))
-    # Drawn on the CPU, so that a seed gives the same weights on every device.
+    # Initialised on the CPU, so that a seed gives the same weights on every device.
     return family.build(made).to(device)
 
 

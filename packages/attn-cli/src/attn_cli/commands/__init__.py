@@ -1,1 +1,1 @@
-"""The subcommands, by what they are about."""
+"""The subcommands, by topic."""

@@ -1,4 +1,4 @@
-"""What attention costs before anything runs: `attn compare`, `attn cost`."""
+"""The commands `attn compare` and `attn cost`, which compute the cost of attention before anything runs."""
 
 from __future__ import annotations
 
@@ -46,22 +46,22 @@ from attn_cli.pictures import draw_curves
 CURVES = {"allowed_flops": "FLOPs of a forward pass", "state_bytes": "bytes remembered"}
 COUNTS = {"weights": "parameters", "flops": "flops", "allowed": "allowed_flops"}
 TRAINING = "compare-training"
-"""The command that compares by training, wherever it is installed."""
+"""The command that compares by training, in a package that may not be installed."""
 SIZES = {"state": "state_bytes", "a token": "state_bytes_per_token"}
 
 
 class CompareCommand(FlagCommand):
-    """Prices, or with `--train` the comparison by training that an installed package offers."""
+    """The comparison of costs, or with `--train` the comparison by training of an installed package."""
 
     def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """The context of the command that the arguments ask for."""
+        """Create the context of the command that the arguments select."""
         if any(arg == "--train" or arg.startswith("--train=") for arg in args):
             return _training_command().make_context(info_name, args, parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
 
 
 def _training_command() -> Any:
-    """The command behind `--train`; raises `CommandElsewhere` where its package is not installed."""
+    """The command behind `--train`; raises `CommandElsewhere` if its package is not installed."""
     try:
         return load(installed().commands.get(TRAINING))
     except UnknownName as error:
@@ -84,12 +84,12 @@ def compare_command(
     draw: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw the curves: PNG, SVG or PDF.")] = None,
     json: Json = False,
 ) -> None:
-    """Compare what mechanisms cost and remember as sequences grow, one layer each, side by side.
+    """Compare the compute and the memory of mechanisms, one layer each, as sequences grow.
 
-    Example: `attn compare mha sliding_window linear --seq 1024,16384 --draw curves.png`. Key/value heads are given
-    only to mechanisms that can share them; a mechanism without a causal form is priced bidirectional.
+    Example: `attn compare mha sliding_window linear --seq 1024,16384 --draw curves.png`. `--num-kv-heads` applies
+    only to mechanisms that can share key/value heads; a mechanism without a causal form is priced as bidirectional.
 
-    With `--train NAMES --budget flops=1e12` they are trained with equal budgets and compared: see
+    With `--train NAMES --budget flops=1e12`, mechanisms are trained with equal budgets and compared: see
     `attn compare --train mha --help`.
     """
     lengths = parse_lengths(seq)
@@ -111,12 +111,12 @@ def compare_command(
 
 
 def priced(names: list[str], sizes: Sizes, lengths: list[int], dtype: str) -> list[dict[str, Any]]:
-    """A row for each mechanism and length."""
+    """One row of costs per mechanism and length."""
     return [row(name, sizes, length, dtype) for name in dict.fromkeys(names) for length in lengths]
 
 
 def row(name: str, sizes: Sizes, length: int, dtype: str) -> dict[str, Any]:
-    """The price of one mechanism at one length."""
+    """The costs of one mechanism at one length."""
     mechanism = installed().mechanisms.get(name)
     fitted = own_groups(fitting(sizes, mechanism), mechanism, {})
     facts = price(mechanism, fitted.config(mechanism, {}), length, dtype)
@@ -125,7 +125,7 @@ def row(name: str, sizes: Sizes, length: int, dtype: str) -> dict[str, Any]:
 
 
 def curves(rows: list[dict[str, Any]]) -> dict[str, dict[str, list[float]]]:
-    """Title of a panel -> mechanism -> values by length."""
+    """The curves to draw: title of a panel -> mechanism -> values by length."""
     panels: dict[str, dict[str, list[float]]] = {}
     for key, title in CURVES.items():
         for facts in rows:
@@ -134,20 +134,20 @@ def curves(rows: list[dict[str, Any]]) -> dict[str, dict[str, list[float]]]:
 
 
 def comparison(facts: dict[str, Any]) -> dict[str, Any]:
-    """The row as people read it, in a screen's width."""
+    """A row with human-readable values, which fits the width of a terminal."""
     counted = {short: human_count(facts[key]) for short, key in COUNTS.items()}
     sized = {short: human_bytes(facts[key]) for short, key in SIZES.items()}
     return {"name": facts["name"], "tokens": facts["tokens"]} | counted | sized
 
 
 def with_powers_of_two(lengths: list[int]) -> list[int]:
-    """The lengths and the powers of two between them, so that a curve bends where its mechanism's price does."""
+    """The lengths and the powers of two between them, so that a curve bends where its mechanism's cost does."""
     powers = [2**power for power in range(lengths[0].bit_length(), lengths[-1].bit_length())]
     return sorted({*lengths, *(power for power in powers if power < lengths[-1])})
 
 
 def parse_lengths(text: str) -> list[int]:
-    """Ascending lengths of "1024,4096"; raises `InvalidValue`."""
+    """Parse lengths such as "1024,4096", and sort them; raises `InvalidValue`."""
     try:
         lengths = sorted({int(part) for part in text.split(",")})
     except ValueError:
@@ -159,9 +159,9 @@ def parse_lengths(text: str) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """`batch` sequences of `seq` tokens, over sources of `source` where the model has an encoder.
+    """`batch` sequences of `seq` tokens, with encoder inputs of `source` tokens if the model has an encoder.
 
-    States have elements of `dtype` and are kept as `kv_cache` keeps them; without a cache's name as they are.
+    States have elements of `dtype`, and are stored as the cache `kv_cache` does; if it is None, as they are.
     """
 
     batch: int
@@ -171,7 +171,7 @@ class Workload:
     kv_cache: str | None
 
     def state_bytes(self, states: StateSpecs) -> int:
-        """Bytes of the states of one layer and one sequence."""
+        """The size of the states of one layer and one sequence, in bytes."""
         if self.kv_cache is None:
             return state_bytes(states, tokens=self.seq, source=self.source, dtype=self.dtype)
         family = installed().caches.get(self.kv_cache)
@@ -179,7 +179,7 @@ class Workload:
 
 
 class Asked(NamedTuple):
-    """What was asked for in place of the model's own; None and False are that."""
+    """The changes that the user requests to the model's attention; None, False and empty values change nothing."""
 
     attention: str | None
     options: dict[str, Any]
@@ -190,7 +190,11 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Layers:
-    """`number` attention layers of one kind: `self` of what is decoded, `encoder` and `cross` to an encoder's rows."""
+    """`number` attention layers of one kind.
+
+    `self` is the self-attention of the decoder (or only stack), `encoder` the self-attention of an encoder, and `cross`
+    the attention of the decoder to the encoder's outputs.
+    """
 
     kind: str
     number: int
@@ -198,18 +202,18 @@ class Layers:
     config: MechanismConfig
 
     def forward(self, work: Workload) -> Cost:
-        """The price of whole sequences."""
+        """The cost of a forward pass over whole sequences."""
         query = work.source if self.kind == "encoder" else work.seq
         key = work.seq if self.kind == "self" else work.source
         return self._all(Shape(batch=work.batch, query=query, key=key))
 
     def decode(self, work: Workload) -> Cost:
-        """The price of the last token of every sequence in a step of its own."""
+        """The cost of the decode step that computes the last token of every sequence."""
         source = work.source if self.kind == "cross" else 0
         return self._all(Step(batch=work.batch, new=1, remembered=work.seq - 1, source=source))
 
     def remembered(self, work: Workload) -> int:
-        """Bytes of the states of one sequence."""
+        """The size of the states of one sequence in these layers, in bytes."""
         return self.number * work.state_bytes(self.mechanism.state(self.config))
 
     def _all(self, call: Shape | Step) -> Cost:
@@ -236,11 +240,11 @@ def cost_command(
     ] = "",
     json: Json = False,
 ) -> None:
-    """Price attention at the size of a known model: cache, FLOPs and weights, before anything runs.
+    """Compute the cache size, FLOPs and parameters of attention in a known model, before anything runs.
 
-    Example: `attn cost llama-3-70b --batch 8 --seq 1000 --dtype bf16` says that its cache weighs 2.62 GB; with
-    `--num-kv-heads 64`, as if it had no grouped heads, 20.97 GB; with `--kv-cache int8`, 1.33 GB; with
-    `--kv-sharing cla:2`, 1.31 GB. Encoders, and with `--bidirectional` any model, remember nothing and decode nothing.
+    Example: `attn cost llama-3-70b --batch 8 --seq 1000 --dtype bf16` shows a cache of 2.62 GB; with
+    `--num-kv-heads 64`, as without grouped heads, 20.97 GB; with `--kv-cache int8`, 1.33 GB; with
+    `--kv-sharing cla:2`, 1.31 GB. Encoders, and any model with `--bidirectional`, have no cache and no decode step.
     """
     if not installed().shapes.names():
         raise MissingPackage.of("attn-models", "the price of a known model")
@@ -265,7 +269,7 @@ def cost_command(
 
 
 def attention_costs(model: ModelShape, work: Workload, asked: Asked) -> dict[str, Any]:
-    """The prices of all attention layers together; FLOPs count only the pairs that the mask allows."""
+    """The total costs of all attention layers; FLOPs count only the query-key pairs that the mask allows."""
     stack = stack_of(model, work, asked)
     own = stack[0]
     sharing = sum(layers.number for layers in stack if layers.config.shares_kv)
@@ -303,13 +307,13 @@ def attention_costs(model: ModelShape, work: Workload, asked: Asked) -> dict[str
 
 
 def kv_heads(mechanism: Mechanism, config: MechanismConfig) -> int:
-    """The key/value heads that the mechanism has at this config."""
+    """The number of key/value heads of the mechanism with this config."""
     spec = mechanism.spec(config)
     return spec.heads.key_value if spec is not None else config.num_kv_heads or config.num_heads
 
 
 def stack_of(model: ModelShape, work: Workload, asked: Asked) -> list[Layers]:
-    """The attention layers of the model; first those of the decoder, or of a model of one stack, with own keys."""
+    """The attention layers of the model; first come those of the decoder (or only stack) with keys of their own."""
     mechanism = installed().mechanisms.get(asked.attention or model.mechanism)
     if mechanism.only_cross or asked.options.get("cross"):
         message = f"mechanism {mechanism.name!r} attends to a source; the layers of {model.name} attend to themselves"

@@ -1,4 +1,4 @@
-"""What is installed and how it is: `attn list`, `attn plugins`, `attn doctor`."""
+"""The commands `attn list`, `attn plugins` and `attn doctor`, about what is installed and whether it works."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ from attn_cli.main import FlagCommand, FlagGroup
 
 
 class Kinds(FlagGroup):
-    """Says what can be listed to whom names something else."""
+    """The group of the kinds that can be listed, with an error for other kinds that names them."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command that lists a kind; raises `InvalidValue` for what is none."""
+        """The command that lists a kind; raises `InvalidValue` for an unknown kind."""
         if cmd_name not in self.commands:
             raise InvalidValue.of("what to list", cmd_name, f"one of {', '.join(self.commands)}")
         return super().get_command(ctx, cmd_name)
 
 
 list_command = typer.Typer(cls=Kinds, add_completion=False, rich_markup_mode="markdown")
-"""A command for every kind: its only option is a flag, so that Typer loads nothing that checks other types."""
+"""The group with a command per kind. Their only option is a flag, so that Typer loads no code for other types."""
 
 
 @list_command.callback(invoke_without_command=True)
 def root(context: typer.Context, json: Json = False) -> None:
-    """List what is installed: mechanisms, if no kind is named.
+    """List what is installed: mechanisms, if no kind is given.
 
-    `attn list mechanisms` is what a model's `--attention` may name. Each row names the package that owns it;
-    install or write a package and its mechanisms appear here. `attn show NAME` tells more.
+    `attn list mechanisms` lists the values for a model's `--attention`. Each row names the package of a mechanism;
+    install or write a package, and its mechanisms appear here. `attn show NAME` shows the details of one.
     """
     if context.invoked_subcommand is None:
         print_kind("mechanisms", json)
 
 
 def print_kind(kind: str, json: bool) -> None:
-    """Print what is installed of a kind, a key of `ROWS`."""
+    """Print the installed objects of a kind, a key of `ROWS`."""
     print_rows(ROWS[kind](installed()), f"no {kind} are installed", json=json)
 
 
 def plugins(catalog: Catalog) -> list[dict[str, Any]]:
-    """A row per plugin found, loaded or not."""
+    """List all plugins found, loaded or not, one per row."""
     return [
         {"plugin": record.full_name, "version": record.version, "status": record.status.value, "reason": record.reason}
         for record in catalog.plugins
@@ -60,7 +60,7 @@ def plugins(catalog: Catalog) -> list[dict[str, Any]]:
 
 
 def mechanisms(catalog: Catalog) -> list[dict[str, Any]]:
-    """A row per mechanism."""
+    """List the installed mechanisms, one per row."""
     rows = []
     for item, owner in _owned(catalog.mechanisms):
         paper = f"{item.paper.authors}, {item.paper.year}"
@@ -69,7 +69,7 @@ def mechanisms(catalog: Catalog) -> list[dict[str, Any]]:
 
 
 def kernels(catalog: Catalog) -> list[dict[str, Any]]:
-    """A row per kernel, with the reason where it cannot run here."""
+    """List the installed kernels, one per row, with the reason if one cannot run here."""
     return [
         {
             "name": item.name,
@@ -83,14 +83,14 @@ def kernels(catalog: Catalog) -> list[dict[str, Any]]:
 
 
 def linears(catalog: Catalog) -> list[dict[str, Any]]:
-    """A row per kernel of linear layers, with the format it keeps weights in."""
+    """List the kernels of linear layers, one per row, with the format in which each stores weights."""
     return [
         {"name": item.name, "weights": item.weights, **_use(item, owner)} for item, owner in _owned(catalog.linears)
     ]
 
 
 def blocks(catalog: Catalog) -> list[dict[str, Any]]:
-    """A row per kernel of whole blocks."""
+    """List the kernels of whole blocks, one per row."""
     return [{"name": item.name, **_use(item, owner)} for item, owner in _owned(catalog.blocks)]
 
 
@@ -107,17 +107,17 @@ def _owned(registry: Registry[Any]) -> list[tuple[Any, str]]:
 
 
 def _caches(catalog: Catalog) -> list[dict[str, Any]]:
-    """A row per store for what is remembered."""
+    """List the caches for keys, values and other states, one per row."""
     return _summaries(catalog.caches)
 
 
 def _models(catalog: Catalog) -> list[dict[str, Any]]:
-    """A row per model family."""
+    """List the model families, one per row."""
     return _summaries(catalog.models)
 
 
 def _shapes(catalog: Catalog) -> list[dict[str, Any]]:
-    """A row per published size of a known model."""
+    """List the published sizes of known models, one per row."""
     return _summaries(catalog.shapes)
 
 
@@ -149,14 +149,14 @@ for _kind in ROWS:
 def plugins_command(json: Json = False) -> None:
     """List every plugin found, and why one did not load.
 
-    A plugin that raises, exits, lacks a dependency or was built for another core is listed with its reason and
-    harms no other. `ATTN_PLUGINS=attn-variants,attn-cli attn ...` loads only the packages named.
+    A plugin that raises, exits, lacks a dependency or was built for another version of attn-core is listed with the
+    reason, and the others still load. `ATTN_PLUGINS=attn-variants,attn-cli attn ...` loads only the packages named.
     """
     print_kind("plugins", json)
 
 
 def doctor_command(json: Json = False) -> None:
-    """Check this machine and installation; exit code 1 if something is not well.
+    """Check this machine and installation; exit code 1 if a check fails.
 
     Packages add checks of their own, such as the Ray version or the folder of models.
     """
@@ -178,7 +178,7 @@ def doctor_command(json: Json = False) -> None:
 
 
 def own_findings() -> list[Finding]:
-    """What the command line itself can say: interpreter, torch and plugins."""
+    """The checks of the command line itself: Python, torch and plugins."""
     python = sys.version_info >= (3, 11)
     findings = [
         Finding(subject="python", ok=python, detail=f"{platform.python_version()}, {usable_cores()} cores"),

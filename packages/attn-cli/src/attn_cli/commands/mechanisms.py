@@ -1,4 +1,4 @@
-"""One mechanism: `attn show`, `attn explain`, `attn check`."""
+"""The commands about one mechanism: `attn show`, `attn explain` and `attn check`."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ from attn_cli.output import human_bytes, human_count, print_facts
 from attn_cli.pictures import as_text, device_type, draw_grid, view_of
 
 RECORDED = "cuda"
-"""The type of the devices on which decode steps are recorded."""
+"""The type of the devices on which decode steps are recorded as CUDA graphs."""
 PICTURE = 12
-"""Positions on a side of the picture in text."""
+"""The number of query and key positions of the picture in text."""
 DRAWN = 48
-"""Positions on a side of the picture in a file."""
+"""The number of query and key positions of the picture in a file."""
 
 
 def show_command(
@@ -63,11 +63,11 @@ def show_command(
     draw: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw its picture: PNG, SVG or PDF.")] = None,
     json: Json = False,
 ) -> None:
-    """Show a mechanism: what it is, what it remembers, what it costs, which kernels compute it.
+    """Show a mechanism: its description, states, costs, and the kernels that compute it.
 
-    Sizes are of one layer. The picture has a row per query and a column per key: the mask, or, for a mechanism that
-    chooses what it sees or computes its own way, what a layer with random weights does with a random input, the same
-    every time. Where no option is given it is drawn at options that show the mechanism among few tokens.
+    Sizes are those of one layer. The picture has a row per query and a column per key: it shows the mask, or, if the
+    mechanism selects keys at run time or is not defined by a mask, an example: a layer with random weights and a random
+    input, always the same. Without `--option` it uses options that show the mechanism with few tokens.
     """
     mechanism = installed().mechanisms.get(name)
     sizes = Sizes(
@@ -93,7 +93,7 @@ def show_command(
 
 
 def readable(facts: dict[str, Any]) -> dict[str, Any]:
-    """The facts as people read them."""
+    """The facts in human-readable form."""
     said = dict(facts) | {"equation": equation_text(facts["equation"])}
     for key in ("state_bytes_per_token", "state_bytes"):
         said[key] = human_bytes(facts[key])
@@ -148,15 +148,15 @@ def explain_command(
     option: Options = None,
     json: Json = False,
 ) -> None:
-    """Say which kernel computes a mechanism here, and why each of the others refuses.
+    """Show which kernel computes a mechanism here, and why each of the others refuses.
 
-    The accepting kernel of least predicted cost runs; cost is a share of the plain computation's time. What the
-    mechanism's own module computes, wholly or in part, asks no kernel and says so. Rows of the decode step say which
-    kernel computes one token of each request over states of fixed size; the last row, whether that can be recorded on a
-    GPU once and repeated as a CUDA graph, and if not, why.
+    Of the kernels that accept, the one with the least predicted cost runs; the cost is a fraction of the plain
+    computation's time. Parts that the mechanism's own module computes are listed as such. Rows of the decode step show
+    which kernel computes one token of each request with states of fixed size; the last rows, whether decode steps and
+    steps with prompts can be recorded on a GPU as CUDA graphs, and if not, why.
 
-    Of a linear layer it says so for each --quantization with which a model has weights of the format --form, as of
-    `attn list linears`; --dtype is what the model computes in, and a kernel is chosen once for any number of rows.
+    For a linear layer, rows are given for each --quantization with which a model has weights of the format --form (see
+    `attn list linears`); --dtype is the type in which the model computes, and one kernel serves any number of rows.
     """
     device = device_type(device)
     if name == LINEAR:
@@ -191,8 +191,8 @@ def explain_command(
 
 
 def whole_rows(mechanism: Mechanism, config: MechanismConfig, call: WholeCall) -> list[dict[str, Any]]:
-    """The verdicts on a call over whole sequences, and on a decode step, where steps do all that is asked: which kernel
-    computes one over states of fixed size, and whether it, and one with prompts, is recorded."""
+    """The verdicts on a call over whole sequences, and, unless the call needs features that no step has, on decode
+    steps: the kernel for states of fixed size, and whether steps with and without prompts are recorded."""
     found = verdicts(mechanism, config, call)
     if not beyond_a_step(call) and (config.causal or config.cross):
         found += step_verdicts(mechanism, config, call)
@@ -203,8 +203,8 @@ def whole_rows(mechanism: Mechanism, config: MechanismConfig, call: WholeCall) -
 
 
 def step_rows(mechanism: Mechanism, config: MechanismConfig, call: WholeCall, form: str) -> list[dict[str, Any]]:
-    """The verdicts on a step over rows of this form where a cache keeps them; raises `InvalidValue` for a call that
-    asks for what no step does, `Incompatible` where no kernel is asked."""
+    """The verdicts on a step that reads the rows of a KV cache of this form in place; raises `InvalidValue` for a call
+    with features that no step has, `Incompatible` if the mechanism uses no kernel for such a step."""
     if beyond_a_step(call):
         allowed = "no --training, --padded, --varlen or --dropout beside it: it is a step of serving"
         raise InvalidValue.of("--rows", form, allowed)
@@ -217,12 +217,12 @@ def step_rows(mechanism: Mechanism, config: MechanismConfig, call: WholeCall, fo
 
 
 def beyond_a_step(call: WholeCall) -> bool:
-    """Whether a call asks for what no step of serving does."""
+    """Whether a call needs features that no serving step has: gradients, padding, varlen or dropout."""
     return call.gradients or call.padded or call.varlen or call.dropout
 
 
 def show(found: list[dict[str, Any]], *, json: bool) -> None:
-    """The verdicts as a table or as JSON."""
+    """Print the verdicts as a table or as JSON."""
     empty = "no kernel is installed; pip install attn-variants"
     print_rows(found if json else [row | {"cost": _short(row["cost"])} for row in found], empty, json=json)
 
@@ -242,8 +242,8 @@ def check_command(
     """Check a mechanism against the laws of attention; exit code 1 if one is broken.
 
     The laws are those of the conformance kit: causality, padding, decoding equals the full computation, state
-    bytes, cost, gradients and more. A law that does not apply says which capability is missing. What holds of short
-    sequences may fail in long ones: `--tokens 300` tries them.
+    bytes, cost, gradients and more. For a law that does not apply, the missing capability is shown. A law that holds
+    for short sequences may fail for long ones: `--tokens 300` tests those.
     """
     try:
         from attn_testing import check
@@ -266,7 +266,7 @@ def check_command(
 
 
 def verdict(passed: bool, applied: bool) -> str:
-    """What became of a law, in two words."""
+    """The verdict on a law as a short text."""
     if not applied:
         return "not asked"
     return "kept" if passed else "BROKEN"

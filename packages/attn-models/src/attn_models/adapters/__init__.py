@@ -1,1 +1,1 @@
-"""State dict adapters: config.json and tensor names of other libraries' checkpoints, translated to ours and back."""
+"""Adapters that translate the config.json and tensor names of other libraries' checkpoints to attn's, and back."""

@@ -1,4 +1,4 @@
-"""State dict adapters: the one place that knows the config keys and tensor names of another library."""
+"""Base classes of state dict adapters, which alone know the config keys and tensor names of another library."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from attn_models.plain_config import whole
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a checkpoint, and the parameters of our model that it holds.
+    """A tensor of a checkpoint, and the model parameters that it holds.
 
-    `parameters` lie one after the other along the first axis, in each of `groups` equal blocks of it (such as heads).
-    ours = (theirs, its two axes exchanged if `transposed`) * `scale` + `offset`. `float32` keeps that type whatever
-    the type of the weights. `depthwise` tensors have a second axis of size one, as filters of `torch.nn.Conv1d` with a
-    group for each channel. A tensor that is `stacked` has a first axis of this length, for equal shares of `parameters`
-    in order, such as those of each expert; what is said above holds for each place of it.
+    `parameters` are concatenated along the first axis, within each of `groups` equal blocks of that axis (such as
+    heads). parameter = (stored tensor, its two axes transposed if `transposed`) * `scale` + `offset`. `float32` keeps
+    the tensor in float32 whatever the dtype of the weights. `depthwise` tensors have a second axis of size one, like
+    the filters of a `torch.nn.Conv1d` with one group per channel. A `stacked` tensor has a first axis of this length,
+    such as one index per expert, over which `parameters` are divided in order and equally; the other fields then apply
+    to each index.
     """
 
     name: str
@@ -40,7 +41,7 @@ class StoredTensor:
     stacked: int = 0
 
     def shares(self) -> list[StoredTensor]:
-        """What lies at each place of a stacked tensor; the tensor itself, if it is not stacked."""
+        """The parts of a stacked tensor along its first axis; the tensor itself if it is not stacked."""
         if not self.stacked:
             return [self]
         each = len(self.parameters) // self.stacked
@@ -49,13 +50,13 @@ class StoredTensor:
 
 
 class Layout(ABC):
-    """How the tensors of a kind of checkpoint are named. `model_type` is that of its config.json.
+    """The tensor names of a kind of checkpoint. `model_type` is the one in its config.json.
 
-    `head` is its name of the unembedding, which may be there although it is tied to our parameter `embedding`.
+    `head` is the name of the unembedding, which a checkpoint may hold although it is tied to the parameter `embedding`.
     Tensors whose names match `derived_names` are skipped: they follow from the config, such as causal masks in older
-    checkpoints, or are unused. `copies` are other names of tensors, which must be equal where both are there.
-    Parameters of ours whose names match `zeros` are in no checkpoint and are zero: biases that change nothing, whatever
-    they are. Those whose names match `ones` are in none and are one, such as the gains of norms without gains.
+    checkpoints, or are unused. `copies` maps further tensor names to the names that are read; if a checkpoint has both,
+    the tensors must be equal. No checkpoint holds the parameters that match `zeros` or `ones`; they are set to zero
+    (biases that do not affect the output) or to one (gains of norms without gains).
     """
 
     model_type: ClassVar[str]
@@ -68,7 +69,7 @@ class Layout(ABC):
 
     @property
     def name(self) -> str:
-        """What the layout is called among those that are installed: its `model_type`."""
+        """The name under which the layout is registered: its `model_type`."""
         return self.model_type
 
     @abstractmethod
@@ -76,27 +77,27 @@ class Layout(ABC):
         """The tensors of a checkpoint of a model with these parameters."""
 
     def canonical_names(self, names: Iterable[str]) -> dict[str, str]:
-        """The checkpoint's names of its tensors, by the names that `tensor_mappings` uses."""
+        """Map the names that `tensor_mappings` uses to the names of the same tensors in the checkpoint."""
         return {name: name for name in names}
 
     def stored(self, parameters: Iterable[str]) -> list[StoredTensor]:
-        """The tensors of a checkpoint of a model with these parameters, without those that are constant."""
+        """The tensors of a checkpoint of a model with these parameters, except those that are `constant`."""
         return self.tensor_mappings([name for name in parameters if self.constant(name) is None])
 
     def constant(self, name: str) -> float | None:
-        """What every element of a parameter is that no checkpoint holds; None for any other parameter."""
+        """The value of every element of a parameter that no checkpoint holds; None for any other parameter."""
         patterns = {0.0: self.zeros, 1.0: self.ones}
         return next((value for value, pattern in patterns.items() if pattern.search(name)), None)
 
     def is_derived(self, name: str) -> bool:
-        """Whether a tensor of this name is skipped: it follows from the config or is not used."""
+        """Whether a tensor of this name is skipped, because it follows from the config or is not used."""
         return bool(self.derived_names.search(name))
 
 
 ATTENTION = ("mechanism", "options", "pattern")
 ROTARY = ("rope_theta", "partial_rotary_factor", "rope_interleave", "rope_scaling")
 SKIPPED = (*ATTENTION, *ROTARY, *OWN_BIASES, "bias", "num_kv_heads", "head_dim", "intermediate_size")
-"""Fields that are compared by what follows from them; rotary positions are part of each layer's attention."""
+"""Fields that are compared through what follows from them; rotary positions are part of each layer's attention."""
 TRAINED = (
     "dropout",
     "attention_dropout",
@@ -104,15 +105,15 @@ TRAINED = (
     "router_bias_update_rate",
     "nextn_predict_loss_weight",
 )
-"""Fields that only training reads, which no config.json need say."""
+"""Fields that only training reads, which a config.json may omit."""
 
 
 class StateDictAdapter(Layout):
-    """Translates config.json and tensor names of a library's decoders to ours and back.
+    """Translates the config.json and tensor names of a library's decoders to attn's and back.
 
-    `known_keys` are the keys of config.json that `from_hf_config` reads. Configs are of the class `Config`: the general
-    decoder's, or that of a family with a model of its own, which `build` builds (see docs/model-families.md).
-    `by_tensors` are fields that follow from which tensors a checkpoint has, see `without_missing`.
+    `known_keys` are the keys of config.json that `from_hf_config` reads. `Config` is the class of the configs: the
+    general decoder's, or that of a family with its own model class, which `build` builds (see docs/model-families.md).
+    `by_tensors` are fields that depend on which tensors a checkpoint has, see `without_missing`.
     """
 
     known_keys: ClassVar[frozenset[str]]
@@ -120,31 +121,31 @@ class StateDictAdapter(Layout):
     Config: ClassVar[type[Any]] = DecoderConfig
 
     def build(self, config: Any) -> Any:
-        """A fresh `attn_core.models.LanguageModel` with random weights, whose attribute `config` is the one given."""
+        """Build an `attn_core.models.LanguageModel` with random weights, whose attribute `config` is the one given."""
         from attn_models.decoder.decoder import Decoder
 
         return Decoder(config)
 
     def layout(self, config: Any) -> Layout:  # noqa: ARG002  (names of some depend on it)
-        """How the tensors of this decoder are named."""
+        """The layout with the tensor names of this decoder's checkpoints."""
         return self
 
     @abstractmethod
     def from_hf_config(self, values: Mapping[str, Any]) -> Any:
-        """The decoder of a config.json; raises `InvalidValue` or `Incompatible` naming the key."""
+        """Build the decoder config from a config.json; raises `InvalidValue` or `Incompatible` naming the key."""
 
     def without_missing(self, config: Any, names: Iterable[str]) -> Any:  # noqa: ARG002  (few leave out)
-        """The config without modules that its config.json has but for which there are no tensors among `names`."""
+        """Remove from the config the modules that its config.json describes but for which `names` has no tensors."""
         return config
 
     @abstractmethod
     def keys_of(self, config: Any) -> dict[str, Any]:
-        """The keys of config.json that say a decoder; `to_hf_config` checks that they say all of it."""
+        """The keys of config.json that describe a decoder; `to_hf_config` checks that they describe it completely."""
 
     def to_hf_config(self, config: Any) -> dict[str, Any]:
         """The config.json of a decoder; raises `Incompatible` naming what the layout cannot express.
 
-        It is read again: whatever an adapter left out is refused here, by the name of the field.
+        The result is read back with `from_hf_config`, so that a field which an adapter omits is refused by name.
         """
         try:
             values = self.keys_of(config)
@@ -160,7 +161,7 @@ class StateDictAdapter(Layout):
         return values
 
     def difference(self, one: Any, other: Any) -> str | None:
-        """The first field by which two models differ in what they compute; None where there is none."""
+        """The first field by which two configs differ in what their models compute; None where there is none."""
         skipped = {*TRAINED, *self.by_tensors}
         if not isinstance(one, DecoderConfig) or not isinstance(other, DecoderConfig):
             names = (item.name for item in dataclasses.fields(one) if item.name not in skipped)
@@ -178,8 +179,9 @@ class StateDictAdapter(Layout):
         return None if all(self.computed(a) == self.computed(b) for a, b in layers) else "mechanism"
 
     def computed(self, attention: LayerAttention) -> object:
-        """What tells a layer's attention from another's: its spec, or its mechanism with all options, what is left out
-        filled in. Of a mechanism without a spec `chunk` is how many tokens of a scan are computed together."""
+        """A value that is equal for two layers whose attention computes the same: the spec, or the mechanism with all
+        its options, defaults included. For a mechanism without a spec, `chunk` is ignored: it only sets how many tokens
+        of a scan are computed at once."""
         spec = attention.mechanism.spec(attention.config)
         if spec is not None:
             usual = ScaledDot(scale=spec.heads.key_size**-0.5)
@@ -197,7 +199,7 @@ def _values(config: Any) -> dict[str, Any]:
 
 
 def _given(config: Any, name: str) -> Any:
-    """The value of a field, or the one that stands for a field left out."""
+    """The value of a field, with a missing `num_decoder_layers` replaced by the number of decoder layers."""
     return config.decoder_layers if name == "num_decoder_layers" else getattr(config, name, None)
 
 
@@ -210,13 +212,13 @@ def needed(values: Mapping[str, Any], key: str) -> Any:
 
 
 MOST_LAYERS = 10_000
-"""More than any model has, and few enough to be listed one by one."""
+"""An upper bound on layers: above that of any model, and small enough to list the layers one by one."""
 
 
 def required_count(values: Mapping[str, Any], key: str, default: int | None = None, least: int = 1) -> int:
     """The whole number at `key`; raises `InvalidValue` for any other value, or if it is missing without a default.
 
-    Layers are bounded: something is made for each of them before anything else could refuse their number.
+    Numbers of layers are limited, because objects are created for each layer before a later check could refuse it.
     """
     value = whole(needed(values, key) if default is None else values.get(key, default))
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -240,9 +242,9 @@ def listed_layer_types(values: Mapping[str, Any], layers: int, kinds: tuple[str,
 
 
 def layer_kinds(values: Mapping[str, Any], layers: int, kinds: tuple[str, str], period: int) -> list[str]:
-    """The `layer_types` of a config.json; without that key those of one period, whose last layer is of another type.
+    """The `layer_types` of a config.json; without that key those of one period, whose last layer is of the other kind.
 
-    `kinds` are the usual type and that of the last layer of a period. Raises as `listed_layer_types`.
+    `kinds` are the usual kind and the kind of the last layer of a period. Raises as `listed_layer_types`.
     """
     given = listed_layer_types(values, layers, kinds)
     if given is not None:
@@ -251,9 +253,9 @@ def layer_kinds(values: Mapping[str, Any], layers: int, kinds: tuple[str, str], 
 
 
 def require_allowed(values: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raises `InvalidValue` for a key of `allowed` whose value is given and not one of those allowed.
+    """Raises `InvalidValue` for a key of `allowed` that is present with a value other than those allowed.
 
-    What a checkpoint asks for and the decoder does not compute is an error, never ignored.
+    A setting of a checkpoint that the decoder does not compute is always an error, never ignored.
     """
     for key, choices in allowed.items():
         if key in values and values[key] not in choices:
@@ -262,16 +264,16 @@ def require_allowed(values: Mapping[str, Any], allowed: Mapping[str, tuple[Any, 
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
 HF_ACTIVATIONS = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
-# Heads on top of an encoder, as transformers names them.
+# Tensors of heads on top of an encoder, as transformers names them.
 HEADS = re.compile(r"^(pooler|cls|lm_head|classifier|qa_outputs|sequence_summary)\.|position_ids$")
 
 
 class EncoderAdapter(Layout):
-    """Translates config.json and tensor names of a library's encoders to ours and back; heads are not read.
+    """Translates the config.json and tensor names of a library's encoders to attn's and back; heads are not read.
 
-    `prefix` is that of the encoder's tensors in a checkpoint with a head. `known_keys` are the keys of config.json that
-    `from_hf_config` reads. `pooling` makes one vector of the rows of a text where a folder says nothing of it, as
-    `SentencePooling`.
+    `prefix` precedes the names of the encoder's tensors in a checkpoint with a head. `known_keys` are the keys of
+    config.json that `from_hf_config` reads. `pooling` is the pooling of token vectors into one vector of a text where
+    the model folder does not specify it, see `SentencePooling`.
     """
 
     derived_names = HEADS
@@ -280,12 +282,12 @@ class EncoderAdapter(Layout):
     known_keys: ClassVar[frozenset[str]]
 
     def layout(self, config: Any) -> Layout:  # noqa: ARG002  (names of some depend on it)
-        """How the tensors of this encoder are named."""
+        """The layout with the tensor names of this encoder's checkpoints."""
         return self
 
     @abstractmethod
     def from_hf_config(self, values: Mapping[str, Any]) -> Any:
-        """The encoder of a config.json; raises `InvalidValue` or `Incompatible` naming the key."""
+        """Build the encoder config from a config.json; raises `InvalidValue` or `Incompatible` naming the key."""
 
     @abstractmethod
     def to_hf_config(self, config: Any) -> dict[str, Any]:
@@ -293,8 +295,8 @@ class EncoderAdapter(Layout):
 
     @abstractmethod
     def build(self, config: Any) -> Any:
-        """A fresh encoder."""
+        """Build an encoder with random weights."""
 
     def canonical_names(self, names: Iterable[str]) -> dict[str, str]:
-        """The names without the prefix."""
+        """Map the names without the prefix to those in the checkpoint."""
         return {name.removeprefix(self.prefix): name for name in names}

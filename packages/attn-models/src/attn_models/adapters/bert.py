@@ -62,7 +62,7 @@ READS = frozenset(
 
 
 class BertAdapter(EncoderAdapter):
-    """Post-norm blocks of full attention (Devlin et al. 2019, arXiv 1810.04805)."""
+    """BERT: post-norm blocks with full attention (Devlin et al. 2019, arXiv 1810.04805)."""
 
     model_type = "bert"
     prefix = "bert."
@@ -80,7 +80,7 @@ class BertAdapter(EncoderAdapter):
     }
 
     def from_hf_config(self, values: Mapping[str, Any]) -> EncoderConfig:
-        """The encoder of a BertConfig."""
+        """Build the encoder config from a BertConfig."""
         require_allowed(values, self.allowed_values)
         sizes = {ours: needed(values, theirs) for ours, theirs in SIZES.items()}
         return EncoderConfig(
@@ -93,7 +93,7 @@ class BertAdapter(EncoderAdapter):
         )
 
     def to_hf_config(self, config: EncoderConfig) -> dict[str, Any]:
-        """A config.json of this family."""
+        """The config.json of an encoder; raises `Incompatible` for what it cannot express."""
         if not config.type_vocab_size:
             raise Incompatible(f"an encoder without token types cannot be expressed in a {self.model_type} config.json")
         return {
@@ -108,7 +108,7 @@ class BertAdapter(EncoderAdapter):
         }
 
     def build(self, config: EncoderConfig) -> Encoder:
-        """A fresh encoder."""
+        """Build an encoder with random weights."""
         from attn_models.encoder.encoder import Encoder
 
         return Encoder(config)
@@ -132,7 +132,7 @@ class BertAdapter(EncoderAdapter):
         return (AttentionChoice(mechanism="attn-variants/mha"),)
 
     def hf_attention(self, config: EncoderConfig) -> dict[str, Any]:
-        """The keys of config.json for the layers' attention: none; raises `Incompatible` for other attention.
+        """The keys of config.json for the layers' attention: none. Raises `Incompatible` for attention unlike BERT's.
 
         Compares specs, so that any mechanism with BERT's spec is accepted.
         """
@@ -147,12 +147,12 @@ class BertAdapter(EncoderAdapter):
         return {}
 
     def refuse(self, mechanism: str) -> None:
-        """Raise `Incompatible` for a mechanism that their config.json cannot express."""
+        """Raise `Incompatible` for a mechanism that the config.json cannot express."""
         message = f"mechanism {mechanism!r} cannot be expressed in a {self.model_type} config.json"
         raise Incompatible(message, mechanism=mechanism)
 
     def hf_name(self, ours: str) -> str:
-        """The checkpoint's name of one of our parameters."""
+        """The checkpoint's name of a model parameter."""
         module, _, leaf = ours.rpartition(".")
         if module in self.outside:
             return f"{self.outside[module]}.{leaf}"
@@ -165,11 +165,10 @@ OWN = {"attention_type", "block_size", "num_random_blocks", "use_bias", "rescale
 
 
 class BigBirdAdapter(BertAdapter):
-    """BERT whose blocks of tokens see neighbours, the first, the last, and random ones (Zaheer et al. 2020,
-    arXiv 2007.14062).
+    """BERT with attention to neighbouring, global and random blocks (Zaheer et al. 2020, arXiv 2007.14062).
 
-    Random blocks are not part of a checkpoint: ours differ from theirs, as theirs do between training and evaluation
-    (there all of them are block 0, which is then counted again).
+    Random blocks are not part of a checkpoint: attn chooses other ones than transformers, whose choices also differ
+    between training and evaluation (in evaluation they are all block 0, which is then counted twice).
     """
 
     model_type = "big_bird"
@@ -184,14 +183,14 @@ class BigBirdAdapter(BertAdapter):
     }
 
     def attention_choices(self, values: Mapping[str, Any], layers: int) -> tuple[AttentionChoice, ...]:
-        """Blocks in every layer, or all tokens."""
+        """Block-sparse attention in every layer, or full attention, as `attention_type` says."""
         if values.get("attention_type") == "original_full":
             return super().attention_choices(values, layers)
         options = {"block": values.get("block_size", 64), "random": values.get("num_random_blocks", 3)}
         return (AttentionChoice(mechanism=BIGBIRD, options=options),)
 
     def hf_attention(self, config: EncoderConfig) -> dict[str, Any]:
-        """The blocks, which must be the same in every layer."""
+        """The keys for block-sparse attention, whose options must be the same in every layer, or for full attention."""
         attentions = [attention_of(config, layer) for layer in range(config.num_layers)]
         if {attention.full_name for attention in attentions} != {BIGBIRD}:
             return super().hf_attention(config) | {"attention_type": "original_full"}
@@ -208,7 +207,7 @@ class BigBirdAdapter(BertAdapter):
 
 
 class RobertaAdapter(BertAdapter):
-    """BERT whose positions count real tokens, behind the padding token's id (Liu et al. 2019, arXiv 1907.11692)."""
+    """BERT with positions of real tokens only, from above the padding id (Liu et al. 2019, arXiv 1907.11692)."""
 
     model_type = "roberta"
     prefix = "roberta."
@@ -216,7 +215,7 @@ class RobertaAdapter(BertAdapter):
     known_keys = READS | {"pad_token_id"}
 
     def positions_of(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Positions of real tokens begin behind the padding token's id."""
+        """The fields for positions, which are numbered from one above the padding token's id."""
         first, rows = (
             required_count(values, "pad_token_id", 1, least=0) + 1,
             required_count(values, "max_position_embeddings"),
@@ -226,7 +225,7 @@ class RobertaAdapter(BertAdapter):
         return {"max_seq_len": rows - first, "positions": "real", "first_position": first}
 
     def hf_positions(self, config: EncoderConfig) -> dict[str, Any]:
-        """All rows of the table, and the padding token's id."""
+        """The number of rows of the position table, and the padding token's id."""
         if config.positions != "real":
             raise Incompatible(f"positions {config.positions!r} cannot be expressed in a {self.model_type} config.json")
         first = config.first_position
@@ -249,14 +248,14 @@ class CamembertAdapter(RobertaAdapter):
 
 LONGFORMER = "attn-variants/longformer"
 GLOBAL = "global_positions"
-"""A key of ours, which transformers keeps and does not read: there, global tokens are an argument of every call."""
+"""A key of attn's, which transformers keeps but does not read: there, global tokens are an argument of every call."""
 
 
 class LongformerAdapter(RobertaAdapter):
-    """RoBERTa with a window in every layer, and other projections for global tokens (Beltagy et al. 2020,
-    arXiv 2004.05150).
+    """RoBERTa with windows, and separate projections for global tokens (Beltagy et al. 2020, arXiv 2004.05150).
 
-    A config.json without `global_positions` has no global tokens, as their model without a `global_attention_mask`.
+    A config.json without `global_positions` has no global tokens, like transformers' model without a
+    `global_attention_mask`.
     """
 
     model_type = "longformer"
@@ -266,7 +265,7 @@ class LongformerAdapter(RobertaAdapter):
     block = BLOCK | {f"attention.inner.{name}": f"attention.self.{name}_global" for name in ("query", "key", "value")}
 
     def attention_choices(self, values: Mapping[str, Any], layers: int) -> tuple[AttentionChoice, ...]:
-        """A window for each layer, or one for all."""
+        """The window of each layer, or one window for all."""
         given = values.get("attention_window", 512)
         windows = given if isinstance(given, list) else [given]
         even = all(isinstance(window, int) and window > 0 and window % 2 == 0 for window in windows)
@@ -276,7 +275,7 @@ class LongformerAdapter(RobertaAdapter):
         return tuple(AttentionChoice(mechanism=LONGFORMER, options=options | {"window": each}) for each in windows)
 
     def hf_attention(self, config: EncoderConfig) -> dict[str, Any]:
-        """The windows, and the global positions, which must be the same in every layer."""
+        """The windows of the layers, and the global positions, which must be the same in every layer."""
         windows, places = [], set()
         for layer in range(config.num_layers):
             attention = attention_of(config, layer)

@@ -24,7 +24,7 @@ SHARED = {
 }
 TEXT = SHARED | {"vocab_size": "vocab_size", "max_seq_len": "max_position_embeddings", "end_id": "eos_token_id"}
 IMAGE = SHARED | {"image": "image_size", "patch": "patch_size", "channels": "num_channels"}
-# A tower's config.json says what differs from these alone.
+# A tower's config.json holds only the values that differ from these.
 DEFAULTS: dict[str, Any] = {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}
 TEXT_DEFAULTS = DEFAULTS | {
     "vocab_size": 49408,
@@ -59,7 +59,7 @@ KNOWN = frozenset(
     }
 )
 OLD_END = 2
-"""The `eos_token_id` of old config.jsons, which is wrong: there, the token of the highest id ends a text."""
+"""The `eos_token_id` of old config.json files, which is wrong: in those models the highest token id ends a text."""
 BLOCK = {
     "attention.query": "self_attn.q_proj",
     "attention.key": "self_attn.k_proj",
@@ -73,8 +73,7 @@ BLOCK = {
 
 
 def read_tower(values: Mapping[str, Any], key: str, defaults: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The config of a tower with what it leaves out; raises `InvalidValue` for a key that would change what is
-    computed."""
+    """The config of a tower, with defaults; raises `InvalidValue` for a key that would change what is computed."""
     require_allowed(values, {f"{key}_dict": (None,)})
     given = values.get(key)
     if not isinstance(given, Mapping):
@@ -87,12 +86,12 @@ def read_tower(values: Mapping[str, Any], key: str, defaults: Mapping[str, Any],
 
 
 def size_of(values: Mapping[str, Any]) -> Any:
-    """Elements of a vector."""
+    """The size of the joint embedding vectors."""
     return values.get("projection_dim", PROJECTION)
 
 
 class ClipAdapter(EncoderAdapter):
-    """The tower of texts (Radford et al. 2021, arXiv 2103.00020); `ClipImageLayout` reads that of images."""
+    """CLIP's text tower (Radford et al. 2021, arXiv 2103.00020); `ClipImageLayout` reads the image tower."""
 
     model_type = "clip"
     known_keys = KNOWN
@@ -107,7 +106,7 @@ class ClipAdapter(EncoderAdapter):
     layers: ClassVar[str] = "text_model.encoder.layers"
 
     def from_hf_config(self, values: Mapping[str, Any]) -> ClipTextConfig:
-        """The tower of texts of a CLIPConfig."""
+        """Build the text tower's config from a CLIPConfig."""
         tower = read_tower(values, "text_config", TEXT_DEFAULTS, Path("config.json"))
         end = tower["eos_token_id"]
         sizes = {ours: tower[theirs] for ours, theirs in TEXT.items()}
@@ -119,11 +118,11 @@ class ClipAdapter(EncoderAdapter):
         )
 
     def to_hf_config(self, config: ClipTextConfig) -> dict[str, Any]:
-        """Raises `Incompatible`: a config.json is of both towers."""
+        """Raises `Incompatible`: a CLIP config.json describes both towers, see `clip_config`."""
         raise Incompatible(f"{config.noun} alone cannot be expressed in a {self.model_type} config.json")
 
     def build(self, config: ClipTextConfig) -> ClipText:
-        """A fresh tower of texts."""
+        """Build a text tower with random weights."""
         from attn_models.encoder.clip import ClipText
 
         return ClipText(config)
@@ -134,7 +133,7 @@ class ClipAdapter(EncoderAdapter):
 
 
 class ClipImageLayout(Layout):
-    """The tower of images of the same checkpoints."""
+    """The image tower of CLIP checkpoints."""
 
     model_type = ClipAdapter.model_type
     derived_names = re.compile(r"^(text_model|text_projection)\.|position_ids$|^logit_scale$")
@@ -147,7 +146,7 @@ class ClipImageLayout(Layout):
     }
 
     def from_hf_config(self, values: Mapping[str, Any], path: Path) -> ClipImageConfig:
-        """The tower of images of a CLIPConfig; raises `CheckpointInvalid` naming `path` and the key."""
+        """Build the image tower's config from a CLIPConfig; raises `CheckpointInvalid` naming `path` and the key."""
         try:
             check_unread_keys(values, KNOWN, path)
             tower = read_tower(values, "vision_config", IMAGE_DEFAULTS, path)
@@ -170,7 +169,7 @@ class ClipImageLayout(Layout):
 
 
 def stored_name(ours: str, outside: Mapping[str, str], layers: str) -> str:
-    """The checkpoint's name of a parameter of a tower."""
+    """The checkpoint's name of a tower's parameter."""
     module, _, leaf = ours.rpartition(".")
     if module in outside:
         return f"{outside[module]}.{leaf}"
@@ -179,7 +178,7 @@ def stored_name(ours: str, outside: Mapping[str, str], layers: str) -> str:
 
 
 def clip_config(text: ClipTextConfig, image: ClipImageConfig) -> dict[str, Any]:
-    """The CLIPConfig of two towers; raises `Incompatible` where their vectors have other sizes."""
+    """The CLIPConfig of two towers; raises `Incompatible` where the sizes of their vectors differ."""
     if text.size != image.size:
         raise Incompatible(
             f"vectors of {text.size} and {image.size} elements cannot be expressed in a clip config.json"

@@ -23,7 +23,7 @@ from attn_models.adapters.llama import BLOCK, FIXED, OUTSIDE, READS, LlamaAdapte
 from attn_models.attention import LayerAttention, layer_attentions
 from attn_models.decoder.config import DecoderConfig, Experts
 
-# Parts that lie in one matrix of theirs, by its name.
+# Modules that a checkpoint joins in one matrix, by its name.
 JOINED = {
     "self_attn.kv_a_proj_with_mqa": ("attention.latent", "attention.rotary_key"),
     "self_attn.kv_b_proj": ("attention.key_up", "attention.value_up"),
@@ -51,9 +51,10 @@ LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
 class DeepseekLayout(Layout):
-    """Llama's names, with latents, the two halves of a head's expanded latent one after the other, and experts.
+    """Llama's names, with latent projections and experts.
 
-    Multi-token prediction modules follow the last of `layers`, with copies of the embeddings.
+    In `kv_b_proj` the key rows of a head come before its value rows. Multi-token prediction modules are numbered after
+    the last of `layers` and hold copies of the embeddings.
     """
 
     model_type = "deepseek"
@@ -64,7 +65,7 @@ class DeepseekLayout(Layout):
         self.heads, self.layers, self.depth = heads, layers, depth
 
     def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
-        """One tensor for each parameter but those that are joined."""
+        """One tensor for each parameter, or for each group of joined parameters."""
         known, found = set(parameters), []
         parts = {part for joined in JOINED.values() for part in joined}
         for name in parameters:
@@ -84,13 +85,13 @@ class DeepseekLayout(Layout):
         return [stored for stored in found if known.issuperset(stored.parameters)]
 
     def is_derived(self, name: str) -> bool:
-        """Also multi-token prediction modules if the config has none, and copies of the embeddings."""
+        """Also true for multi-token prediction modules if the config has none, and for copies of the embeddings."""
         layer = LAYER.match(name)
         behind = layer is not None and int(layer[1]) >= self.layers
         return super().is_derived(name) or (behind and (not self.depth or name.endswith(COPIES)))
 
     def _layer_and_name(self, name: str) -> tuple[str, str]:
-        """The number of the layer in the checkpoint that holds the parameter, and its name in the layer."""
+        """The layer number in the checkpoint that holds the parameter, and the parameter's name within the layer."""
         kind, number, rest = name.split(".", 2)
         if kind == "blocks":
             return number, rest
@@ -115,7 +116,7 @@ def _hf_module(ours: str) -> str:
 
 MECHANISM = "attn-variants/mla"
 LATENT_EPS = 1e-6
-# Options of the mechanism by their keys in config.json.
+# Keys of config.json, and the options of the mechanism that they set.
 SIZES = {
     "kv_lora_rank": "latent",
     "qk_rope_head_dim": "rotary_size",
@@ -142,13 +143,13 @@ DENSE = {
 
 
 class DeepseekAdapter(LlamaAdapter):
-    """Latent attention, and after the first layers small experts, some of which all tokens share."""
+    """Multi-head latent attention, and after the first layers many small experts, some shared by all tokens."""
 
     architecture: ClassVar[str]
     routing: ClassVar[str]
     allowed_values: ClassVar[Mapping[str, tuple[Any, ...]]]
     routed_scaling_factor: ClassVar[float] = 1.0
-    """What a missing key means."""
+    """The value of the key where it is missing."""
 
     known_keys = READS | {
         *SIZES,
@@ -162,7 +163,7 @@ class DeepseekAdapter(LlamaAdapter):
     required_fields = DENSE | {"bias": False}
 
     def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
-        """The decoder of a DeepseekV2Config or DeepseekV3Config."""
+        """Build the decoder config from a DeepseekV2Config or DeepseekV3Config."""
         require_allowed(
             values, {"attention_bias": (False, None), "mlp_bias": (False, None), "moe_layer_freq": (1, None)}
         )
@@ -189,7 +190,7 @@ class DeepseekAdapter(LlamaAdapter):
         )
 
     def keys_of(self, config: DecoderConfig) -> dict[str, Any]:
-        """A config.json of this family that transformers 5 reads."""
+        """The keys of this family's config.json, as transformers 5 reads it."""
         require_fields(config, self.required_fields, self.model_type)
         options = self._options(config)
         return {
@@ -205,7 +206,7 @@ class DeepseekAdapter(LlamaAdapter):
         }
 
     def computed(self, attention: LayerAttention) -> object:
-        """See `StateDictAdapter`; sizes that are not given are those of a head."""
+        """See `StateDictAdapter`; latent sizes that are not given default to those of a head."""
         return super().computed(attention) if attention.full_name != MECHANISM else self._latent(attention)
 
     def _latent(self, attention: LayerAttention) -> object:
@@ -213,15 +214,15 @@ class DeepseekAdapter(LlamaAdapter):
         return dataclasses.replace(config, **latent_options(attention, self.model_type))
 
     def layout(self, config: DecoderConfig) -> Layout:
-        """The names of its tensors, which depend on the heads and the number of layers."""
+        """The layout of this decoder's tensors, which depends on the numbers of heads and layers."""
         return DeepseekLayout(heads=config.num_heads, layers=config.num_layers, depth=config.num_nextn_predict_layers)
 
     def interleaved(self, values: Mapping[str, Any]) -> bool:  # noqa: ARG002  (only V3's can say)
-        """Whether a rotary pair is two neighbouring elements, or two half a head apart."""
+        """Whether a rotary pair is two neighbouring elements (true), or two elements half a head apart."""
         return True
 
     def groups(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields for groups of experts; none with a single group."""
+        """The fields for groups of experts; empty with a single group."""
         if values.get("n_group") in (None, 1):
             return {}
         return {"n_group": values.get("n_group"), "topk_group": values.get("topk_group")}
@@ -256,7 +257,7 @@ class DeepseekAdapter(LlamaAdapter):
         }
 
     def _options(self, config: DecoderConfig) -> dict[str, Any]:
-        """The options of the mechanism, the same in all layers."""
+        """The options of the mechanism; raises `Incompatible` unless they are the same in all layers."""
         attentions = layer_attentions(config)
         if any(
             (other.mechanism, other.config) != (attentions[0].mechanism, attentions[0].config) for other in attentions
@@ -278,14 +279,14 @@ class DeepseekAdapter(LlamaAdapter):
             return described
         if scaling is None or scaling["factor"] <= 1:
             raise Incompatible(f"a score_factor of {score_factor} cannot be expressed without rotary scaling")
-        # Rounded to the digits that a person writes.
+        # Rounded, so that the value is as short as one written by hand.
         return described | {
             "mscale_all_dim": round((math.sqrt(score_factor) - 1) / math.log(scaling["factor"]) * 10, 9)
         }
 
 
 class DeepseekV2Adapter(DeepseekAdapter):
-    """Softmax scores; a group of experts is as good as its best (DeepSeek-V2, arXiv 2405.04434)."""
+    """Softmax router scores; a group of experts is ranked by its best expert (DeepSeek-V2, arXiv 2405.04434)."""
 
     model_type = "deepseek_v2"
     architecture = "DeepseekV2ForCausalLM"
@@ -299,18 +300,18 @@ class DeepseekV2Adapter(DeepseekAdapter):
     }
 
     def keys_of(self, config: DecoderConfig) -> dict[str, Any]:
-        """A DeepseekV2Config."""
+        """The keys of a DeepseekV2Config."""
         grouped = config.n_group is not None
         method = {"topk_method": "group_limited_greedy" if grouped else "greedy"}
         return super().keys_of(config) | method | {"norm_topk_prob": False}
 
     def groups(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """None unless `topk_method` is "group_limited_greedy"."""
+        """The fields for groups of experts; empty unless `topk_method` is "group_limited_greedy"."""
         return super().groups(values) if values.get("topk_method") == "group_limited_greedy" else {}
 
 
 class DeepseekV3Adapter(DeepseekAdapter):
-    """Sigmoid scores and a bias for each expert; a group is as good as its best two (DeepSeek-V3, arXiv 2412.19437)."""
+    """Sigmoid router scores with biases; groups ranked by their two best experts (DeepSeek-V3, arXiv 2412.19437)."""
 
     model_type = "deepseek_v3"
     architecture = "DeepseekV3ForCausalLM"
@@ -323,7 +324,7 @@ class DeepseekV3Adapter(DeepseekAdapter):
     routed_scaling_factor = 2.5
 
     def keys_of(self, config: DecoderConfig) -> dict[str, Any]:
-        """A DeepseekV3Config."""
+        """The keys of a DeepseekV3Config."""
         return super().keys_of(config) | {
             "rope_interleave": config.rope_interleave,
             "norm_topk_prob": True,
@@ -331,23 +332,23 @@ class DeepseekV3Adapter(DeepseekAdapter):
         }
 
     def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
-        """The decoder of a DeepseekV3Config."""
+        """Build the decoder config from a DeepseekV3Config."""
         require_allowed(values, {"head_dim": (values.get("qk_rope_head_dim"), None)})
         depth = values.get("num_nextn_predict_layers") or 0
         return dataclasses.replace(super().from_hf_config(values), num_nextn_predict_layers=depth)
 
     def without_missing(self, config: DecoderConfig, names: Iterable[str]) -> DecoderConfig:
-        """Without multi-token prediction modules if their weights are missing: transformers does not save them."""
+        """Remove the multi-token prediction modules if their weights are missing: transformers does not save them."""
         layers = {int(found[1]) for name in names if (found := LAYER.match(name))}
         return config if config.num_layers in layers else dataclasses.replace(config, num_nextn_predict_layers=0)
 
     def interleaved(self, values: Mapping[str, Any]) -> bool:
-        """`rope_interleave`, true by default."""
+        """The value of `rope_interleave`, true by default."""
         return bool(values.get("rope_interleave", True))
 
 
 def latent_options(attention: LayerAttention, layout: str) -> dict[str, Any]:
-    """The options of a layer of latent attention; raises `Incompatible` for any other."""
+    """The options of a multi-head latent attention layer; raises `Incompatible` for any other mechanism."""
     mechanism, config = attention.mechanism, attention.config
     if attention.full_name != MECHANISM:
         raise Incompatible(
@@ -362,6 +363,6 @@ def latent_options(attention: LayerAttention, layout: str) -> dict[str, Any]:
 
 
 def _score_factor(values: Mapping[str, Any], scaling: Mapping[str, Any] | None) -> float:
-    """The factor of scores with scaled rotary positions: m², m the `mscale` of weight `mscale_all_dim`."""
+    """The factor of attention scores with scaled rotary positions: m², m being `mscale` of weight `mscale_all_dim`."""
     weight = one_rope_of(values).get("mscale_all_dim")
     return 1.0 if scaling is None or not weight else mscale(scaling["factor"], weight) ** 2

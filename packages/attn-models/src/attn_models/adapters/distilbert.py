@@ -21,18 +21,18 @@ SIZES = {
     "max_seq_len": "max_position_embeddings",
 }
 EPS = 1e-12
-"""Of every norm, which a config.json does not say."""
-# What a config.json of BERT names otherwise, and transformers takes in the place of these.
+"""The eps of every norm, which is not a key of config.json."""
+# BERT's names of these keys, which transformers also accepts.
 ALIASES = {"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"}
 
 
 class DistilBertAdapter(BertAdapter):
-    """BERT without token types, at half of its layers (Sanh et al. 2019, arXiv 1910.01108)."""
+    """BERT without token types and with half of its layers (Sanh et al. 2019, arXiv 1910.01108)."""
 
     model_type = "distilbert"
     prefix = "distilbert."
     architecture = "DistilBertModel"
-    # How tables of positions begin matters for training alone: a checkpoint holds them.
+    # `sinusoidal_pos_embds` only sets how position tables are initialised: a checkpoint holds their values.
     known_keys = frozenset({*SIZES.values(), *ALIASES, "activation", "sinusoidal_pos_embds", "tie_word_embeddings"})
     derived_names = re.compile(HEADS.pattern + r"|^(vocab_(transform|layer_norm|projector)|pre_classifier)\.")
     outside: ClassVar[Mapping[str, str]] = {name: place for name, place in OUTSIDE.items() if name != "segments"}
@@ -49,7 +49,7 @@ class DistilBertAdapter(BertAdapter):
     }
 
     def from_hf_config(self, values: Mapping[str, Any]) -> EncoderConfig:
-        """The encoder of a DistilBertConfig."""
+        """Build the encoder config from a DistilBertConfig."""
         require_allowed(values, {"activation": tuple(ACTIVATIONS)})
         for alias, name in ALIASES.items():
             require_allowed(values, {alias: (values.get(name),)})
@@ -61,7 +61,7 @@ class DistilBertAdapter(BertAdapter):
         )
 
     def to_hf_config(self, config: EncoderConfig) -> dict[str, Any]:
-        """A DistilBertConfig; raises `Incompatible` for what it cannot say."""
+        """The DistilBertConfig of an encoder; raises `Incompatible` for what it cannot express."""
         self.hf_attention(config)
         self.hf_positions(config)
         if config.type_vocab_size or config.norm_eps != EPS:

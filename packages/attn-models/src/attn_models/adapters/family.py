@@ -1,6 +1,6 @@
-"""A family of decoders as a description: which key of its config.json is which field, and which tensor which parameter.
+"""A decoder family as a description: the config.json key of each field, and the tensor of each parameter.
 
-A family declares names and constants; how they are read, checked and written back is here.
+A family declares names and constants; `FamilyAdapter` reads, checks and writes them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SIZES = {
     "tie_word_embeddings": "tie_word_embeddings",
     "attention_dropout": "attention_dropout",
 }
-"""Fields by their keys in most config.json."""
+"""Config fields, and their keys in most config.json files."""
 
 GROUPED = SIZES | {"num_kv_heads": "num_key_value_heads"}
 RMS = {"norm": "rms", "norm_eps": "rms_norm_eps"}
@@ -57,7 +57,7 @@ LLAMA_NAMES: dict[str, str] = {
     "feed_forward.up": "mlp.up_proj",
     "feed_forward.down": "mlp.down_proj",
 }
-"""Modules, or whole names of parameters, by those of Llama's layout; those of a block within it."""
+"""Modules, or full parameter names, and their names in Llama's layout; those of a block are relative to the block."""
 
 QK_NORM = {"attention.norm.query_gain": "self_attn.q_norm.weight", "attention.norm.key_gain": "self_attn.k_norm.weight"}
 QKV = ("attention.query", "attention.key", "attention.value")
@@ -66,19 +66,19 @@ EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")
 
 
 class FamilyAdapter(StateDictAdapter):
-    """A family that is described by the attributes below; the methods are for what a table cannot say.
+    """A decoder family that is described by the attributes below; the methods are for what a table cannot express.
 
-    `fields` are our fields by their keys of config.json, `defaults` what the family means by a missing key, `fixed` our
-    fields that all its models share. `allowed` are keys with the only values that are computed here. `activations` are
-    our words of `feed_forward` by theirs, under the key `activation_key`. `rope_base` is the base of rotary positions
-    where the config.json says none; `partial_rotary` families rotate a part of each head. `mechanism` is that of every
-    layer, "" for softmax with the options of `layer_options`. `reads` are further keys that methods read, `nulls` keys
-    that are written where they are null: without them a default would be meant.
+    `fields` maps config fields to keys of config.json, `defaults` holds the values of missing keys, `fixed` the fields
+    that all models of the family share. `allowed` lists, by key, the only values that are supported. `activations` maps
+    values of `activation_key` to values of `feed_forward`. `rope_base` is the rotary base where the config.json gives
+    none; `partial_rotary` families rotate a part of each head. `mechanism` is that of every layer, "" for softmax
+    attention with the options of `layer_options`. `reads` are further keys that methods read, `nulls` keys that are
+    written even where they are null, because without them their default would apply.
 
-    `names` are their modules (or whole names) by ours, `{}` stands for an expert's number, and `fused` the modules of
-    ours that lie in one of theirs, in each of `fused_groups` equal blocks. `stacked` are the matrices of all experts
-    that lie in one of theirs, [experts, in, out]; their biases are called `_bias` after it. Names of a block are below
-    `layers`.
+    `names` maps modules (or full parameter names) to those of the checkpoint, where `{}` stands for an expert's number.
+    `fused` lists, by checkpoint tensor, the modules that are concatenated in it, within each of `fused_groups` equal
+    blocks. `stacked` lists the matrices of all experts that are stored in one tensor, [experts, in, out]; the tensor of
+    their biases has the same name with `_bias` appended. Names of a block are below `layers`.
     """
 
     architecture: ClassVar[str]
@@ -109,22 +109,22 @@ class FamilyAdapter(StateDictAdapter):
     def __init__(self) -> None:
         self.groups: Mapping[str, int] = {}
 
-    # What a table cannot say.
+    # Methods for what a table cannot express.
 
     def own_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002  (most need none)
-        """Further fields of the decoder."""
+        """Further fields of the decoder config."""
         return {}
 
     def own_keys(self, config: DecoderConfig) -> dict[str, Any]:  # noqa: ARG002  (most need none)
-        """Further keys of config.json: those from which `own_fields` and `layer_options` come to what they did."""
+        """Further keys of config.json: those from which `own_fields` and `layer_options` recover their results."""
         return {}
 
     def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:  # noqa: ARG002  (most need none)
-        """Options of the attention of one layer: those of the mechanism `gemma`, unless the family names another."""
+        """Options of the attention of one layer, for the family's `mechanism` or, where it has none, for `gemma`."""
         return {}
 
     def fused_groups(self, config: DecoderConfig) -> dict[str, int]:  # noqa: ARG002  (most need none)
-        """The number of blocks of a fused tensor by its name, where it is not one."""
+        """The number of blocks of a fused tensor, by its name, where it is not one."""
         return {}
 
     def rope(self, values: Mapping[str, Any]) -> Rope:
@@ -132,13 +132,13 @@ class FamilyAdapter(StateDictAdapter):
         return read_rope(values, base=self.rope_base, partial=self.partial_rotary)
 
     def rope_keys(self, config: DecoderConfig) -> dict[str, Any]:
-        """The keys from which `rope` reads those of the config."""
+        """The keys from which `rope` reads the rotary positions of the config."""
         return {"rope_parameters": hf_rope_parameters(config)}
 
-    # How it is read and written.
+    # Reading and writing.
 
     def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
-        """The decoder of a config.json of this family."""
+        """Build the decoder config from a config.json of this family."""
         values = {**self.defaults, **values}
         required_count(values, self.fields["num_layers"])
         require_allowed(values, self.allowed)
@@ -193,13 +193,13 @@ class FamilyAdapter(StateDictAdapter):
         return usual.get(ours) if value is None else value
 
     def layout(self, config: DecoderConfig) -> FamilyAdapter:
-        """How the tensors of this decoder are named, and how fused ones are divided."""
+        """The layout with the tensor names of this decoder's checkpoints and the blocks of fused tensors."""
         bound = copy.copy(self)
         bound.groups = self.fused_groups(config)
         return bound
 
     def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
-        """One tensor for each parameter, or for those that are fused."""
+        """One tensor for each parameter, or for each group of fused or stacked parameters."""
         known = set(parameters)
         leading = {parts[0]: (theirs, parts) for theirs, parts in self.fused.items()}
         inner = {part for parts in self.fused.values() for part in parts[1:]}
@@ -224,7 +224,7 @@ class FamilyAdapter(StateDictAdapter):
         return found
 
     def _stacked(self, name: str, prefix: str, known: Collection[str]) -> list[StoredTensor]:
-        """The tensor of all experts in which the parameter `name` of the first expert comes first, if it does."""
+        """The stacked tensor that begins with the parameter `name` of the first expert, if there is one."""
         before, _, rest = name.partition("experts.0.")
         module, _, leaf = rest.rpartition(".")
         theirs = next((theirs for theirs, modules in self.stacked.items() if modules[0] == module), None)
@@ -245,7 +245,7 @@ class FamilyAdapter(StateDictAdapter):
         return f"{named}.{leaf}"
 
     def canonical_names(self, names: Iterable[str]) -> dict[str, str]:
-        """Their names; those of a model that was saved without its head lack what precedes the first point."""
+        """Map the layout's names to the checkpoint's; a model saved without its head lacks their first component."""
         prefix, known = self.names["embedding"].partition(".")[0] + ".", list(names)
         if "." not in self.names["embedding"] or any(name.startswith(prefix) for name in known):
             return {name: name for name in known}
@@ -253,7 +253,7 @@ class FamilyAdapter(StateDictAdapter):
 
 
 def _split_layer(name: str) -> tuple[str, str]:
-    """The number of the block, or nothing, and the name within it."""
+    """The number of the block, or "" outside blocks, and the name within the block."""
     if not name.startswith("blocks."):
         return "", name
     _, layer, rest = name.split(".", 2)
@@ -261,7 +261,7 @@ def _split_layer(name: str) -> tuple[str, str]:
 
 
 def listed_kinds(values: Mapping[str, Any], usual: Sequence[str]) -> Sequence[str]:
-    """The `layer_types` of a config.json, `usual` where it has none.
+    """The `layer_types` of a config.json; `usual` where it has none.
 
     Raises `InvalidValue` unless there is a full or sliding one for each layer.
     """
@@ -270,7 +270,7 @@ def listed_kinds(values: Mapping[str, Any], usual: Sequence[str]) -> Sequence[st
 
 
 def kind_keys(config: DecoderConfig) -> dict[str, Any]:
-    """`layer_types` and `sliding_window` of the layers of a decoder; the window is null where none has one."""
+    """The keys `layer_types` and `sliding_window` for a decoder's layers; the window is null where no layer has one."""
     windows = [window_of(attention.mechanism.spec(attention.config)) for attention in layer_attentions(config)]
     found = [window for window in windows if window is not None]
     kinds = [FULL if window is None else SLIDING for window in windows]
@@ -278,6 +278,6 @@ def kind_keys(config: DecoderConfig) -> dict[str, Any]:
 
 
 def window_of(spec: AttentionSpec | None) -> int | None:
-    """The tokens that the layer of a spec sees; None where it sees all."""
+    """The number of tokens in the sliding window of a spec, the query's own included; None without a window."""
     mask = None if spec is None else spec.mask
     return mask.left + 1 if isinstance(mask, Window) and mask.left is not None else None

@@ -21,7 +21,7 @@ MECHANISM = "attn-variants/gemma"
 
 
 def gemma_options(attention: LayerAttention, layout: str) -> dict[str, Any]:
-    """The options, but for positions, with which `gemma` computes what the layer computes.
+    """The options, except rotary ones, with which `gemma` computes what the layer computes.
 
     Compares specs, so that any mechanism with the same spec is accepted. Raises `Incompatible` for other specs.
     """
@@ -34,7 +34,7 @@ def gemma_options(attention: LayerAttention, layout: str) -> dict[str, Any]:
 
 
 def rotary_of(attention: LayerAttention) -> Rotary | None:
-    """The rotary positions of a layer of the softmax family."""
+    """The rotary positions of a softmax attention layer; None without any."""
     spec = attention.mechanism.spec(attention.config)
     return None if spec is None else spec.rotary
 
@@ -52,7 +52,7 @@ def _options(spec: AttentionSpec) -> dict[str, Any] | None:
 
 
 def _spec_of_options(spec: AttentionSpec, options: Mapping[str, Any]) -> AttentionSpec:
-    """The spec of these options, with the heads and rotary positions of `spec`."""
+    """The spec with these options, and the heads, norm and rotary positions of `spec`."""
     window, cap = options["window"], options["cap"]
     return AttentionSpec(
         heads=spec.heads,
@@ -93,8 +93,7 @@ NORMED = ("norm.weight", "attention.norm.", "_norm.weight")
 
 
 class Gemma2Adapter(LlamaAdapter):
-    """Norms before and after each sublayer, GEGLU, capped scores and logits, every other layer a window
-    (arXiv 2408.00118)."""
+    """Norms around sublayers, GEGLU, soft-capped scores and logits, windows in every other layer (arXiv 2408.00118)."""
 
     model_type = "gemma2"
     architecture: ClassVar[str] = "Gemma2ForCausalLM"
@@ -110,7 +109,7 @@ class Gemma2Adapter(LlamaAdapter):
     }
 
     def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
-        """The decoder of a Gemma2Config."""
+        """Build the decoder config from a Gemma2Config."""
         require_allowed(values, {"use_bidirectional_attention": (False, None), "hidden_activation": (ACTIVATION, None)})
         llama = {"head_dim": 256, "tie_word_embeddings": True, "mlp_bias": values.get("attention_bias", False)}
         plain = super().from_hf_config(llama | dict(values) | {"hidden_act": "silu", "rope_parameters": None})
@@ -130,7 +129,7 @@ class Gemma2Adapter(LlamaAdapter):
         )
 
     def keys_of(self, config: DecoderConfig) -> dict[str, Any]:
-        """A config.json of this family that transformers 5 reads."""
+        """The keys of this family's config.json, as transformers 5 reads it."""
         require_fields(config, FIXED, self.model_type)
         attentions = layer_attentions(config)
         options = [gemma_options(attention, self.model_type) for attention in attentions]
@@ -160,7 +159,7 @@ class Gemma2Adapter(LlamaAdapter):
         }
 
     def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
-        """One tensor for each parameter; checkpoints hold gain - 1 of norms."""
+        """One tensor for each parameter; checkpoints store the gains of norms minus 1."""
         return [
             StoredTensor(self.hf_name(name), (name,), offset=1.0 if any(word in name for word in NORMED) else 0.0)
             for name in parameters
@@ -172,7 +171,7 @@ class Gemma2Adapter(LlamaAdapter):
         return {FULL: rope, SLIDING: rope}
 
     def hf_ropes(self, turns: Mapping[str, Any], config: DecoderConfig) -> dict[str, Any]:
-        """`rope_parameters` of config.json."""
+        """The `rope_parameters` of config.json."""
         if len(set(turns.values())) > 1:
             raise Incompatible(f"layers with rotary positions of their own cannot be expressed in a {self.model_type}")
         return rope_parameters(Rope(base=config.rope_theta))
@@ -197,7 +196,7 @@ class Gemma2Adapter(LlamaAdapter):
         return layer_kinds(values, required_count(values, "num_hidden_layers"), (SLIDING, FULL), period)
 
     def require_period(self, values: Mapping[str, Any]) -> None:
-        """Gemma 2 has no key for the period: what it says there is not what its model computes."""
+        """Raises `InvalidValue` for a period other than 2: Gemma 2's model ignores this key."""
         require_allowed(values, {"sliding_window_pattern": (self.period, None)})
 
     def _choice(self, values: Mapping[str, Any], kind: str, ropes: Mapping[str, Rope]) -> AttentionChoice:
@@ -216,8 +215,8 @@ class Gemma2Adapter(LlamaAdapter):
 
 
 class Gemma3Adapter(Gemma2Adapter):
-    """Norms of queries and keys in place of caps, five windows to one full layer, each kind with angles of its own
-    (arXiv 2503.19786). The text model alone."""
+    """Norms of queries and keys instead of soft caps, five windowed layers to one full layer, each kind with its own
+    rotary positions (arXiv 2503.19786). The text model only."""
 
     model_type = "gemma3_text"
     architecture = "Gemma3ForCausalLM"
@@ -225,12 +224,12 @@ class Gemma3Adapter(Gemma2Adapter):
     caps: ClassVar[Mapping[str, float | None]] = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
 
     def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
-        """The decoder of a Gemma3TextConfig."""
+        """Build the decoder config from a Gemma3TextConfig."""
         require_allowed(values, {"attn_logit_softcapping": (None,)})
         return super().from_hf_config(values)
 
     def ropes(self, values: Mapping[str, Any]) -> dict[str, Rope]:
-        """In version 5 an object a kind of layer, in 4 the local base beside the global one."""
+        """One object per kind of layer in transformers 5; a local and a global base in transformers 4."""
         given, local = values.get("rope_parameters"), values.get("rope_local_base_freq", 1e4)
         if isinstance(given, Mapping) and (FULL in given or SLIDING in given):
             bases = {FULL: values.get("rope_theta", 1e6), SLIDING: local}
@@ -238,7 +237,7 @@ class Gemma3Adapter(Gemma2Adapter):
         return {FULL: read_rope(values, base=1e6), SLIDING: Rope(base=local)}
 
     def hf_ropes(self, turns: Mapping[str, Any], config: DecoderConfig) -> dict[str, Any]:
-        """An object a kind of layer."""
+        """The `rope_parameters` of config.json, one object per kind of layer."""
         described = {}
         for kind in (FULL, SLIDING):
             base = turns[kind].base if turns.get(kind) else config.rope_theta
@@ -248,10 +247,10 @@ class Gemma3Adapter(Gemma2Adapter):
         return described
 
     def require_period(self, values: Mapping[str, Any]) -> None:
-        """Any."""
+        """Accepts any period."""
 
     def norm_eps(self, eps: float) -> float | None:
-        """The model's."""
+        """The eps of the model's other norms."""
         return eps
 
 

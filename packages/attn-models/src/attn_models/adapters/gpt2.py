@@ -1,4 +1,4 @@
-"""GPT-2 checkpoints, as Hugging Face's transformers keeps them."""
+"""GPT-2 checkpoints in the layout of Hugging Face's transformers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
 NORMS = {"attention_norm": "ln_1", "feed_forward_norm": "ln_2"}
-# Conv1D keeps its matrix as [in, out]; the three projections of attention lie side by side in one.
+# Conv1D stores its matrix as [in, out]; the three attention projections are concatenated in one matrix.
 MATRICES = {
     "attn.c_attn": ("attention.query", "attention.key", "attention.value"),
     "attn.c_proj": ("attention.output",),
@@ -52,7 +52,7 @@ READS = frozenset(
 
 
 class Gpt2Adapter(StateDictAdapter):
-    """Pre-norm with LayerNorm, GELU, learned positions and biases everywhere (Radford et al. 2019)."""
+    """Pre-norm blocks with LayerNorm, GELU, learned positions and biases everywhere (Radford et al. 2019)."""
 
     model_type = "gpt2"
     known_keys = READS
@@ -60,7 +60,7 @@ class Gpt2Adapter(StateDictAdapter):
     derived_names = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)$")
 
     def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
-        """The decoder of a GPT2Config."""
+        """Build the decoder config from a GPT2Config."""
         activation = values.get("activation_function", "gelu_new")
         require_allowed(
             values,
@@ -90,7 +90,7 @@ class Gpt2Adapter(StateDictAdapter):
         )
 
     def keys_of(self, config: DecoderConfig) -> dict[str, Any]:
-        """A GPT2Config."""
+        """The keys of a GPT2Config."""
         require_fields(config, FIXED, self.model_type)
         heads = softmax_heads(config, Causal(), self.model_type)
         whole = Heads(
@@ -122,7 +122,7 @@ class Gpt2Adapter(StateDictAdapter):
         }
 
     def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
-        """Matrices transposed, the three projections of attention in one."""
+        """One tensor for each parameter, and one for the three attention projections; matrices are transposed."""
         known = set(parameters)
         found = [
             StoredTensor(f"{PREFIX}{their}.{leaf}", (f"{our}.{leaf}",))
@@ -143,7 +143,7 @@ class Gpt2Adapter(StateDictAdapter):
         return [stored for stored in found if known.issuperset(stored.parameters)]
 
     def canonical_names(self, names: Iterable[str]) -> dict[str, str]:
-        """Names begin with `transformer.` where the model was saved with its head, else, as OpenAI's, they do not."""
+        """Map names to the checkpoint's, which lack the prefix `transformer.` if saved without a head (OpenAI's do)."""
         known = list(names)
         if any(name.startswith(PREFIX) for name in known):
             return {name: name for name in known}
@@ -151,7 +151,7 @@ class Gpt2Adapter(StateDictAdapter):
 
 
 def dropout_of(values: Mapping[str, Any]) -> float:
-    """The dropout of embeddings and sublayers; 0 with a warning if they differ in the config.json."""
+    """The dropout of embeddings and sublayers; 0 with a warning if these differ in the config.json."""
     embedded: float = values.get("embd_pdrop") or 0.0
     added = values.get("resid_pdrop") or 0.0
     if embedded != added:

@@ -1,4 +1,4 @@
-"""A config.json of transformers, read and written: unknown keys, rotary positions, and the keys that families share."""
+"""Reads and writes a config.json of transformers: unknown keys, rotary positions, and the keys that families share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from attn_models.decoder.config import DecoderConfig
 
 log = logging.getLogger(__name__)
 
-# What concerns training, files, or the use of transformers, and nothing that a forward pass computes.
+# Keys for training, files, or the use of transformers, which do not change what a forward pass computes.
 HARMLESS = re.compile(
     r"_.*|architectures|requires|(torch_)?dtype|transformers_version|model_type|use_cache|pretraining_tp|problem_type"
     r"|(id2label|label2id|num_labels)|output_\w+|return_dict\w*|is_encoder_decoder|chunk_size_feed_forward|name_or_path"
@@ -29,7 +29,7 @@ HARMLESS = re.compile(
     r"|eos_id|bos_id|attn_implementation|flash_attn\w*|unsloth_\w+"
 )
 FULL = "full_attention"
-# Keys of other families that change the computation, and their values that do not.
+# Keys of other families that change the computation, and the values with which they do not.
 CHANGING: Mapping[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
     "sliding_window": (None,),
@@ -64,7 +64,7 @@ CHANGING: Mapping[str, tuple[Any, ...]] = {
 
 
 def check_unread_keys(values: Mapping[str, Any], read: Collection[str], path: Path) -> None:
-    """Raises `InvalidValue` for a key outside `read` that would change what is computed, and warns of unknown ones."""
+    """Raises `InvalidValue` for a key outside `read` that would change the computation, and warns of unknown keys."""
     unread = {key: value for key, value in values.items() if key not in read}
     require_allowed(unread, CHANGING)
     layers = unread.get("layer_types")
@@ -76,7 +76,7 @@ def check_unread_keys(values: Mapping[str, Any], read: Collection[str], path: Pa
 
 
 DEFAULT_BASE = 10000.0
-# Keys of `rope_parameters` by the fields of `attn_core`'s scalings, for every supported `rope_type`.
+# For every supported `rope_type`, the fields of `attn_core`'s scaling and their keys in `rope_parameters`.
 KEYS: Mapping[str, Mapping[str, str]] = {
     "linear": {"factor": "factor"},
     "llama3": {
@@ -98,7 +98,7 @@ KEYS: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Rope:
-    """Rotary positions: `rope_theta`, the part of a head that is rotated, and the scaling or None."""
+    """Rotary positions: `base` is `rope_theta`, `fraction` the rotated part of a head; `scaling` may be None."""
 
     base: float = DEFAULT_BASE
     fraction: float = 1.0
@@ -108,8 +108,8 @@ class Rope:
 def read_rope(values: Mapping[str, Any], base: float = DEFAULT_BASE, *, partial: bool = False) -> Rope:
     """The rotary positions of a config.json: an object in transformers 5, keys at the top level in 4.
 
-    `partial` families rotate a part of each head; of the others, whose models ignore that part or take it for some
-    scalings alone, any but the whole is refused. Raises `InvalidValue` for two descriptions that differ.
+    `partial` families rotate a part of each head. For the others any `partial_rotary_factor` but 1 is refused, because
+    their models ignore it or use it only with some scalings. Raises `InvalidValue` for two descriptions that differ.
     """
     given = one_rope_of(values)
     beside = {key: values[key] for key in ("rope_theta", "partial_rotary_factor") if values.get(key) is not None}
@@ -134,7 +134,7 @@ def one_rope_of(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def require_one_context(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """The context before stretching is one number, whether it is at the top level or in the object."""
+    """Raises `InvalidValue` for a top-level original context length that differs from the one that the scaling uses."""
     outside, inside = (where.get("original_max_position_embeddings") for where in (values, given))
     if outside is not None and outside != (inside or values.get("max_position_embeddings")):
         allowed = "that of rope_parameters, where the context before stretching is read"
@@ -171,9 +171,9 @@ def rope_parameters(rope: Rope) -> dict[str, Any]:
 
 
 def long_rope(values: Mapping[str, Any]) -> Rope:
-    """The rotary positions of a Phi-3 within the context of its training; raises `InvalidValue` for another scaling.
+    """The rotary positions of a Phi-3 within its training context; raises `InvalidValue` for any scaling but LongRoPE.
 
-    Beyond that context its model turns every token by other angles, those before it too.
+    Beyond that context the model rotates every token by other angles, earlier tokens included.
     """
     given = one_rope_of(values)
     kind = given.get("rope_type", given.get("type", "default"))
@@ -204,9 +204,9 @@ def long_rope(values: Mapping[str, Any]) -> Rope:
 
 
 def ropes_of_kinds(values: Mapping[str, Any], kinds: Sequence[str], base: float) -> dict[str, Rope]:
-    """The rotary positions of each of two kinds of layers, the first of which alone a `rope_scaling` stretches.
+    """The rotary positions of two kinds of layers; a `rope_scaling` applies to the first kind only.
 
-    A `rope_theta` beside them is refused unless it is `base`: transformers takes it for the first kind alone.
+    Raises `InvalidValue` for a top-level `rope_theta` other than `base`: transformers uses it for the first kind only.
     """
     given, context = values.get("rope_parameters"), values.get("max_position_embeddings")
     nested = isinstance(given, Mapping) and any(kind in given for kind in kinds)
@@ -253,7 +253,7 @@ def softmax_heads(config: DecoderConfig, mask: Mask, layout: str) -> Heads:
 
 
 def common_hf_config(config: DecoderConfig, model_type: str, architecture: str) -> dict[str, Any]:
-    """The keys that Llama's config.json and those made after it have in common."""
+    """The keys that the config.json files of Llama and of later families have in common."""
     return {
         "architectures": [architecture],
         "model_type": model_type,
@@ -272,7 +272,7 @@ def common_hf_config(config: DecoderConfig, model_type: str, architecture: str) 
 
 
 def hf_rope_parameters(config: DecoderConfig) -> dict[str, Any]:
-    """The rotary positions that every layer is given, in the form of transformers 5."""
+    """The rotary positions that all layers share, as `rope_parameters` of transformers 5."""
     return rope_parameters(
         Rope(base=config.rope_theta, fraction=config.partial_rotary_factor, scaling=config.rope_scaling)
     )

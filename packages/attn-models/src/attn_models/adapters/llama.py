@@ -74,7 +74,7 @@ READS = frozenset(
 
 
 class LlamaAdapter(StateDictAdapter):
-    """Pre-norm with RMSNorm, SwiGLU, rotary positions in halves, grouped heads (arXiv 2302.13971, 2307.09288)."""
+    """Pre-norm, RMSNorm, SwiGLU, rotary positions on head halves, grouped heads (arXiv 2302.13971, 2307.09288)."""
 
     model_type = "llama"
     head = OUTSIDE["unembedding.weight"]
@@ -86,7 +86,7 @@ class LlamaAdapter(StateDictAdapter):
     """Whether models of this family rotate a part of each head."""
 
     def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
-        """The decoder of a LlamaConfig; biases of attention and feed-forward must be both there or both absent."""
+        """Build the decoder config from a LlamaConfig; attention and feed-forward must both have biases, or neither."""
         bias = bool(values.get("attention_bias", False))
         require_allowed(values, {"hidden_act": ("silu",), "mlp_bias": (bias, None)})
         heads = needed(values, "num_attention_heads")
@@ -115,7 +115,7 @@ class LlamaAdapter(StateDictAdapter):
         )
 
     def keys_of(self, config: DecoderConfig) -> dict[str, Any]:
-        """A LlamaConfig that transformers 5 reads."""
+        """The keys of a LlamaConfig, as transformers 5 reads it."""
         require_fields(config, self.required_fields, self.model_type)
         heads = softmax_heads(config, self.mask(config), self.model_type)
         return common_hf_config(config, self.model_type, "LlamaForCausalLM") | {
@@ -132,7 +132,7 @@ class LlamaAdapter(StateDictAdapter):
         return [StoredTensor(self.hf_name(name), (name,)) for name in parameters]
 
     def hf_name(self, ours: str) -> str:
-        """The checkpoint's name of one of the decoder's parameters."""
+        """The checkpoint's name of a decoder parameter."""
         if ours in OUTSIDE:
             return OUTSIDE[ours]
         _, layer, rest = ours.split(".", 2)
@@ -146,7 +146,7 @@ class LlamaAdapter(StateDictAdapter):
 
 
 class MistralAdapter(LlamaAdapter):
-    """Llama with a window of w tokens, the query's own among them (Jiang et al. 2023, arXiv 2310.06825)."""
+    """Llama with a sliding window of w tokens, the query's own included (Jiang et al. 2023, arXiv 2310.06825)."""
 
     model_type = "mistral"
     architecture: ClassVar[str] = "MistralForCausalLM"
@@ -154,7 +154,7 @@ class MistralAdapter(LlamaAdapter):
     defaults: ClassVar[Mapping[str, Any]] = {"num_key_value_heads": 8, "sliding_window": 4096}
 
     def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
-        """The decoder of a MistralConfig; `sliding_window` null means none, a missing key their default."""
+        """Build the decoder config from a MistralConfig; without `sliding_window` the window is 4096, null is none."""
         values = {**self.defaults, **values}
         config = super().from_hf_config(values)
         window = values.get("sliding_window")
@@ -163,28 +163,28 @@ class MistralAdapter(LlamaAdapter):
         return dataclasses.replace(config, mechanism="attn-variants/sliding_window", options={"window": window})
 
     def keys_of(self, config: DecoderConfig) -> dict[str, Any]:
-        """A MistralConfig."""
+        """The keys of a MistralConfig."""
         if config.bias:
             raise Incompatible(f"biases cannot be expressed in a {self.model_type} config.json")
         window = config.options.get("window")
         return super().keys_of(config) | {"architectures": [self.architecture], "sliding_window": window}
 
     def mask(self, config: DecoderConfig) -> Mask:
-        """The window that the options name, else all that came before."""
+        """The sliding window of the options, or the causal mask without one."""
         window = config.options.get("window")
         return Causal() if window is None else Window(left=window - 1)
 
 
-# What a MixtralConfig means by a key that is not there, where it is not what a MistralConfig means.
+# The values of missing keys of a MixtralConfig, in place of a MistralConfig's.
 DEFAULTS = {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "sliding_window": None}
 EXPERT = re.compile(r"feed_forward\.experts\.(\d+)\.(gate|up|down)\.weight")
 MATRIX = {"gate": "w1", "up": "w3", "down": "w2"}
 
 
 class MixtralAdapter(MistralAdapter):
-    """Mistral whose layers send each token to k of E feed-forwards (Jiang et al. 2024, arXiv 2401.04088).
+    """Mistral whose layers route each token to k of E feed-forwards (Jiang et al. 2024, arXiv 2401.04088).
 
-    Their weight of the balance loss is not taken over: it is of another sum, over all layers together.
+    The weight of the load-balancing loss is not read: in transformers that loss is taken over all layers together.
     """
 
     model_type = "mixtral"
@@ -198,7 +198,7 @@ class MixtralAdapter(MistralAdapter):
     }
 
     def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
-        """The decoder of a MixtralConfig."""
+        """Build the decoder config from a MixtralConfig."""
         require_allowed(values, {"router_jitter_noise": (0.0, None), "attention_bias": (False, None)})
         plain = super().from_hf_config(values)
         return dataclasses.replace(
@@ -208,7 +208,7 @@ class MixtralAdapter(MistralAdapter):
         )
 
     def keys_of(self, config: DecoderConfig) -> dict[str, Any]:
-        """A MixtralConfig that transformers 5 reads."""
+        """The keys of a MixtralConfig, as transformers 5 reads it."""
         experts = config.mixture
         if experts is None:
             raise Incompatible("a decoder without experts cannot be expressed in a mixtral config.json")
@@ -218,7 +218,7 @@ class MixtralAdapter(MistralAdapter):
         }
 
     def hf_name(self, ours: str) -> str:
-        """The checkpoint's name of one of the decoder's parameters."""
+        """The checkpoint's name of a decoder parameter."""
         _, _, rest = ours.partition("blocks.")
         layer, _, rest = rest.partition(".")
         expert = EXPERT.fullmatch(rest)

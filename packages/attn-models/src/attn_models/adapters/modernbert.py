@@ -34,9 +34,9 @@ SIZES = {
 }
 FULL, SLIDING = "full_attention", "sliding_attention"
 ROPES = {FULL: ("rope_theta", "rope_scaling"), SLIDING: ("local_rope_theta", "local_rope_scaling")}
-"""Our fields of the rotary positions of each kind of layer."""
+"""The config fields (base, scaling) for the rotary positions of each kind of layer."""
 THETAS = {FULL: ("global_rope_theta", 160000.0), SLIDING: ("local_rope_theta", 10000.0)}
-"""Where transformers 4 has them, and what they are where nothing is said."""
+"""The keys of the rotary bases in transformers 4, and their defaults."""
 GATES = {"gelu": "geglu", "gelu_new": "geglu_tanh", "gelu_pytorch_tanh": "geglu_tanh", "silu": "swiglu"}
 HF_GATES = {ours: theirs for theirs, ours in reversed(GATES.items())}
 MHA, WINDOW = "attn-variants/mha", "attn-variants/sliding_window"
@@ -51,16 +51,16 @@ JOINED = {
     "attn.Wqkv": ("attention.query", "attention.key", "attention.value"),
     "mlp.Wi": ("feed_forward.gate", "feed_forward.up"),
 }
-"""Tensors of theirs that hold several of ours, one after the other."""
+"""Checkpoint tensors that hold several parameters, one after the other."""
 
 
 class ModernBertAdapter(EncoderAdapter):
-    """Pre-norm blocks with gates and rotary positions, most with a window (Warner et al. 2024, arXiv 2412.13663)."""
+    """Pre-norm blocks with gated units, rotary positions and windows (Warner et al. 2024, arXiv 2412.13663)."""
 
     model_type = "modernbert"
     prefix = "model."
     derived_names = re.compile(HEADS.pattern + r"|^(head|decoder)\.")
-    # Of heads, of training, and of kernels that compute the same.
+    # From `decoder_bias` on: keys for heads, for training, and for kernels with the same results.
     known_keys = frozenset(
         {
             *SIZES.values(),
@@ -74,7 +74,7 @@ class ModernBertAdapter(EncoderAdapter):
     )
 
     def from_hf_config(self, values: Mapping[str, Any]) -> ModernBertConfig:
-        """The encoder of a ModernBertConfig."""
+        """Build the encoder config from a ModernBertConfig."""
         biases = dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias"), (False,))
         require_allowed(values, {"hidden_activation": tuple(GATES), "rope_scaling": (None,), **biases})
         sizes: dict[str, Any] = {ours: required_count(values, theirs) for ours, theirs in SIZES.items()}
@@ -90,7 +90,7 @@ class ModernBertAdapter(EncoderAdapter):
         )
 
     def to_hf_config(self, config: ModernBertConfig) -> dict[str, Any]:
-        """A ModernBertConfig that transformers 5 reads; raises `Incompatible` for what it cannot say."""
+        """The ModernBertConfig, as transformers 5 reads it; raises `Incompatible` for what it cannot express."""
         choices = [config.choice(layer) for layer in range(config.num_layers)]
         windows = {choice.options.get("window") for choice in choices if choice.mechanism == WINDOW} or {128}
         odd = any(choice.mechanism not in (MHA, WINDOW) for choice in choices)
@@ -112,18 +112,18 @@ class ModernBertAdapter(EncoderAdapter):
             "layer_types": [FULL if choice.mechanism == MHA else SLIDING for choice in choices],
             "local_attention": windows.pop(),
             "rope_parameters": ropes,
-            # Theirs has ids of a vocabulary of 50,368 otherwise.
+            # Null, because the defaults are ids of a vocabulary of 50,368.
             **dict.fromkeys(f"{name}_token_id" for name in ("pad", "bos", "eos", "cls", "sep")),
         }
 
     def build(self, config: ModernBertConfig) -> ModernBert:
-        """A fresh encoder."""
+        """Build an encoder with random weights."""
         from attn_models.encoder.modernbert import ModernBert
 
         return ModernBert(config)
 
     def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
-        """Queries, keys and values are one tensor, and so are gates and what they multiply."""
+        """One tensor for each parameter, but one for queries, keys and values, and one for gate and up projections."""
         found, blocks = [], dict[str, None]()
         for name in parameters:
             module, _, leaf = name.rpartition(".")
@@ -142,9 +142,9 @@ class ModernBertAdapter(EncoderAdapter):
 
 
 def layer_types(values: Mapping[str, Any], layers: int) -> list[str]:
-    """The kind of each layer: as listed, or every n-th with full attention.
+    """The kind of each layer: as listed, or full attention in every n-th layer.
 
-    Raises `InvalidValue` for a list that has another kind or another number of them.
+    Raises `InvalidValue` for a list with an unknown kind or another length.
     """
     given = listed_layer_types(values, layers, (FULL, SLIDING))
     if given is not None:
@@ -154,10 +154,10 @@ def layer_types(values: Mapping[str, Any], layers: int) -> list[str]:
 
 
 def read_ropes(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `ModernBertConfig` for rotary positions: those of each kind of layer in transformers 5, two keys at
-    the top level in 4.
+    """The fields of `ModernBertConfig` for rotary positions.
 
-    Raises `InvalidValue` for a key that is not known, and for stretched positions other than linear ones.
+    transformers 5 has an object for each kind of layer, transformers 4 two keys at the top level. Raises `InvalidValue`
+    for an unknown key, and for any scaling but linear.
     """
     given = values.get("rope_parameters") or {}
     if not isinstance(given, Mapping) or given.keys() - ROPES:

@@ -1,4 +1,4 @@
-"""Checkpoints in our own layout: every field of the config, and what must be installed to build it."""
+"""Checkpoints in attn's own layout: every field of the config, and the packages that are needed to build the model."""
 
 from __future__ import annotations
 
@@ -25,34 +25,36 @@ OURS = ("attn-core", "attn-models")
 
 SOURCE, LANGUAGE = "attn_source_model", "attn_language_model"
 LAYOUTS = {SOURCE: "AttnSourceModel", LANGUAGE: "AttnLanguageModel"}
-"""The `model_type` in config.json of models of installed families, of those that read a source and of those that
-do not, and its architecture."""
+"""`architectures` of config.json by `model_type`, for models of installed families with a source, and without one."""
 
 
 Attending = TypeVar("Attending", DecoderConfig, EncoderConfig, VisionConfig)
 
 
 class NativeAdapter(StateDictAdapter):
-    """Our own layout, for every decoder; tensors have the names of the parameters."""
+    """attn's own layout, for every decoder; tensors have the names of the parameters."""
 
     model_type = "attn_decoder"
     known_keys = frozenset({"decoder", "requires"})
 
     def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
-        """The decoder in `decoder`; a mechanism that is not installed is named with the package it came from."""
+        """Read the decoder config from the key `decoder`; raises as `config_from_json`."""
         return config_from_json(values, "decoder", DecoderConfig)
 
     def keys_of(self, config: DecoderConfig) -> dict[str, Any]:
-        """The config with mechanisms named in full, and the versions of the packages that build it."""
+        """The config with full mechanism names, and the versions of the packages that build it."""
         return {"architectures": ["AttnDecoder"], "model_type": self.model_type, **config_to_json(config, "decoder")}
 
     def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
-        """Every parameter under its own name; the biases of routers, which move by small rates, in float32."""
+        """Every parameter under its own name; router biases, which training moves in small steps, stay in float32."""
         return [StoredTensor(name, (name,), float32=name.endswith(CORRECTION)) for name in parameters]
 
 
 def config_from_json(values: Mapping[str, Any], place: str, kind: type[Attending]) -> Attending:
-    """The config of this kind in `values[place]`; raises `UnknownName` for a mechanism that is not installed."""
+    """Read the config of this kind from `values[place]`.
+
+    Raises `UnknownName` for a mechanism that is not installed, naming the package that it came from.
+    """
     fields = needed(values, place)
     if not isinstance(fields, Mapping):
         raise InvalidValue.of(place, fields, "an object")
@@ -63,7 +65,7 @@ def config_from_json(values: Mapping[str, Any], place: str, kind: type[Attending
 
 
 def config_to_json(config: DecoderConfig | EncoderShape, place: str) -> dict[str, Any]:
-    """The config under `place`, with mechanisms named in full, and the versions of the packages that build it."""
+    """The config under `place`, with full mechanism names, and the versions of the packages that build it."""
     registry = installed().mechanisms
     pattern = tuple(in_full(choice) for choice in config.pattern)
     full = dataclasses.replace(config, mechanism=registry.full_name(config.mechanism), pattern=pattern)
@@ -72,12 +74,12 @@ def config_to_json(config: DecoderConfig | EncoderShape, place: str) -> dict[str
 
 
 def _choices(config: DecoderConfig | EncoderShape) -> list[AttentionChoice]:
-    """The mechanisms that layers use."""
+    """The mechanisms that the layers use."""
     return list(config.pattern) or [config.choice(0)]
 
 
 def in_full(choice: AttentionChoice) -> AttentionChoice:
-    """The choice with its mechanism named in full."""
+    """The choice with the full name of its mechanism."""
     return dataclasses.replace(choice, mechanism=installed().mechanisms.full_name(choice.mechanism))
 
 
@@ -95,21 +97,21 @@ def require_installed(name: str, requires: Any) -> None:
 
 
 class NativeEncoderAdapter(EncoderAdapter):
-    """Our own layout, for every mechanism; tensors have the names of the parameters."""
+    """attn's own layout, for every encoder; tensors have the names of the parameters."""
 
     model_type = "attn_encoder"
     known_keys = frozenset({"encoder", "requires"})
 
     def from_hf_config(self, values: Mapping[str, Any]) -> EncoderConfig:
-        """The encoder in `encoder`; a mechanism that is not installed is named with the package it came from."""
+        """Read the encoder config from the key `encoder`; raises as `config_from_json`."""
         return config_from_json(values, "encoder", EncoderConfig)
 
     def to_hf_config(self, config: EncoderConfig) -> dict[str, Any]:
-        """The config with mechanisms named in full, and the versions of the packages that build it."""
+        """The config with full mechanism names, and the versions of the packages that build it."""
         return {"architectures": ["AttnEncoder"], "model_type": self.model_type, **config_to_json(config, "encoder")}
 
     def build(self, config: EncoderConfig) -> Encoder:
-        """A fresh encoder."""
+        """Build an encoder with random weights."""
         from attn_models.encoder.encoder import Encoder
 
         return Encoder(config)
@@ -120,13 +122,13 @@ class NativeEncoderAdapter(EncoderAdapter):
 
 
 class NativeVitAdapter(VitAdapter):
-    """Our own layout, for every mechanism; tensors have the names of the parameters."""
+    """attn's own layout, for every vision Transformer; tensors have the names of the parameters."""
 
     model_type = "attn_vit"
     known_keys = frozenset({"vision", "requires"})
 
     def to_hf_config(self, config: VisionConfig, labels: Sequence[str]) -> dict[str, Any]:
-        """The config with mechanisms named in full, and the versions of the packages that build it."""
+        """The config with full mechanism names, and the versions of the packages that build it."""
         return {
             "architectures": ["AttnVisionTransformer"],
             "model_type": self.model_type,
@@ -135,7 +137,7 @@ class NativeVitAdapter(VitAdapter):
         }
 
     def config_of(self, values: Mapping[str, Any]) -> VisionConfig:
-        """The model in `vision`; a mechanism that is not installed is named with the package it came from."""
+        """Read the config from the key `vision`; also raises `InvalidValue` unless each class has a label."""
         config = config_from_json(values, "vision", VisionConfig)
         if len(labels_of(values)) != config.classes:
             raise InvalidValue.of("id2label", values.get("id2label"), f"a name for each of {config.classes} classes")
@@ -146,5 +148,5 @@ class NativeVitAdapter(VitAdapter):
         return [StoredTensor(name, (name,)) for name in parameters]
 
     def add_prefix(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The same."""
+        """The tensors as they are: this layout has no prefix."""
         return dict(tensors)

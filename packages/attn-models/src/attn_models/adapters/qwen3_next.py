@@ -46,7 +46,7 @@ SOFTMAX_NAMES = {
     "attention.norm.query_gain": "self_attn.q_norm.weight",
     "attention.norm.key_gain": "self_attn.k_norm.weight",
 }
-# Matrices of theirs that hold several of ours, a piece of each for every group of heads.
+# Checkpoint matrices that hold several parameters, with a part of each for every group of heads.
 DELTA_JOINED = {
     "linear_attn.in_proj_qkvz.weight": ("query", "key", "value", "gate"),
     "linear_attn.in_proj_ba.weight": ("strength", "fade"),
@@ -58,10 +58,11 @@ QWEN_FEED_FORWARD = re.compile(r"feed_forward\.(experts\.\d+\.|shared\.)?(gate|u
 
 
 class Qwen3NextLayout(Layout):
-    """Llama's names outside attention; checkpoints hold gain - 1 of norms, except those of Gated DeltaNet.
+    """Llama's names outside attention; checkpoints store the gains of norms minus 1, except those of Gated DeltaNet.
 
-    `groups` are, for each layer, the groups of rows in which joined matrices hold our parameters: heads in a layer of
-    softmax attention, key heads in one of Gated DeltaNet. Multi-token prediction modules are skipped.
+    `groups` holds, for each layer, the number of equal row blocks in which joined matrices hold the parameters: the
+    heads of a softmax attention layer, the key heads of a Gated DeltaNet layer. Multi-token prediction modules are
+    skipped.
     """
 
     model_type = "qwen3_next"
@@ -72,7 +73,7 @@ class Qwen3NextLayout(Layout):
         self.groups = groups
 
     def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
-        """One tensor for each parameter but those that are joined."""
+        """One tensor for each parameter, or for each group of joined parameters."""
         recurrent = {name.split(".")[1] for name in parameters if name.endswith(FILTERS)}
         found = []
         for name in parameters:
@@ -91,7 +92,7 @@ class Qwen3NextLayout(Layout):
         return found
 
     def _joined(self, layer: str, rest: str, *, recurrent: bool) -> StoredTensor | None:
-        """The matrix of theirs that holds this parameter and others; None where there is none."""
+        """The checkpoint matrix that holds this parameter and others; None where there is none."""
         for theirs, names in (DELTA_JOINED if recurrent else SOFTMAX_JOINED).items():
             parts = [f"attention.{name}.weight" for name in names]
             if rest in parts:
@@ -101,7 +102,7 @@ class Qwen3NextLayout(Layout):
 
 
 def hf_name(rest: str) -> str:
-    """The checkpoint's name, within a layer, of one of our parameters outside attention."""
+    """The checkpoint's name, within a layer, of a parameter outside attention."""
     matrix = QWEN_FEED_FORWARD.fullmatch(rest)
     if matrix is not None:
         return f"mlp.{(matrix[1] or '').replace('shared.', 'shared_expert.')}{matrix[2]}_proj.weight"
@@ -113,7 +114,7 @@ FULL, LINEAR = "full_attention", "linear_attention"
 SOFTMAX, DELTA = "attn-gated/gated", "attn-gated-deltanet/gated_deltanet"
 PERIOD = 4
 ROTATED = 0.25
-# Options of the recurrent mechanism by their keys in config.json.
+# Keys of config.json, and the options of the recurrent mechanism that they set.
 SIZES = {
     "linear_num_value_heads": "num_heads",
     "linear_num_key_heads": "key_heads",
@@ -121,7 +122,7 @@ SIZES = {
     "linear_value_head_dim": "value_size",
     "linear_conv_kernel_dim": "taps",
 }
-# What a Qwen3NextConfig means by a key that is not there.
+# The values of missing keys of a Qwen3NextConfig.
 DEFAULTS = {
     "linear_num_value_heads": 32,
     "linear_num_key_heads": 16,
@@ -145,8 +146,8 @@ OWN_FIELDS = ("num_experts", "partial_rotary_factor")
 
 
 class Qwen3NextAdapter(LlamaAdapter):
-    """Gated DeltaNet in most layers, gated attention with normed queries and keys in every fourth, and a mixture of
-    experts one of which all tokens share (Qwen team 2025; arXiv 2412.06464, 2505.06708)."""
+    """Gated DeltaNet in most layers, gated softmax attention with normed queries and keys in every fourth, and a
+    mixture of experts, one of which all tokens share (Qwen team 2025; arXiv 2412.06464, 2505.06708)."""
 
     model_type = "qwen3_next"
     known_keys = READS | DEFAULTS.keys() | LAYERS
@@ -154,7 +155,10 @@ class Qwen3NextAdapter(LlamaAdapter):
     required_fields = {key: value for key, value in FIXED.items() if key not in OWN_FIELDS} | {"bias": False}
 
     def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
-        """The decoder of a Qwen3NextConfig; raises `UnknownName` with the packages of missing mechanisms."""
+        """Build the decoder config from a Qwen3NextConfig.
+
+        Raises `UnknownName` with the package to install if a mechanism is missing.
+        """
         require_allowed(values, {"attention_bias": (False, None), "decoder_sparse_step": (1, None)})
         values = DEFAULTS | {"partial_rotary_factor": ROTATED, "rms_norm_eps": 1e-6} | dict(values)
         plain = super().from_hf_config(values | {"attention_bias": False, "mlp_bias": False})
@@ -166,7 +170,7 @@ class Qwen3NextAdapter(LlamaAdapter):
         sizes = {ours: needed(values, theirs) for theirs, ours in SIZES.items()}
         own = {"rotary": None, "num_kv_heads": None, "norm_eps": plain.norm_eps}
         if plain.attention_dropout:
-            # The delta rule has no weights to drop.
+            # The delta rule has no attention weights to drop.
             own["dropout"] = 0.0
         delta = AttentionChoice(mechanism=DELTA, options=sizes | own)
         return dataclasses.replace(
@@ -178,7 +182,7 @@ class Qwen3NextAdapter(LlamaAdapter):
         )
 
     def keys_of(self, config: DecoderConfig) -> dict[str, Any]:
-        """A Qwen3NextConfig that transformers 5 reads."""
+        """The keys of a Qwen3NextConfig, as transformers 5 reads it."""
         require_fields(config, self.required_fields, self.model_type)
         attentions = layer_attentions(config)
         kinds = [LINEAR if attention.full_name == DELTA else FULL for attention in attentions]
@@ -196,13 +200,13 @@ class Qwen3NextAdapter(LlamaAdapter):
         }
 
     def layout(self, config: DecoderConfig) -> Layout:
-        """The names of its tensors, which depend on the heads."""
+        """The layout of this decoder's tensors, which depends on the heads."""
         attentions = layer_attentions(config)
         groups = [a.config.sizes.key_heads if a.full_name == DELTA else config.num_heads for a in attentions]  # type: ignore[attr-defined]
         return Qwen3NextLayout(groups)
 
     def _require_softmax(self, attention: LayerAttention, config: DecoderConfig) -> None:
-        """Raises `Incompatible` unless the layer is softmax attention with norms and a gate for every element."""
+        """Raises `Incompatible` unless the layer is softmax attention with query/key norms and an elementwise gate."""
         size = config.head_dim or config.hidden_size // config.num_heads
         shared = config.num_kv_heads or config.num_heads
         expected = AttentionSpec(
@@ -235,7 +239,7 @@ class Qwen3NextAdapter(LlamaAdapter):
 
 
 def _expert_fields(values: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The decoder's fields for its experts; none where every layer has one feed-forward."""
+    """The fields for the experts; empty where every layer has a single feed-forward."""
     dense = values.get("mlp_only_layers") or []
     if not isinstance(dense, list) or dense != list(range(len(dense))):
         raise InvalidValue.of("mlp_only_layers", dense, "the first layers, without a gap")

@@ -1,4 +1,4 @@
-"""Reformer checkpoints, as Hugging Face's transformers keeps them."""
+"""Reformer checkpoints in the layout of Hugging Face's transformers."""
 
 from __future__ import annotations
 
@@ -69,25 +69,25 @@ OWN = {
     "is_decoder",
     "tie_word_embeddings",
 }
-# The neighbouring chunks that a chunk attends to, which are fixed here.
+# The numbers of neighbouring chunks that a chunk attends to, which are fixed.
 NEIGHBOURS = {
     "lsh_num_chunks_before": (1,),
     "lsh_num_chunks_after": (0,),
     "local_num_chunks_before": (1,),
     "local_num_chunks_after": (0,),
 }
-# Options of ours that transformers does not have, at its values.
+# Options that transformers does not have, with the values that it computes.
 HF_HASHING = {"within": "chunks", "duplicates": "counted", "ring": "rounds"}
 
 
 class ReformerAdapter(EncoderAdapter):
-    """Layers that hash, and layers of chunks in a ring; only the encoder.
+    """Layers of LSH attention, and of local attention whose chunks form a ring; the encoder only.
 
-    A text has the rows that transformers gives it alone: in a padded batch there, the chunk before its first is the
-    last of the longest text, so that rows depend on their company.
+    A text has the hidden states that transformers computes for it alone. In a padded batch there, the chunk before a
+    text's first is the last of the longest text, so that hidden states depend on the batch.
 
-    Hash rotations are not part of a checkpoint: transformers draws them at every call, or from `hash_seed`; ours are
-    drawn from the layer's number, or from `hash_seed`.
+    Hash rotations are not part of a checkpoint: transformers draws them at every call, or from `hash_seed`; attn draws
+    them from the layer's number, or from `hash_seed`.
     """
 
     model_type = "reformer"
@@ -95,7 +95,7 @@ class ReformerAdapter(EncoderAdapter):
     known_keys = frozenset({*SIZES.values(), *OWN, *NEIGHBOURS})
 
     def from_hf_config(self, values: Mapping[str, Any]) -> ReformerConfig:
-        """The encoder of a ReformerConfig."""
+        """Build the encoder config from a ReformerConfig."""
         require_allowed(values, {"is_decoder": (False,), "hidden_act": tuple(ACTIVATIONS), **NEIGHBOURS})
         kinds = needed(values, "attn_layers")
         if not isinstance(kinds, list) or not kinds or any(kind not in ("lsh", "local") for kind in kinds):
@@ -112,7 +112,7 @@ class ReformerAdapter(EncoderAdapter):
         )
 
     def to_hf_config(self, config: ReformerConfig) -> dict[str, Any]:
-        """A ReformerConfig that transformers 5 reads."""
+        """The ReformerConfig, as transformers 5 reads it; raises `Incompatible` for what it cannot express."""
         attentions = [attention_of(config, layer) for layer in range(config.num_layers)]
         chosen: list[Any] = [attention.config for attention in attentions]
         names = [attention.full_name for attention in attentions]
@@ -154,22 +154,22 @@ class ReformerAdapter(EncoderAdapter):
         }
 
     def build(self, config: ReformerConfig) -> Reformer:
-        """A fresh encoder."""
+        """Build an encoder with random weights."""
         from attn_models.encoder.encoder import Reformer
 
         return Reformer(config)
 
     def layout(self, config: ReformerConfig) -> Layout:
-        """The names of its tensors, whose numbers depend on the size of a head."""
+        """The layout of this encoder's tensors, whose values depend on the size of a head."""
         return ReformerLayout(config.head_dim or config.hidden_size // config.num_heads)
 
     def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
-        """As `ReformerLayout` with heads of one element, whose queries are not scaled."""
+        """As `ReformerLayout` with heads of one element, whose query weights are not scaled."""
         return ReformerLayout(1).tensor_mappings(parameters)
 
 
 class ReformerLayout(Layout):
-    """Shared query-key matrices; their scores are not divided by √head size, so our queries are multiplied by it."""
+    """Shared query-key matrices, multiplied by √head size because scores are not divided by it in transformers."""
 
     model_type = "reformer"
     derived_names = re.compile(HEADS.pattern + r"|mask_value_float(16|32)$")
@@ -196,7 +196,7 @@ class ReformerLayout(Layout):
 
 def _choice(values: Mapping[str, Any], kind: str, layer: int) -> AttentionChoice:
     chunk = values.get("lsh_attn_chunk_length", 64)
-    # Theirs pads to the larger, and the first of the smaller chunks would then follow one that holds padding only.
+    # transformers pads to the longer chunk: the first of the shorter chunks would follow one with only padding.
     require_allowed(
         {"local_attn_chunk_length": values.get("local_attn_chunk_length", 64)}, {"local_attn_chunk_length": (chunk,)}
     )
@@ -218,7 +218,7 @@ def _pair(values: Mapping[str, Any], key: str) -> tuple[int, int]:
 
 
 def _hash_seed(seeds: Mapping[int, int]) -> int | None:
-    """The seed of all layers that hash, from those by layer; None where each has its number."""
+    """The seed that all hashing layers share, from their seeds by layer; None where each is the layer's number."""
     if all(layer == seed for layer, seed in seeds.items()):
         return None
     if len(set(seeds.values())) > 1:

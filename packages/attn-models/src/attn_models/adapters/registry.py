@@ -1,4 +1,4 @@
-"""Layouts of checkpoints by the `model_type` of a config.json: ours, and those of plugins (hook `attn_adapters`)."""
+"""Layouts of checkpoints by the `model_type` of a config.json: attn's, and those of plugins (hook `attn_adapters`)."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ Kind = TypeVar("Kind", bound=Layout)
 
 
 def our_adapters() -> list[Layout]:
-    """The layouts of this package, which it offers as a plugin does."""
+    """The layouts of this package, which it registers like a plugin."""
     return [*ADAPTERS.values(), *ENCODER_ADAPTERS.values(), *VIT_ADAPTERS.values()]
 
 
 def installed_adapters(kind: type[Kind]) -> dict[str, Kind]:
-    """All layouts of a kind by their `model_type`, of this package and of plugins."""
+    """All layouts of a kind by their `model_type`, from this package and from plugins."""
     return {adapter.model_type: adapter for adapter in installed().adapters if isinstance(adapter, kind)}
 
 
@@ -82,15 +82,18 @@ def _adapter(kind: type[Kind], what: str, model_type: object, requires: object =
 
 
 def decoder_adapter(model_type: object, requires: object = None) -> StateDictAdapter:
-    """The adapter of this `model_type`; raises `UnknownName` with those that exist, or with the package to install
-    where `requires`, those that a saved folder needs, names one that is not here."""
+    """The adapter of this `model_type`.
+
+    Raises `UnknownName` with the known types, or with the packages of `requires`, the entry of a saved folder's
+    config.json, that are not installed.
+    """
     return _adapter(StateDictAdapter, "model_type of a config.json", model_type, requires)  # type: ignore[type-abstract]
 
 
 def packages_of(adapter: Layout) -> dict[str, dict[str, str]]:
-    """The entry `requires` of a config.json in a plugin's layout: its package and ours, by version; empty for ours.
+    """The entry `requires` of a config.json in a plugin's layout: the packages that read it, by version.
 
-    Without it a folder could not say which package reads it.
+    Empty for the layouts of attn-models.
     """
     owner = installed().adapters.name_of(adapter).rpartition("/")[0]
     return {} if owner in ("", OURS) else {"requires": {name: version(name) for name in sorted({owner, OURS})}}
@@ -100,9 +103,9 @@ PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def missing_packages(requires: object) -> dict[str, str]:
-    """The packages of the entry `requires` of a config.json that are not installed, by version.
+    """The packages of the entry `requires` of a config.json that are not installed, with their versions.
 
-    What is no name of a package and no version is left out: the words are shown as a command to type.
+    Entries that are not valid package names and versions are left out: they are shown to the user as part of a command.
     """
     given = requires if isinstance(requires, Mapping) else {}
     packages = {
@@ -114,8 +117,8 @@ def missing_packages(requires: object) -> dict[str, str]:
 
 
 def unknown_family(kind: str, model_type: object, known: Iterable[str], requires: object = None) -> UnknownName:
-    """The error for a `model_type` without a layout: all that there are, as names alike are no families alike; or the
-    package of `requires` that is not installed."""
+    """The error for a `model_type` without a layout: lists all known types, because similar names do not mean related
+    families, or the packages of `requires` that are not installed."""
     names = sorted(known)
     missing = missing_packages(requires)
     if missing:
@@ -150,9 +153,9 @@ def encoder_adapter(model_type: object, requires: object = None) -> EncoderAdapt
 
 
 def encoder_adapter_for(config: Any) -> EncoderAdapter:
-    """The layout in which an encoder with a head is kept: BERT's where that can say it, else ours; the Reformer's own.
+    """The layout to save an encoder with a head: a Reformer's own, else BERT's if it suffices, else attn's.
 
-    Raises `Incompatible` for a Reformer that its layout cannot say.
+    Raises `Incompatible` for a Reformer that its layout cannot express.
     """
     if isinstance(config, ReformerConfig):
         ENCODER_ADAPTERS[ReformerAdapter.model_type].to_hf_config(config)
@@ -173,7 +176,7 @@ def vit_adapter(model_type: object, requires: object = None) -> VitAdapter:
 
 
 def vit_adapter_for(config: VisionConfig) -> VitAdapter:
-    """transformers' layout where it can say the model, else ours."""
+    """transformers' layout where it can express the model, else attn's."""
     try:
         VIT_ADAPTERS[VitAdapter.model_type].to_hf_config(config, ())
     except Incompatible:
@@ -182,8 +185,7 @@ def vit_adapter_for(config: VisionConfig) -> VitAdapter:
 
 
 def require_known_family(model_type: object, requires: object = None) -> Layout | None:
-    """The layout of this `model_type` of a config.json, None for a model of an installed family; raises `UnknownName`
-    for one that no layout reads, as `decoder_adapter`."""
+    """The layout of this `model_type`; None for a model of an installed family. Raises as `decoder_adapter`."""
     if isinstance(model_type, str) and model_type in LAYOUTS:
         return None
     known = {**installed_adapters(Layout), **LAYOUTS}  # type: ignore[type-abstract]

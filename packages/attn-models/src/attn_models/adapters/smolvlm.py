@@ -34,9 +34,9 @@ TOWER = {
     "patch": ("patch_size", 32),
     "channels": ("num_channels", 3),
 }
-"""Fields of the tower, their keys, and what transformers takes where the key is missing."""
+"""Fields of the tower, their keys, and transformers' defaults of missing keys."""
 TOWER_KEYS = frozenset({key for key, _ in TOWER.values()}) | {"hidden_act", "layer_norm_eps", "attention_dropout"}
-# Of how images are made smaller, which the preprocessor says; transformers reads none of them in the tower.
+# Keys for resizing images, which the preprocessor config sets; transformers reads none of them in the tower.
 UNUSED = frozenset({"max_image_size", "size", "use_base_siglip", "tie_word_embeddings"})
 OUTSIDE = {
     "patches": "model.vision_model.embeddings.patch_embedding",
@@ -48,7 +48,7 @@ CONNECTOR = {"connector.weight": "model.connector.modality_projection.proj.weigh
 
 
 class SmolVlmAdapter(StateDictAdapter):
-    """SigLIP's tower before a Llama (Marafioti et al. 2025, arXiv 2504.05299)."""
+    """A SigLIP vision tower in front of a Llama (Marafioti et al. 2025, arXiv 2504.05299)."""
 
     model_type = "smolvlm"
     architecture: ClassVar[str] = "SmolVLMForConditionalGeneration"
@@ -60,7 +60,7 @@ class SmolVlmAdapter(StateDictAdapter):
     text = LlamaAdapter()
 
     def from_hf_config(self, values: Mapping[str, Any]) -> VisionDecoderConfig:
-        """The model of a SmolVLMConfig, whose language model is a Llama."""
+        """Build the model's config from a SmolVLMConfig whose language model is a Llama."""
         text, tower = _part(values, "text_config"), _part(values, "vision_config")
         tied = bool(values.get("tie_word_embeddings", False))
         require_allowed(text, {"model_type": ("llama", None), "tie_word_embeddings": (False, tied, None)})
@@ -78,7 +78,7 @@ class SmolVlmAdapter(StateDictAdapter):
         return VisionDecoderConfig.of(decoder, vision, image_token, required_count(values, "scale_factor", 2))
 
     def keys_of(self, config: VisionDecoderConfig) -> dict[str, Any]:
-        """A SmolVLMConfig that transformers 5 reads; raises `Incompatible` for what it cannot say."""
+        """The keys of a SmolVLMConfig, as transformers 5 reads it; raises `Incompatible` for what it cannot express."""
         tower = config.vision
         if set(tower.mechanisms) != {SiglipConfig.mechanism} or tower.choice(0).options:
             raise Incompatible(f"mechanisms {tower.mechanisms} of a tower cannot be expressed in a config.json")
@@ -98,7 +98,7 @@ class SmolVlmAdapter(StateDictAdapter):
         }
 
     def build(self, config: VisionDecoderConfig) -> VisionDecoder:
-        """A fresh model."""
+        """Build a model with random weights."""
         from attn_models.vision_language.model import VisionDecoder
 
         return VisionDecoder(config)
@@ -108,7 +108,7 @@ class SmolVlmAdapter(StateDictAdapter):
         return [StoredTensor(self.hf_name(name), (name,)) for name in parameters]
 
     def hf_name(self, ours: str) -> str:
-        """The checkpoint's name of one of our parameters."""
+        """The checkpoint's name of a model parameter."""
         if ours in CONNECTOR:
             return CONNECTOR[ours]
         if ours.startswith("vision."):
@@ -118,7 +118,7 @@ class SmolVlmAdapter(StateDictAdapter):
 
 
 class Idefics3Adapter(SmolVlmAdapter):
-    """The same model under the name that it had first (Laurençon et al. 2024, arXiv 2408.12637)."""
+    """The same model under its first name (Laurençon et al. 2024, arXiv 2408.12637)."""
 
     model_type = "idefics3"
     architecture = "Idefics3ForConditionalGeneration"

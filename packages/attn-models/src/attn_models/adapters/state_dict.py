@@ -1,4 +1,4 @@
-"""Parameters of a model from the tensors of a checkpoint, and back."""
+"""Model parameters from the tensors of a checkpoint, and back."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ DRAWS = frozenset({"normal_", "uniform_", "trunc_normal_", "xavier_uniform_", "k
 
 @contextmanager
 def init_empty_weights() -> Iterator[None]:
-    """Modules built inside have parameters and buffers with shapes and types, but no memory (device "meta")."""
+    """Build modules whose parameters and buffers have shapes and dtypes, but no memory (device "meta")."""
     with torch.device("meta"), _SkipRandomInit():
         yield
 
 
 class _SkipRandomInit(TorchFunctionMode):
-    """Leaves out drawing random weights: on "meta" it has no effect, but torch imports its compiler for it (2 s)."""
+    """Skips random initialisation: on "meta" it has no effect, but torch imports its compiler for it (2 s)."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -40,7 +40,7 @@ class _SkipRandomInit(TorchFunctionMode):
 
 
 def check_config_fits(checkpoint: CheckpointFolder, config: Any) -> None:
-    """A config larger than the file could fill must not take memory or time; raises `CheckpointInvalid`."""
+    """Raises `CheckpointInvalid` for a config larger than the tensors could fill, before it takes memory or time."""
     entries = checkpoint.tensors.entries
     largest = max((size for entry in entries.values() for size in entry.shape), default=0)
     limits = {
@@ -62,8 +62,7 @@ def check_config_fits(checkpoint: CheckpointFolder, config: Any) -> None:
 
 
 def fill_buffers(model: nn.Module, fresh: nn.Module, device: torch.device | str) -> None:
-    """Give values on `device` to buffers that no checkpoint holds, from a model of the same config that was built with
-    memory."""
+    """Fill buffers that no checkpoint holds, on `device`, from `fresh`, a model of the same config on real memory."""
     values = dict(fresh.named_buffers())
     for name, buffer in list(model.named_buffers()):
         if buffer.is_meta:
@@ -72,13 +71,13 @@ def fill_buffers(model: nn.Module, fresh: nn.Module, device: torch.device | str)
 
 
 def saved_parameters(model: nn.Module) -> dict[str, Tensor]:
-    """The state of a model by name, each parameter that several modules share under its first name alone."""
+    """The state dict of a model, with each parameter that several modules share only under its first name."""
     others = shared_names(model)
     return {name: tensor for name, tensor in model.state_dict().items() if name not in others}
 
 
 def shared_names(model: nn.Module) -> dict[str, str]:
-    """The first name of each parameter that has several, by its other names: an unembedding that is the embedding."""
+    """The first name of each shared parameter by its other names, such as an unembedding that is the embedding."""
     first: dict[int, str] = {}
     return {
         name: owner
@@ -88,7 +87,7 @@ def shared_names(model: nn.Module) -> dict[str, str]:
 
 
 def load_parameters(model: nn.Module, parameters: Mapping[str, Tensor]) -> None:
-    """Give a model the tensors that `saved_parameters` names, as they are; what was shared stays shared."""
+    """Assign the tensors that `saved_parameters` names to a model, without a copy; shared parameters stay shared."""
     others = shared_names(model)
     both = {**parameters, **{name: parameters[owner] for name, owner in others.items()}}
     model.load_state_dict(both, assign=True)
@@ -103,11 +102,11 @@ Shapes = Mapping[str, tuple[int, ...]]
 def read_parameters(
     folder: CheckpointFolder, adapter: Layout, wanted: Mapping[str, Tensor], dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """A tensor for each name of `wanted`, whose tensors only say shapes; floating point becomes `dtype`, but for
-    weights that stay in blocks (`BlockTensor`).
+    """Read a tensor for each name of `wanted`, whose tensors only give shapes.
 
-    They lie on the device that the folder's tensors are read onto. Raises `CheckpointInvalid` naming every missing,
-    extra and misshaped tensor, and `OutOfCapacity` for a device without memory for them, before one is read.
+    Floating-point tensors become `dtype`, except weights that stay in quantized blocks (`BlockTensor`). The result is
+    on the device that the folder's tensors are read to. Raises `CheckpointInvalid` naming every missing, unexpected and
+    misshaped tensor, and `OutOfCapacity` for a device without enough memory, before any tensor is read.
     """
     stored = adapter.stored(wanted)
     actual = adapter.canonical_names(folder.tensors)
@@ -123,7 +122,7 @@ def read_parameters(
     for item in stored:
         tensor = folder.tensors[actual[item.name]]
         for part, piece in _pieces(item, tensor, wanted):
-            # A sum that is rounded to 16 bits would lose what the checkpoint's small numbers say.
+            # Adding the offset in 16 bits would lose the precision of small stored values.
             wide = item.float32 or item.offset
             needed = torch.promote_types(dtype, torch.float32) if wide else dtype
             stays = isinstance(piece, BlockTensor) and item.scale == 1 and not item.offset
@@ -134,7 +133,7 @@ def read_parameters(
 
 
 def stored_shapes(adapter: Layout, shapes: Shapes) -> dict[str, tuple[tuple[int, ...], int]]:
-    """The shape of every tensor of a checkpoint by name, and its `groups`; `shapes` are those of the parameters."""
+    """The shape and `groups` of every tensor of a checkpoint by name; `shapes` are those of the parameters."""
     return {item.name: (_shape(item, shapes), item.groups) for item in adapter.tensor_mappings(list(shapes))}
 
 
@@ -148,9 +147,9 @@ def _require_memory(folder: CheckpointFolder, wanted: Mapping[str, Tensor], dtyp
 
 
 def stored_tensors(parameters: Mapping[str, Tensor], adapter: Layout) -> dict[str, Tensor]:
-    """The checkpoint's tensors of a decoder's parameters.
+    """The checkpoint's tensors from a decoder's parameters.
 
-    Raises `Incompatible` for a parameter that is not one although the layout takes it for granted.
+    Raises `Incompatible` for a parameter that the layout does not store because it must be one, but is not.
     """
     for name, parameter in parameters.items():
         if adapter.ones.search(name) and bool((parameter != 1).any()):
@@ -164,7 +163,7 @@ def stored_tensors(parameters: Mapping[str, Tensor], adapter: Layout) -> dict[st
 
 
 def _whole(item: StoredTensor, parameters: Mapping[str, Tensor]) -> Tensor:
-    """The tensor, or the place of a stacked one, that holds these parameters."""
+    """The checkpoint tensor of these parameters, or one index of a stacked tensor."""
     whole = joined_parts([parameters[part].detach() for part in item.parameters], item.groups)
     whole = whole - item.offset if item.offset else whole
     whole = whole / item.scale if item.scale != 1 else whole
@@ -173,7 +172,7 @@ def _whole(item: StoredTensor, parameters: Mapping[str, Tensor]) -> Tensor:
 
 
 def _pieces(item: StoredTensor, tensor: Tensor, wanted: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """The parameters that a tensor holds, before they are scaled."""
+    """The parameters that a tensor holds, before scale and offset are applied."""
     for share, given in zip(item.shares(), tensor.unbind() if item.stacked else [tensor], strict=True):
         whole = given.T if item.transposed else given
         whole = whole.squeeze(1) if item.depthwise else whole
@@ -182,7 +181,7 @@ def _pieces(item: StoredTensor, tensor: Tensor, wanted: Mapping[str, Tensor]) ->
 
 
 def split_parts(whole: Tensor, sizes: list[int], groups: int) -> list[Tensor]:
-    """The parts of these sizes, one after the other in each group of the first axis."""
+    """Split into parts of these sizes, which follow each other within each group of the first axis."""
     if len(sizes) == 1:
         return [whole]
     if groups == 1:
@@ -192,7 +191,7 @@ def split_parts(whole: Tensor, sizes: list[int], groups: int) -> list[Tensor]:
 
 
 def joined_parts(parts: list[Tensor], groups: int) -> Tensor:
-    """The whole of which `split_parts` gives these parts."""
+    """Concatenate parts; the inverse of `split_parts`."""
     if len(parts) == 1:
         return parts[0]
     return torch.cat([part.reshape(groups, -1, *part.shape[1:]) for part in parts], dim=1).flatten(0, 1)
@@ -215,7 +214,7 @@ def _require_match(folder: CheckpointFolder, adapter: Layout, stored: list[Store
 
 
 def _require_tied(folder: CheckpointFolder, adapter: Layout, stored: list[StoredTensor]) -> None:
-    """An unembedding that is there although the config ties it must be the embedding: else one of them is not meant."""
+    """Raises `CheckpointInvalid` if the config ties the unembedding but the checkpoint's differs from the embedding."""
     actual = adapter.canonical_names(folder.tensors)
     if adapter.head not in actual or any(item.name == adapter.head for item in stored):
         return
@@ -229,7 +228,7 @@ def _require_tied(folder: CheckpointFolder, adapter: Layout, stored: list[Stored
 
 
 def _require_copies(folder: CheckpointFolder, adapter: Layout) -> None:
-    """A tensor under two names must be one, as only one of them is read."""
+    """Raises `CheckpointInvalid` if two names of the same tensor have different values, as only one is read."""
     for name, original in adapter.copies.items():
         both = {name, original} <= folder.tensors.entries.keys()
         if both and not torch.equal(folder.tensors[name], folder.tensors[original]):
@@ -246,5 +245,5 @@ def _shape(item: StoredTensor, shapes: Shapes) -> tuple[int, ...]:
 
 
 def stored_type(checkpoint: CheckpointFolder) -> torch.dtype:
-    """bfloat16 where all weights are stored so, but for those that stay in blocks, else float32."""
+    """bfloat16 if all weights outside quantized blocks are stored in it, else float32."""
     return torch.bfloat16 if checkpoint.tensors.types() == {"BF16"} else torch.float32

@@ -33,7 +33,7 @@ SIZES = {
 }
 BUCKETS = {"buckets": "relative_attention_num_buckets", "max_distance": "relative_attention_max_distance"}
 DEFAULTS = {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}
-# Names that other config.jsons have, and transformers takes in the place of these.
+# Names of these keys in other families, which transformers also accepts.
 ALIASES = {
     "hidden_size": "d_model",
     "num_attention_heads": "num_heads",
@@ -41,8 +41,7 @@ ALIASES = {
     "head_dim": "d_kv",
 }
 CONTEXT = 512
-"""Tokens of a source and of a target where the config says nothing: T5 has no longest sequence, and was trained with
-this one."""
+"""The longest source and target in tokens, where the config gives none: T5 was trained with this length."""
 FEED_FORWARDS = {
     "relu": "relu",
     "gelu": "gelu",
@@ -54,10 +53,10 @@ FEED_FORWARDS = {
 }
 HF_FEED_FORWARDS = {ours: theirs for theirs, ours in reversed(FEED_FORWARDS.items())}
 DENSE = {"gated-gelu": "gelu_new"}
-"""The activation of a `feed_forward_proj` where it is not its last word."""
+"""The activation of a `feed_forward_proj` where it is not the last word of that name."""
 SHARED = "shared.weight"
 TABLES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-"""Other names of the embedding, which some checkpoints have beside or in the place of `SHARED`."""
+"""Other names of the embedding, which some checkpoints have beside or instead of `SHARED`."""
 OUTSIDE = {
     "embedding.weight": SHARED,
     "unembedding.weight": "lm_head.weight",
@@ -76,7 +75,7 @@ class T5Adapter(StateDictAdapter):
     feed_forward: ClassVar[str] = "relu"
     Config = T5Config
     by_tensors = frozenset({"tie_word_embeddings"})
-    # A cross-attention has no distances; some checkpoints hold a table of them all the same.
+    # Cross-attention has no relative positions, but some checkpoints hold a table for them.
     derived_names = re.compile(r"^(en|de)coder\.embed_tokens\.|^decoder\.block\.0\.layer\.1\.EncDecAttention\.relative")
     known_keys = frozenset(
         {
@@ -89,10 +88,10 @@ class T5Adapter(StateDictAdapter):
     )
 
     def from_hf_config(self, values: Mapping[str, Any]) -> T5Config:
-        """The model of a T5Config."""
+        """Build the model's config from a T5Config."""
         for alias, name in ALIASES.items():
             require_allowed(values, {alias: (values.get(name),)})
-        # Whether decoders are masked is said of each stack there; a whole model that is one has two of them.
+        # In transformers `is_decoder` is set on each stack; a model with it set as a whole would have two decoders.
         require_allowed(values, {"is_decoder": (False, None)})
         layers = values.get("num_decoder_layers")
         sizes: dict[str, Any] = {ours: needed(values, theirs) for ours, theirs in SIZES.items()}
@@ -113,7 +112,7 @@ class T5Adapter(StateDictAdapter):
         return config
 
     def read_feed_forward(self, values: Mapping[str, Any]) -> str:
-        """Our name of the feed-forward; raises `InvalidValue` where its parts are said otherwise beside it."""
+        """The name of the feed-forward; raises `InvalidValue` if other keys contradict it."""
         name = values.get("feed_forward_proj", self.feed_forward)
         require_allowed({"feed_forward_proj": name}, {"feed_forward_proj": tuple(FEED_FORWARDS)})
         activation = DENSE.get(name, name.rpartition("-")[2])
@@ -122,19 +121,21 @@ class T5Adapter(StateDictAdapter):
         return FEED_FORWARDS[name]
 
     def scales_output(self, values: Mapping[str, Any]) -> bool:
-        """Whether the unembedding gets rows that are multiplied by 1/√width: those of T5, not of T5 v1.1, which says
-        that its embeddings are not tied."""
+        """Whether hidden states are multiplied by 1/√hidden_size before the unembedding.
+
+        T5 does so; T5 v1.1, whose config sets `tie_word_embeddings` to false, does not.
+        """
         flag = values.get("scale_decoder_outputs", values.get("tie_word_embeddings") is not False)
         if not isinstance(flag, bool):
             raise InvalidValue.of("scale_decoder_outputs", flag, "true or false")
         return flag
 
     def without_missing(self, config: T5Config, names: Iterable[str]) -> T5Config:
-        """An unembedding of its own where there is one."""
+        """Untie the unembedding if the checkpoint has a tensor for it."""
         return dataclasses.replace(config, tie_word_embeddings=OUTSIDE["unembedding.weight"] not in set(names))
 
     def keys_of(self, config: T5Config) -> dict[str, Any]:
-        """A T5Config that transformers 5 reads; raises `Incompatible` for what it cannot say."""
+        """The keys of a T5Config, as transformers 5 reads it; raises `Incompatible` for what it cannot express."""
         names = (config.encoder, config.decoder, config.cross)
         plain = T5Config.encoder, T5Config.decoder, T5Config.cross
         if names != plain or config.encoder_options != config.decoder_options or config.cross_options:
@@ -155,17 +156,17 @@ class T5Adapter(StateDictAdapter):
         }
 
     def build(self, config: T5Config) -> T5:
-        """A fresh model."""
+        """Build a model with random weights."""
         from attn_models.encoder_decoder.t5 import T5
 
         return T5(config)
 
     def layout(self, config: T5Config) -> Layout:
-        """The names of its tensors, whose numbers depend on the size of a head."""
+        """The layout of this model's tensors, whose values depend on the size of a head."""
         return T5Layout(config.head_dim, gated=config.feed_forward in ("geglu_tanh", "swiglu"))
 
     def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
-        """As `T5Layout` with heads of one element, whose queries are not scaled."""
+        """As `T5Layout` with heads of one element, whose query weights are not scaled."""
         return T5Layout(1, gated=True).tensor_mappings(parameters)
 
 
@@ -178,12 +179,12 @@ class Mt5Adapter(T5Adapter):
     known_keys = T5Adapter.known_keys - {"scale_decoder_outputs"}
 
     def scales_output(self, values: Mapping[str, Any]) -> bool:  # noqa: ARG002 -- as transformers does
-        """Never."""
+        """Always false."""
         return False
 
 
 class T5Layout(Layout):
-    """Cross-attention's scores are not divided by √head size there, so our queries are multiplied by it."""
+    """T5's tensor names. Cross-attention query weights are multiplied by √head size: T5 does not divide by it."""
 
     model_type = T5Adapter.model_type
     derived_names = T5Adapter.derived_names
@@ -194,7 +195,7 @@ class T5Layout(Layout):
         self.forward = FORWARD if gated else FORWARD | {"up": "wi"}
 
     def canonical_names(self, names: Iterable[str]) -> dict[str, str]:
-        """The embedding has the name `SHARED`, whichever it has."""
+        """Map `SHARED` to the embedding's name in the checkpoint, and every other name to itself."""
         found = {name: name for name in names}
         table = next((name for name in (SHARED, *TABLES) if name in found), None)
         return found if table is None else found | {SHARED: table}

@@ -1,4 +1,4 @@
-"""Checkpoints of vision Transformers that classify, as Hugging Face's transformers keeps them."""
+"""Checkpoints of vision Transformers for classification, in the layout of Hugging Face's transformers."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ SIZES = {
 
 
 class VitAdapter(Layout):
-    """The vision Transformer with its classifier; a pooler is not read."""
+    """A vision Transformer with its classifier; a pooler is not read."""
 
     model_type = "vit"
-    # The stride and the pooler are of heads that are not read.
+    # The stride and the pooler keys belong to heads that are not read.
     known_keys = frozenset(
         {
             *SIZES.values(),
@@ -62,7 +62,10 @@ class VitAdapter(Layout):
     derived_names = re.compile(r"^pooler\.")
 
     def from_hf_config(self, values: Mapping[str, Any], path: Path) -> VisionConfig:
-        """The model of a ViTConfig; raises `CheckpointInvalid` naming `path` and the key; warns of unknown keys."""
+        """Build the config from a ViTConfig, with a warning for unknown keys.
+
+        Raises `CheckpointInvalid` naming `path` and the key.
+        """
         try:
             check_unread_keys(values, self.known_keys, path)
             return self.config_of(values)
@@ -94,17 +97,17 @@ class VitAdapter(Layout):
         return [StoredTensor(self.hf_name(name), (name,)) for name in parameters]
 
     def canonical_names(self, names: Iterable[str]) -> dict[str, str]:
-        """Names begin with `vit.`, all but the classifier's."""
+        """Map the names without the prefix `vit.` to those in the checkpoint; the classifier's have none."""
         return {name.removeprefix(PREFIX): name for name in names}
 
     def add_prefix(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors with the prefix of a checkpoint with a classifier."""
+        """The tensors with the prefix that a checkpoint with a classifier has."""
         return {
             name if name.startswith("classifier.") else f"{PREFIX}{name}": tensor for name, tensor in tensors.items()
         }
 
     def hf_name(self, ours: str) -> str:
-        """The checkpoint's name of one of our parameters."""
+        """The checkpoint's name of a model parameter."""
         if ours in WHOLE:
             return WHOLE[ours]
         module, _, leaf = ours.rpartition(".")
@@ -114,7 +117,7 @@ class VitAdapter(Layout):
         return f"encoder.layer.{layer}.{BLOCK[part]}.{leaf}"
 
     def config_of(self, values: Mapping[str, Any]) -> VisionConfig:
-        """As `from_hf_config`, raising `InvalidValue` that names the key alone."""
+        """As `from_hf_config`, but raises `InvalidValue`, which names only the key."""
         require_allowed(values, {"hidden_act": tuple(ACTIVATIONS), "qkv_bias": (True,), "is_decoder": (False,)})
         return VisionConfig(
             **{ours: needed(values, theirs) for ours, theirs in SIZES.items()},
@@ -128,7 +131,7 @@ class VitAdapter(Layout):
 def labels_of(values: Mapping[str, Any]) -> list[str]:
     """The labels of a config.json (`id2label`); two by default, as in transformers.
 
-    Raises `InvalidValue` for names that are not those of the classes 0, 1, 2, ...
+    Raises `InvalidValue` unless the keys are the class numbers 0, 1, 2, ...
     """
     given = values.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})
     places = [str(place) for place in range(len(given))] if isinstance(given, Mapping) else []

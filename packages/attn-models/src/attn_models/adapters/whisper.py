@@ -33,16 +33,16 @@ SIZES = {
     "max_encoder_len": "max_source_positions",
     "max_seq_len": "max_target_positions",
 }
-# One number for encoder and decoder here.
+# Keys of the decoder that must equal the encoder's.
 SAME = {"decoder_attention_heads": "encoder_attention_heads", "decoder_ffn_dim": "encoder_ffn_dim"}
-# Names that other config.jsons have, and transformers takes in the place of these.
+# Names of these keys in other families, which transformers also accepts.
 ALIASES = {
     "hidden_size": "d_model",
     "num_attention_heads": "encoder_attention_heads",
     "num_key_value_heads": "encoder_attention_heads",
     "num_hidden_layers": "encoder_layers",
 }
-# Of training, of another head, and of how a generation is searched, which generation_config.json says.
+# Keys for training, for another head, and for generation, whose settings are read from generation_config.json.
 UNUSED = frozenset(
     {
         *("encoder_layerdrop", "decoder_layerdrop", "init_std", "use_weighted_layer_sum", "classifier_proj_size"),
@@ -76,7 +76,8 @@ PREFIX = "model."
 class WhisperAdapter(StateDictAdapter):
     """Whisper (Radford et al. 2022, arXiv 2212.04356).
 
-    Its keys have no biases: one would be added to all scores of a query alike, which changes no softmax.
+    Its key projections have no biases: a key bias adds the same to all scores of a query, which does not change the
+    softmax.
     """
 
     model_type = "whisper"
@@ -88,7 +89,7 @@ class WhisperAdapter(StateDictAdapter):
     )
 
     def from_hf_config(self, values: Mapping[str, Any]) -> WhisperConfig:
-        """The model of a WhisperConfig."""
+        """Build the model's config from a WhisperConfig."""
         for name, other in (ALIASES | SAME).items():
             require_allowed(values, {name: (values.get(other),)})
         activations = {"activation_function": tuple(ACTIVATIONS), "scale_embedding": (False,)}
@@ -99,7 +100,7 @@ class WhisperAdapter(StateDictAdapter):
         return WhisperConfig(**sizes, feed_forward=ACTIVATIONS[values.get("activation_function", "gelu")])
 
     def keys_of(self, config: WhisperConfig) -> dict[str, Any]:
-        """A WhisperConfig that transformers 5 reads; raises `Incompatible` for what it cannot say."""
+        """The keys of a WhisperConfig, as transformers 5 reads it; raises `Incompatible` for what it cannot express."""
         names = (config.encoder, config.decoder, config.cross)
         plain = (WhisperConfig.encoder, WhisperConfig.decoder, WhisperConfig.cross)
         options = config.encoder_options or config.decoder_options or config.cross_options
@@ -113,18 +114,18 @@ class WhisperAdapter(StateDictAdapter):
             **sizes,
             **{name: sizes[other] for name, other in SAME.items()},
             "activation_function": HF_ACTIVATIONS[config.feed_forward],
-            # Theirs has ids of a vocabulary of 51,865 otherwise.
+            # Null, because the defaults are ids of a vocabulary of 51,865.
             **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "begin_suppress_tokens")),
         }
 
     def build(self, config: WhisperConfig) -> Whisper:
-        """A fresh model."""
+        """Build a model with random weights."""
         from attn_models.encoder_decoder.whisper import Whisper
 
         return Whisper(config)
 
     def canonical_names(self, names: Iterable[str]) -> dict[str, str]:
-        """The names without the prefix."""
+        """Map the names without the prefix to those in the checkpoint."""
         return {name.removeprefix(PREFIX): name for name in names}
 
     def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
@@ -133,7 +134,7 @@ class WhisperAdapter(StateDictAdapter):
 
 
 def hf_name(ours: str) -> str:
-    """The checkpoint's name of one of our parameters."""
+    """The checkpoint's name of a model parameter."""
     module, _, leaf = ours.rpartition(".")
     if module in OUTSIDE:
         return f"{OUTSIDE[module]}.{leaf}"

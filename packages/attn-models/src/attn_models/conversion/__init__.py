@@ -1,4 +1,4 @@
-"""Models turned into models of other attention: fewer key/value heads, or one latent in their place."""
+"""Convert models to other attention: fewer key/value heads, or one latent in place of keys and values."""
 
 from attn_models.conversion.folders import Converted, convert_heads, convert_latent
 from attn_models.conversion.heads import METHODS, HeadMap, Method, fewer_heads, pooled

@@ -1,4 +1,4 @@
-"""Conversions of model folders."""
+"""Convert the models of folders, and save the results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ from attn_models.weights.atomic_write import require_replaceable
 
 @dataclass(frozen=True, kw_only=True)
 class Converted:
-    """What a conversion wrote: `energy` kept, at most 1; losses on a text in nats per token, None without one."""
+    """The result of a conversion, written to `folder`.
+
+    `energy` is the share of the weights' squared norm that was kept, at most 1. The losses on a text are in nats per
+    token; None without a text.
+    """
 
     folder: Path
     layout: str
@@ -39,10 +43,10 @@ def convert_heads(
     text: str | None = None,
     report: Report = silent,
 ) -> Converted:
-    """Write the model in `folder` with fewer key/value heads to `target`, whole or not at all.
+    """Write the model in `folder` with fewer key/value heads to `target`, completely or not at all.
 
-    `heads` are how many, in equal groups of neighbours, or which become one. See `fewer_heads`, `load_model` and
-    `save_model` for errors.
+    `heads` is the number of equal groups of consecutive heads to pool, or the map of heads to groups. See
+    `fewer_heads`, `load_model` and `save_model` for errors.
     """
     if method not in METHODS:
         raise InvalidValue.of("method", method, ", ".join(METHODS))
@@ -59,7 +63,7 @@ def convert_heads(
 def convert_latent(
     folder: Path, target: Path, latent: int | None = None, *, text: str | None = None, report: Report = silent
 ) -> Converted:
-    """Write the model in `folder` with one latent for all keys and values to `target`, whole or not at all.
+    """Write the model in `folder` with one latent for all keys and values to `target`, completely or not at all.
 
     See `latent_attention`, `load_model` and `save_model` for errors.
     """
@@ -89,7 +93,7 @@ def _losses(tokens: list[int], before: Decoder, after: Decoder, report: Report) 
 
 
 def _save(target: Path, model: Decoder, loaded: LoadedModel, own: str) -> str:
-    """Write in the model's own layout, or where that cannot say it, in ours; returns which."""
+    """Save in the layout `own` if it can express the model, else in attn's; returns the layout used."""
     try:
         save_model(target, model, loaded.tokenizer, layout=own, generation=loaded.generation)
     except Incompatible:

@@ -1,4 +1,4 @@
-"""A decoder with fewer key/value heads (Ainslie et al. 2023, arXiv 2305.13245)."""
+"""Convert a decoder to fewer key/value heads (Ainslie et al. 2023, arXiv 2305.13245)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ PROJECTIONS = ("key.weight", "key.bias", "value.weight", "value.bias")
 
 
 def specs_of(config: DecoderConfig) -> list[AttentionSpec]:
-    """The attention of every layer; raises `Incompatible` for one that has no keys and values per head."""
+    """The spec of every layer.
+
+    Raises `Incompatible` for attention without keys and values per head, or with a norm over all heads together.
+    """
     specs = []
     for attention in layer_attentions(config):
         spec = attention.mechanism.spec(attention.config)
@@ -49,7 +52,7 @@ class HeadMap:
 
     @classmethod
     def consecutive(cls, heads: int, groups: int) -> HeadMap:
-        """`heads` in equal groups of neighbours; raises `InvalidValue` where they do not divide."""
+        """`heads` in equal groups of consecutive heads; raises `InvalidValue` if `groups` does not divide them."""
         if groups < 1 or heads % groups:
             raise InvalidValue.of("kv_heads", groups, f"a divisor of the {heads} key/value heads, or an explicit map")
         share = heads // groups
@@ -70,10 +73,11 @@ METHODS: tuple[Method, ...] = get_args(Method)
 
 
 def pooled(weight: Tensor, heads: HeadMap, method: Method, generator: torch.Generator) -> Tensor:
-    """The weight [groups · size, ...] of pooled heads from that of the old, [heads · size, ...].
+    """The weight [groups · size, ...] of the pooled heads from that of the old heads, [heads · size, ...].
 
-    `mean` is the least-squares fit of a group; `first` takes its first head; `random` draws anew, N(0, 0.02²), for
-    comparison, and zeros for biases (Ainslie et al. 2023, arXiv 2305.13245, section 2.1 and figure 4).
+    `mean` is the least-squares fit of a group; `first` takes the first head of each group; `random` draws new weights
+    from N(0, 0.02²) for comparison, and zeros for biases (Ainslie et al. 2023, arXiv 2305.13245, section 2.1 and figure
+    4).
     """
     old = by_head(weight, len(heads.groups))
     if method == "random":
@@ -86,14 +90,14 @@ def pooled(weight: Tensor, heads: HeadMap, method: Method, generator: torch.Gene
 
 
 def energy_kept(weight: Tensor, new: Tensor, heads: HeadMap) -> tuple[float, float]:
-    """The squared norm of `weight` [heads · size, ...], and how far the pooled `new` is from it, squared."""
+    """The squared norm of `weight` [heads · size, ...], and its squared distance from the pooled weight `new`."""
     old = by_head(weight.double(), len(heads.groups))
     repeated = by_head(new.double(), heads.count)[list(heads.groups)]
     return old.square().sum().item(), (old - repeated).square().sum().item()
 
 
 def by_head(rows: Tensor, heads: int) -> Tensor:
-    """Rows [heads · size, ...] as [heads, size, ...]."""
+    """Reshape rows [heads · size, ...] to [heads, size, ...]."""
     return rows.reshape(heads, -1, *rows.shape[1:])
 
 
@@ -101,9 +105,9 @@ def fewer_heads(model: Decoder, heads: HeadMap, method: Method, *, seed: int = 0
     """The decoder whose key/value heads are pooled by `heads`, and the energy kept.
 
     The energy is the share of the squared norm of the key and value weights W that pooling keeps, 1 - |W - pooled|² /
-    |W|²: at most 1, and below 0 where the pooled are further off than zeros would be. Query heads of equal groups are
-    put beside each other, so that other libraries can read them. Raises `InvalidValue` for a map of another number of
-    heads, `Incompatible` for attention without such heads.
+    |W|²: at most 1, and negative where the pooled weights are further from W than zeros would be. Query heads of equal
+    groups are reordered to be consecutive, so that other libraries can read them. Raises `InvalidValue` for a map of
+    another number of heads, `Incompatible` for attention without such heads.
     """
     specs = specs_of(model.config)
     layouts = {spec.heads for spec in specs}
@@ -131,14 +135,14 @@ def fewer_heads(model: Decoder, heads: HeadMap, method: Method, *, seed: int = 0
 
 
 def _order(groups: tuple[int, ...]) -> list[int]:
-    """Query heads group by group where groups are equal, else as they are."""
+    """The query heads sorted by group where groups have equal sizes, else in their present order."""
     sizes = {groups.count(group) for group in groups}
     heads = range(len(groups))
     return sorted(heads, key=lambda head: groups[head]) if len(sizes) == 1 else list(heads)
 
 
 def _reordered(leaf: str, tensor: Tensor, order: list[int], heads: int) -> Tensor:
-    """Rows of the queries and columns of the output in the new order of heads."""
+    """Apply the new order of heads to the rows of query weights and the columns of the output weight."""
     if leaf in {"query.weight", "query.bias"}:
         return by_head(tensor, heads)[order].flatten(0, 1)
     if leaf == "output.weight":
@@ -147,7 +151,7 @@ def _reordered(leaf: str, tensor: Tensor, order: list[int], heads: int) -> Tenso
 
 
 def _config(config: DecoderConfig, old: Heads, count: int, groups: tuple[int, ...]) -> DecoderConfig:
-    """The config with `count` key/value heads; `gqa` takes the place of mechanisms that share none."""
+    """The config with `count` key/value heads; `gqa` replaces mechanisms without grouped heads."""
     regular = len(groups) % count == 0 and groups == HeadMap.consecutive(len(groups), count).groups
     options = {} if regular else {"groups": groups}
 

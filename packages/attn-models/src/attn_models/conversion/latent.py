@@ -1,4 +1,4 @@
-"""A decoder whose keys and values are made from one latent (TransMLA, arXiv 2502.07864)."""
+"""Convert a decoder to make keys and values from one latent (TransMLA, arXiv 2502.07864)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MECHANISM = "attn-variants/transmla"
 
 
 def latent_attention(model: Decoder, latent: int | None = None) -> tuple[Decoder, float]:
-    """The decoder whose layers remember `latent` elements a token, and the energy kept.
+    """The decoder whose layers cache `latent` elements per token, and the energy kept.
 
-    The weights of keys and values, one above the other, are factorised by their singular values; the largest `latent`
-    are kept, by default all, which changes nothing. The energy is the share, 0 to 1, of their squares that is kept.
-    Raises `Incompatible` for layers that are not plain causal softmax attention, `InvalidValue` for a latent above the
-    full rank.
+    The weights of keys and values, stacked, are factorised by singular value decomposition, of which the largest
+    `latent` singular values are kept, by default all, which changes nothing. The energy is the share, 0 to 1, of the
+    sum of squared singular values that is kept. Raises `Incompatible` for layers that are not plain causal softmax
+    attention, `InvalidValue` for a latent above the full rank.
     """
     heads = _heads(model.config)
     full = min(heads.key_value * (heads.key_size + heads.value_size), model.config.hidden_size)
@@ -59,9 +59,9 @@ def latent_attention(model: Decoder, latent: int | None = None) -> tuple[Decoder
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Factors:
-    """`key` and `value` [rows, latent] and `down` [latent, width], float64.
+    """The factors `key` and `value` [rows, latent] and `down` [latent, width], in float64.
 
-    `energy` is the sum of all squared singular values, `kept` of those that were kept.
+    `energy` is the sum of all squared singular values, `kept` that of the kept ones.
     """
 
     key: Tensor
@@ -72,9 +72,9 @@ class Factors:
 
 
 def factorised(key: Tensor, value: Tensor, latent: int) -> Factors:
-    """Weights [rows, width] of keys and of values through one latent: the closest of that rank (Eckart and Young).
+    """The best approximation of rank `latent` (Eckart and Young) of key and value weights [rows, width].
 
-    Singular values are shared between both factors in equal parts, so that neither is much the larger.
+    Each factor takes the square roots of the singular values, so that both have similar magnitudes.
     """
     left, values, right = torch.linalg.svd(torch.cat([key, value]).double(), full_matrices=False)
     root = values[:latent].sqrt()
@@ -90,7 +90,7 @@ def factorised(key: Tensor, value: Tensor, latent: int) -> Factors:
 
 
 def _repeated(rows: Tensor, heads: Heads) -> Tensor:
-    """Rows [key_value_heads · size, ...] for each query head, [heads · size, ...]."""
+    """Repeat rows [key_value_heads · size, ...] for each query head, giving [heads · size, ...]."""
     return by_head(rows, heads.key_value)[list(heads.group_of)].flatten(0, 1)
 
 

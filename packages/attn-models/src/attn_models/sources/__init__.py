@@ -1,4 +1,4 @@
-"""Models and texts from where they are published: a table of known sources, fetching, conversion.
+"""Models and texts from their publishers: a table of known sources, fetching, conversion.
 
 folder = pull("smollm2-135m-instruct")
 text = pull_shakespeare()

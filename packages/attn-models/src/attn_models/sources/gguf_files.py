@@ -1,4 +1,4 @@
-"""GGUF files as model folders: written where somebody asks, or kept in a cache for those who name the file itself."""
+"""Converts GGUF files to model folders, at a given path or in a cache for commands that take the file itself."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SAMPLES = (
 
 
 def check_round_trip(tokenizer: Tokenizer, path: Path) -> None:
-    """Raises CheckpointInvalid, naming `path`, when a sample or a special token does not come back whole."""
+    """Raises CheckpointInvalid naming `path` if a sample or a special token is changed by encoding and decoding."""
     specials = [tokenizer.token(special) for special in sorted(tokenizer.special_ids)]
     for sample in (*SAMPLES, "".join(specials), *(f"{special}a" for special in specials)):
         ids = tokenizer.encode(sample, add_special=False)
@@ -62,7 +62,7 @@ def check_round_trip(tokenizer: Tokenizer, path: Path) -> None:
 def convert_gguf(
     path: Path, target: Path, dtype: WeightDtype, report: Report = silent, origin: Mapping[str, Any] | None = None
 ) -> Path:
-    """Write the model of a GGUF file as the folder `target`, with all that `convert` says and raises."""
+    """Write the model of a GGUF file as the folder `target`; arguments and errors are as in `convert`."""
     header = read_gguf_header(path)
     config = gguf_config(header, dtype)
     tokenizer = tokenizer_from_gguf(header)
@@ -80,19 +80,19 @@ def convert_gguf(
 
 
 CACHE = "gguf"
-"""Where, below the home, the folders of files lie, each named after the SHA-256 of what it is made of."""
+"""The folder of the cache below the home; each model folder is named after the SHA-256 of its inputs."""
 CLOSED = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR})
-"""What the system says of a cache that cannot be written to. A full disk is no such thing: it is told."""
+"""Error numbers for a cache that is not writable. A full disk is not among them: it is reported."""
 
 
 def folder_of_gguf(file: str | Path, home: Path | None = None, report: Report = silent) -> Path:
-    """The model folder that says what a GGUF file says, its weights as stored; made by the first who asks.
+    """The model folder of a GGUF file, with weights as stored; converted on the first call.
 
-    It lies below `home`, under a hash of the file's bytes and of what converts them: a file that is replaced, and a
-    newer release, get another. Of two processes at once one makes it and the other waits. Where the home cannot be
-    written to, it is made for this process alone. It may be deleted at any time.
+    It is below `home`, named after a hash of the file's bytes and of the converter, so that a replaced file or a newer
+    release gets another folder. Of two processes at once one converts and the other waits. If the home is not writable,
+    the folder is made for this process only. It may be deleted at any time.
 
-    Raises what `convert` raises of such a file.
+    Raises what `convert` raises for such a file.
     """
     path = Path(file)
     refuse_code_format(path)
@@ -115,12 +115,12 @@ def folder_of_gguf(file: str | Path, home: Path | None = None, report: Report = 
 
 
 def folder_at(path: str | Path) -> Path:
-    """The folder that a path names: itself, or of a GGUF file that of `folder_of_gguf`."""
+    """The folder at a path: the path itself, or for a GGUF file the result of `folder_of_gguf`."""
     return folder_of_gguf(path) if Path(path).is_file() else Path(path)
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether the folder is there in all its files; `load_model` compares their hashes."""
+    """Whether the folder has all its files in their sizes; `load_model` compares their hashes."""
     try:
         records = read_manifest(folder) if folder.is_dir() else None
         verify_manifest(folder, records or {}, "sizes")
@@ -130,7 +130,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _name(path: Path, header: GgufHeader) -> str:
-    # A plugin's architecture is a part of what converts.
+    # The code of a plugin's architecture is part of the converter.
     where = inspect.getsourcefile(architecture_of(header).config)
     own = Path(where).read_bytes() if where else b""
     return hashlib.sha256(f"{file_sha256(path)} {_converter()}".encode() + own).hexdigest()[:40]
@@ -138,7 +138,7 @@ def _name(path: Path, header: GgufHeader) -> str:
 
 @cache
 def _converter() -> str:
-    """A hash of our modules that decide what a converted folder says, and of the libraries that they call."""
+    """A hash of the modules that determine the content of a converted folder, and of their libraries' versions."""
     package = Path(__file__).parents[1]
     modules = [Path(__file__), *sorted(package.glob("weights/*.py")), *sorted(package.glob("tokenizers/*.py"))]
     libraries = " ".join(f"{name} {version(name)}" for name in ("gguf", "tokenizers"))
@@ -147,7 +147,7 @@ def _converter() -> str:
 
 @cache
 def _own_folder() -> Path:
-    """A folder of this process alone, removed at its end."""
+    """A temporary folder of this process, removed when it exits."""
     made = Path(tempfile.mkdtemp(prefix="attn-gguf-"))
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     return made

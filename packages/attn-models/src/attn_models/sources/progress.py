@@ -1,4 +1,4 @@
-"""Telling how far a fetch or a conversion is."""
+"""Reports the progress of a fetch or a conversion."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`done` of `total` units of what is going on; a stage ends when they are equal."""
+    """Progress of a stage: `done` of `total` units; the stage ends when they are equal."""
 
     stage: str
     done: int
@@ -24,18 +24,18 @@ class Step:
 
 
 Report = Callable[[Step], None]
-"""Called with every step, from the thread that works."""
+"""Called with every step, from the thread that does the work."""
 
 
 def silent(step: Step) -> None:
-    """A Report that says nothing."""
+    """A `Report` that prints nothing."""
 
 
 @contextmanager
 def shown_progress(stream: TextIO | None = None) -> Iterator[Report]:
-    """A Report that draws bars on a terminal and prints plain lines anywhere else (standard error by default).
+    """A `Report` that draws bars on a terminal and prints plain lines anywhere else (standard error by default).
 
-    With `--quiet` it says nothing.
+    With `--quiet` it prints nothing.
     """
     output = sys.stderr if stream is None else stream
     if verbosity() < Verbosity.NORMAL:
@@ -50,7 +50,7 @@ def shown_progress(stream: TextIO | None = None) -> Iterator[Report]:
 
 
 class Bars:
-    """One bar for each stage."""
+    """Draws one progress bar for each stage."""
 
     def __init__(self, bars: Progress) -> None:
         self._bars = bars
@@ -64,7 +64,7 @@ class Bars:
 
 
 class PlainLines:
-    """A line whenever a stage begins, and after each quarter of it."""
+    """Prints a line at the beginning of a stage, and after each quarter of it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

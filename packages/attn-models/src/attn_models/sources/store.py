@@ -1,4 +1,4 @@
-"""The models and texts on this machine: finding, listing and removing them, and fetching them once."""
+"""The models and texts on this machine: finds, lists and removes them, and fetches them once."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from attn_models.weights.safetensors_files import INDEX_NAME
 
 
 def model_folder(name: str, home: Path) -> Path:
-    """Where the converted model `name` lies under `home`."""
+    """The path of the converted model `name` under `home`."""
     return models_folder(home) / model_folder_name(name)
 
 
 def text_file(name: str, home: Path) -> Path:
-    """Where the text `name` lies under `home`."""
+    """The path of the text `name` under `home`."""
     return home / "texts" / f"{name}.txt"
 
 
 CONFIG = "config.json"
 UNFINISHED = ".hub"
-"""What ends the name of the hidden folder of a repository that is being fetched, or whose fetch was cut off."""
+"""The suffix of the hidden folder of a repository whose fetch is in progress or was interrupted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalModel:
-    """A model on this machine: bytes on the disk, its kind, where it is from, and whether all of it is here."""
+    """A model on this machine: its size on disk, its family and origin, and whether it is complete."""
 
     name: str
     path: Path
@@ -55,21 +55,21 @@ class LocalModel:
 
 
 class ModelStore:
-    """The model folders under `home`, by default where `attn pull` and `attn train` leave them."""
+    """The model folders under `home`, by default where `attn pull` and `attn train` write them."""
 
     def __init__(self, home: Path | None = None) -> None:
         self._home = home_folder() if home is None else home
         self._folder = models_folder(self._home)
 
     def names(self) -> list[str]:
-        """The names of all models, sorted; those of a hub's repositories are OWNER/REPO."""
+        """The names of all models, sorted; those of hub repositories are OWNER/REPO."""
         return model_names(self._home)
 
     def find(self, model: str, report: Report = silent) -> Path:
-        """The folder of a model by its name, the folder given itself, or that of a GGUF file.
+        """The folder of the model `model`: a model's name, a folder, or a GGUF file, which is converted.
 
         Raises `UnknownName` with near names, `UserError` for a model that can be fetched, `CheckpointInvalid` for a
-        folder that is none of a model, and for a file what `folder_of_gguf` raises.
+        folder that is not a model's, and for a file what `folder_of_gguf` raises.
         """
         if model in self.names():
             return self._folder / model_folder_name(model)
@@ -85,7 +85,7 @@ class ModelStore:
         return given
 
     def models(self) -> list[LocalModel]:
-        """All models, and those whose fetch was cut off, by name."""
+        """All models, including those whose fetch was interrupted, sorted by name."""
         whole = self.names()
         found = [self._described(name) for name in whole]
         found += [
@@ -103,9 +103,10 @@ class ModelStore:
         return sorted(found, key=lambda model: model.name)
 
     def remove(self, name: str) -> int:
-        """Delete a model, and what a cut off fetch of it left; the bytes that are free again.
+        """Delete a model, and what an interrupted fetch of it left; returns the number of bytes freed.
 
-        Raises `UnknownName` for a model that is not here, `CheckpointWriteFailed` where the file system fails.
+        Raises `UnknownName` for a model that is not on this machine, `CheckpointWriteFailed` where the file system
+        fails.
         """
         known = {*self.names(), *self._begun()}
         if name not in known:
@@ -117,7 +118,7 @@ class ModelStore:
                     path.unlink()
                 elif path.is_dir():
                     freed += _bytes_of(path)
-                    # A folder that is half gone must not be taken for a model.
+                    # Renamed first, so that a partly deleted folder is not listed as a model.
                     doomed = path.with_name(f".{path.name.removeprefix('.')}.removed-{os.getpid()}")
                     path.rename(doomed)
                     shutil.rmtree(doomed)
@@ -127,7 +128,7 @@ class ModelStore:
         return freed
 
     def _begun(self) -> list[str]:
-        """The names of models whose fetch goes on or was cut off."""
+        """The names of models whose fetch is in progress or was interrupted."""
         found = [path.name.removeprefix(".").removesuffix(UNFINISHED) for path in self._folder.glob(f".*{UNFINISHED}")]
         return [name.replace("--", "/", 1) for name in found]
 
@@ -152,7 +153,7 @@ class ModelStore:
         )
 
     def only_chat_model(self) -> str:
-        """The name of the one model that can chat; raises `UserError` that says what to do where there is not one."""
+        """The name of the only model that can chat; raises `UserError` with advice if there is none, or several."""
         able = [name for name in self.names() if self._can_chat(self._folder / model_folder_name(name))]
         if not able:
             raise UserError("no model that can chat is here; fetch one with: attn pull smollm2-135m-instruct")
@@ -172,7 +173,7 @@ def _bytes_of(folder: Path) -> int:
 
 
 def _origin_of(folder: Path) -> str:
-    """In a few words, where the manifest says that a model comes from; nothing where it was made here."""
+    """A short description of a model's origin according to its manifest; empty where it was made on this machine."""
     path = folder / MANIFEST_NAME
     given = read_json_object(path, MANIFEST_LIMIT).get("source") if path.is_file() else None
     source = given if isinstance(given, dict) else {}
@@ -184,23 +185,23 @@ def _origin_of(folder: Path) -> str:
 
 
 PART = ".part"
-"""What begins the suffix of a file that is kept in parts."""
+"""The start of the suffix of a file that is split into parts."""
 
 
 def pull(name: str, home: str | Path | None = None, report: Report = silent) -> Path:
-    """The folder of the known model `name`, or the file of the known text, fetched when it is not there.
+    """The folder of the known model `name`, or the file of the known text, fetched if it does not exist yet.
 
-    `home` is where everything is kept (default: $ATTN_HOME, else ~/.local/share/attn). A second call finds
-    what the first left; of two calls at once, one works and the other waits.
+    `home` is the folder for everything fetched (default: $ATTN_HOME, else ~/.local/share/attn). A second call returns
+    the result of the first; of two calls at once, one fetches and the other waits.
 
-    Raises UnknownName for other names, Unavailable when the package registry is away,
-    CheckpointInvalid when what it gives is not the pinned file, CheckpointWriteFailed for a failing disk.
+    Raises UnknownName for other names, Unavailable when the package registry cannot be reached, CheckpointInvalid when
+    its file is not the pinned one, CheckpointWriteFailed for a failing disk.
     """
     return pull_source(source_named(name), home, report)
 
 
 def pull_source(source: Source, home: str | Path | None = None, report: Report = silent) -> Path:
-    """`pull` for a source that need not be in the table; raises like it, but for the name."""
+    """Like `pull`, for a source that need not be in the table; raises the same errors, except for the name."""
     name = source.name
     place = home_folder() if home is None else Path(home)
     target = model_folder(name, place) if source.kind != "text" else text_file(name, place)
@@ -223,7 +224,7 @@ def pull_shakespeare(home: str | Path | None = None, report: Report = silent) ->
 
 
 def is_complete(target: Path) -> bool:
-    """Whether the model folder or text at `target` is whole: all files of its manifest, in their sizes."""
+    """Whether the model folder or text at `target` is complete: all files of its manifest, in their sizes."""
     if target.suffix == ".txt":
         return target.is_file()
     try:
@@ -235,7 +236,7 @@ def is_complete(target: Path) -> bool:
 
 
 def _remove_leftovers(source: Source, target: Path) -> None:
-    # Under the lock no other pull of this source is alive, so these belong to killed ones.
+    # The lock is held, so no other pull of this source runs: these belong to killed ones.
     for path in target.parent.glob(f".{source.name}.fetch-*"):
         shutil.rmtree(path, ignore_errors=True)
     for path in target.parent.glob(f".{target.name}.partial-*"):
@@ -263,7 +264,7 @@ def _fetch(source: Source, target: Path, report: Report) -> None:
 
 
 def _origin(source: Source) -> dict[str, Any]:
-    """What the manifest keeps of where a model comes from."""
+    """The origin of a model, as recorded in the manifest."""
     pinned = source.archive
     origin = {"package": pinned.package, "version": pinned.version, "sha256": pinned.sha256}
     further = [part.sha256 for part in source.parts]
@@ -278,14 +279,14 @@ def pull_repository(
     home: str | Path | None = None,
     report: Report = silent,
 ) -> Path:
-    """The folder of the repository OWNER/REPO of a Hugging Face hub, fetched when it is not here at that commit.
+    """The folder of the repository OWNER/REPO of a Hugging Face hub, fetched if it is not here at that commit.
 
-    Weights are kept as they are published, those of a GGUF file (`file`, where there are several) dequantised to
-    bfloat16. A fetch that was cut off goes on where it stopped. The folder appears whole, with a manifest of hashes and
-    the commit, or not at all.
+    Weights are kept as published, those of a GGUF file (`file`, where there are several) as `convert` stores them. An
+    interrupted fetch is resumed. The folder appears completely, with a manifest of hashes and the commit, or not at
+    all.
 
-    Raises as `hub.look_up`, `hub.wanted_files` and `hub.fetch_files`; `UnknownName` for a family that is not known
-    here, before its weights are fetched; `OutOfCapacity` and `CheckpointWriteFailed` for a disk that is full or fails.
+    Raises as `hub.look_up`, `hub.wanted_files` and `hub.fetch_files`; `UnknownName` for an unsupported family, before
+    its weights are fetched; `OutOfCapacity` and `CheckpointWriteFailed` for a disk that is full or fails.
     """
     hub.require_repository(name, revision)
     place = home_folder() if home is None else Path(home)
@@ -312,14 +313,14 @@ def _came_from(target: Path, origin: dict[str, Any]) -> bool:
 
 
 def _fetch_repository(repository: hub.HubRepository, file: str | None, work: Path, report: Report) -> None:
-    """Fetch into `work`, what says which model it is first: none whose family is unknown takes gigabytes."""
+    """Fetch into `work`, the config first, so that unknown families are refused before gigabytes are fetched."""
     from attn_models.adapters.registry import require_known_family
 
     names = hub.wanted_files(repository, file)
     weights = [name for name in names if name.endswith(hub.WEIGHTS)]
     side = [name for name in names if name not in weights]
     hub.require_space(work, repository, names)
-    hub.remove_others(repository, work)  # of an earlier commit
+    hub.remove_others(repository, work)  # files of an earlier commit
     if not any(name.endswith(".gguf") for name in weights):
         hub.fetch_files(repository, side, work, report)
         if not (work / CONFIG).is_file():
@@ -331,11 +332,11 @@ def _fetch_repository(repository: hub.HubRepository, file: str | None, work: Pat
             weights = hub.shards_of(repository, work / INDEX_NAME)
             hub.require_space(work, repository, weights)
     hub.fetch_files(repository, weights, work, report)
-    hub.remove_others(repository, work, [*side, *weights])  # another file of several
+    hub.remove_others(repository, work, [*side, *weights])  # another GGUF file, of an earlier fetch
 
 
 def _keep(work: Path, target: Path, origin: dict[str, Any], report: Report) -> None:
-    """Make the model folder of what was fetched; its files are linked, so that they are there once."""
+    """Make the model folder from the fetched files, which are hard-linked where possible to avoid a second copy."""
     ggufs = list(work.glob("*.gguf"))
     if ggufs:
         convert(ggufs[0], target, report=report, origin=origin)

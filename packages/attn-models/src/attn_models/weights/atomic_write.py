@@ -1,4 +1,4 @@
-"""Writing a checkpoint folder atomically: it exists whole or not at all."""
+"""Writes checkpoint folders atomically: a folder exists completely or not at all."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def swap_in(stage: Path, target: Path) -> None:
 
 
 def replace_in_two_steps(stage: Path, target: Path) -> Path:
-    """Move `target` aside and `stage` into its place; where the old folder is now.
+    """Move `target` aside and `stage` into its place; returns the new path of the old folder.
 
     Raises OSError with the old folder back in its place.
     """
@@ -83,11 +83,10 @@ def exchange(first: Path, second: Path) -> bool:
 
 @contextmanager
 def staged_folder(target: Path, source: Mapping[str, Any] | None = None) -> Iterator[Path]:
-    """An empty folder beside `target` to fill; on leaving it is flushed, sealed and renamed to `target`.
+    """An empty folder beside `target` to fill; on exit it is flushed, sealed and renamed to `target`.
 
-    The order is: files, their flush, the manifest (with `source`), its flush, the rename. After any
-    failure inside, or a kill at any point, `target` is what it was before. What killed writers on
-    this host left behind is removed first.
+    The order is: files, their flush, the manifest (with `source`), its flush, the rename. After any failure inside, or
+    a kill at any point, `target` is what it was before. Leftovers of killed writers on this host are removed first.
 
     Raises InvalidValue for a target that `require_replaceable` refuses, CheckpointWriteFailed when the file system
     fails, a full disk included.
@@ -108,7 +107,7 @@ def staged_folder(target: Path, source: Mapping[str, Any] | None = None) -> Iter
 
 
 def require_replaceable(target: Path) -> None:
-    """Raise `InvalidValue` where something lies at `target` that nobody wrote as a checkpoint: it would be lost."""
+    """Raise `InvalidValue` if `target` holds anything but a checkpoint with a manifest: it would be lost."""
     if not target.exists() or (target / MANIFEST_NAME).is_file():
         return
     if target.is_dir() and not any(target.iterdir()):
@@ -119,7 +118,7 @@ def require_replaceable(target: Path) -> None:
 
 
 def remove_leftovers(target: Path) -> None:
-    """Remove unfinished folders for `target` whose writer, a process of this host, is gone."""
+    """Remove unfinished folders for `target` whose writer, a process on this host, no longer runs."""
     prefix = f"{_prefix(target)}{socket.gethostname()}-"
     for path in target.parent.glob(f"{_prefix(target)}*"):
         pid = path.name.removeprefix(prefix).split("-")[0]

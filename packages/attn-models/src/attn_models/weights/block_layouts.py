@@ -1,7 +1,7 @@
-"""Blocks of whole numbers with their scales, in which weights are stored and multiplied as they are.
+"""Quantised blocks of integers with scales, in which weights are stored and multiplied without dequantising them first.
 
-Formats: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h. `INT4_ZEROS` is ours: what GPTQ and AWQ store
-of 32 inputs, a half float, the number that means zero in a byte, and 16 bytes of numbers in the order of Q4_0.
+Formats: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h. `INT4_ZEROS` is attn's own: the GPTQ or AWQ
+values of 32 inputs as a float16 scale, the zero point in one byte, and 16 bytes of integers in the order of Q4_0.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, kw_only=True)
 class BlockLayout:
-    """One kind of blocks: the format that kernels know it as, its bytes and how many inputs these hold, at which bytes
-    half floats begin, and what its rows mean as float32."""
+    """One kind of block.
+
+    `weights` is the name by which kernels select the format, `nbytes` the size of a block, which holds `inputs`
+    weights, `halves` the byte offsets of its float16 values, and `read` converts rows of blocks to float32.
+    """
 
     weights: str
     nbytes: int
@@ -32,17 +35,19 @@ class BlockLayout:
     read: Callable[[Any], Any]
 
     def inputs_of(self, row_bytes: int) -> int | None:
-        """The inputs of a row of so many bytes; None where it does not consist of blocks."""
+        """The number of inputs in a row of `row_bytes` bytes; None where the row does not consist of whole blocks."""
         return None if row_bytes % self.nbytes else row_bytes // self.nbytes * self.inputs
 
     def dequantized(self, rows: Bytes) -> Floats:
-        """Float32 [rows, inputs] of bytes [rows, bytes of a row], by the reference's formula."""
+        """Convert bytes [rows, bytes of a row] to float32 [rows, inputs] by the reference formula."""
         values: Floats = self.read(rows)
         return values
 
     def is_finite(self, rows: Any) -> bool:
-        """Whether no scale of bytes [rows, bytes of a row], of numpy or of torch on any device, is NaN or infinite, so
-        that no weight is."""
+        """Whether all scales of bytes [rows, bytes of a row], and therefore all weights, are finite.
+
+        The bytes may be of numpy, or of torch on any device.
+        """
         blocks = rows.reshape(-1, self.nbytes)
         # The exponent of a half float is the five bits below the sign.
         return all(bool(((blocks[:, place + 1] & 0x7C) != 0x7C).all()) for place in self.halves)
@@ -60,7 +65,7 @@ INT4_ZEROS = BlockLayout(weights="int4_zeros", nbytes=INT4_ZEROS_BYTES, inputs=3
 
 
 def _of_gguf(kind: str, *halves: int) -> BlockLayout:
-    """A type of GGUF, its sizes and its formula those of the gguf library."""
+    """The layout of a GGUF type, with the sizes and the formula of the gguf library."""
     number = GGMLQuantizationType[kind]
     inputs, nbytes = GGML_QUANT_SIZES[number]
     read = partial(dequantize, qtype=number)
@@ -74,4 +79,4 @@ GGUF_LAYOUTS: Mapping[str, BlockLayout] = {
     "Q4_K": _of_gguf("Q4_K", 0, 2),
     "Q6_K": _of_gguf("Q6_K", 208),
 }
-"""By the name of a tensor's type in a GGUF file."""
+"""Layouts by the name of a tensor's type in a GGUF file."""

@@ -33,9 +33,8 @@ ExtraFile = bytes | Path | Mapping[str, Any]
 class CheckpointFolder:
     """A checkpoint folder opened for reading.
 
-    `config` and `generation_config` are free of keys that name code. `tensors` reads lazily.
-    `tokenizer` is the path of tokenizer.json, None when the folder has none. `verified` tells
-    whether a manifest was there to check the folder against.
+    `config` and `generation_config` have no keys that name code. `tensors` reads lazily. `tokenizer` is the path of
+    tokenizer.json, None when the folder has none. `verified` is whether the folder was checked against a manifest.
     """
 
     path: Path
@@ -53,15 +52,15 @@ def read_folder(
     nonfinite: Nonfinite = "refuse",
     device: torch.device | str = "cpu",
 ) -> CheckpointFolder:
-    """Open the checkpoint folder at `path`, its tensors to be read onto `device`.
+    """Open the checkpoint folder at `path`; its tensors are read to `device`.
 
-    With a manifest, every file is checked against it (`verify`: "hashes" reads every byte once,
-    "sizes" only looks at names and sizes), and a file that is read but not listed is refused.
-    Nothing is imported or run because of what a file says.
+    With a manifest, every file is checked against it (`verify`: "hashes" reads every byte once, "sizes" only checks
+    names and sizes), and a file that is read but not listed is refused. File contents never cause an import or run
+    code.
 
-    Raises CheckpointInvalid naming the file and the rule it breaks: tampered or missing files,
-    pickles under any name, malformed safetensors or JSON, links and names that leave the folder.
-    A tensor with NaN or infinity raises when it is read, unless `nonfinite` is "allow".
+    Raises CheckpointInvalid naming the file and the rule it breaks: tampered or missing files, pickles under any name,
+    malformed safetensors or JSON, links and names that leave the folder. A tensor with NaN or infinity raises when it
+    is read, unless `nonfinite` is "allow".
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -96,12 +95,11 @@ def write_folder(
 ) -> Path:
     """Write a checkpoint folder with one model.safetensors, replacing a folder already at `path`.
 
-    The folder appears whole, with its manifest, or the old one stays untouched. `extra_files` are
-    side files by name, such as tokenizer.json or generation_config.json; `source` is what the manifest keeps of
-    where the model comes from.
+    The folder appears completely, with its manifest, or the old one stays untouched. `extra_files` are side files by
+    name, such as tokenizer.json or generation_config.json; `source` describes the origin of the model in the manifest.
 
-    Raises InvalidValue for a tensor with NaN or infinity or two tensors sharing memory (leave one
-    out and tie them when loading), and CheckpointWriteFailed when the file system fails.
+    Raises InvalidValue for a tensor with NaN or infinity or two tensors sharing memory (leave one out and tie them when
+    loading), and CheckpointWriteFailed when the file system fails.
     """
     from safetensors.torch import save_file
 

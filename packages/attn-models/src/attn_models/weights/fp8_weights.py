@@ -1,8 +1,8 @@
-"""Weights stored in FP8 (e4m3, arXiv 2209.05433): what folders say of them, and the bytes that kernels multiply.
+"""Weights stored in FP8 (e4m3, arXiv 2209.05433): the formats of folders, and the byte layout that kernels multiply.
 
-A folder has codes and scales in tensors of their own. For kernels, those for GPUs alone, each output is a row of bytes,
-with a float32 scale before the codes that share it: rows are split and joined as those of any matrix, whatever block of
-outputs a scale is for.
+A folder stores codes and scales in separate tensors. For kernels (GPU only), each output is a row of bytes with a
+float32 scale before the codes that share it, so that rows can be split and joined like those of any matrix, whatever
+block of outputs a scale applies to.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 GROUP = 128
-"""Inputs that share a scale in the format `fp8_block`."""
+"""The number of inputs that share a scale in the format `fp8_block`."""
 SCALE_BYTES = 4
-"""A scale is a float32."""
+"""The size of a scale, a float32."""
 LARGEST = 448.0
-"""The largest number of e4m3."""
+"""The largest value of e4m3."""
 
 
 @cache
 def e4m3_numbers() -> Floats:
-    """The number of each byte (arXiv 2209.05433, table 1)."""
+    """The value of each of the 256 codes (arXiv 2209.05433, table 1), float32 [256]."""
     codes = np.arange(256)
     exponents, fractions = codes >> 3 & 15, (codes & 7) / 8
     sizes = np.where(exponents == 0, fractions * 2.0**-6, (1 + fractions) * 2.0 ** (exponents - 7.0))
@@ -45,7 +45,7 @@ def e4m3_numbers() -> Floats:
 
 @cache
 def fp8_layout(inputs: int | None) -> BlockLayout:
-    """Rows of so many inputs that share a scale (`fp8_channel`); with None each 128 of them do (`fp8_block`)."""
+    """The layout of rows whose `inputs` share one scale (`fp8_channel`), or with None each 128 (`fp8_block`)."""
     size = GROUP if inputs is None else inputs
     return BlockLayout(
         weights="fp8_block" if inputs is None else "fp8_channel",
@@ -64,8 +64,7 @@ def _numbers_of_rows(rows: Bytes, size: int) -> Floats:
 
 
 def not_multiplied(shape: tuple[int, ...], block: tuple[int, int] | None) -> str | None:
-    """Why no kernel multiplies weights of a shape, with scales for blocks of outputs and inputs, as they are stored;
-    None where one does."""
+    """Why no kernel multiplies weights of this shape, with scales per `block`, as stored; None where one does."""
     if len(shape) != 2:
         return f"it has {len(shape)} axes; only matrices stay in FP8"
     if block is not None and (block[1] != GROUP or shape[1] % GROUP):
@@ -75,10 +74,10 @@ def not_multiplied(shape: tuple[int, ...], block: tuple[int, int] | None) -> str
 
 
 def fp8_rows(codes: Tensor, scales: Tensor, block: tuple[int, int] | None) -> Tensor:
-    """Codes [outputs, inputs], float8_e4m3fn, and scales as rows of bytes, uint8 [outputs, bytes of a row].
+    """Join codes [outputs, inputs], float8_e4m3fn, and scales to rows of bytes, uint8 [outputs, bytes of a row].
 
-    `scales` is one number, one for each output, or [blocks of outputs, blocks of 128 inputs], of which `block` is the
-    size.
+    `scales` has one element, one for each output, or [blocks of outputs, blocks of 128 inputs], with blocks of size
+    `block`.
     """
     import torch
 
@@ -98,11 +97,11 @@ FLOAT8 = "F8_E4M3"
 
 
 class Fp8(StoredFormat):
-    """Floats of 8 bits (E4M3, arXiv 2209.05433) times a scale: one for a tensor, a row of outputs or a block of both,
-    as DeepSeek-V3 has them (arXiv 2412.19437, section 3.3.2).
+    """8-bit floats (E4M3, arXiv 2209.05433) times a scale: one per tensor, per output row, or per block of outputs and
+    inputs, as in DeepSeek-V3 (arXiv 2412.19437, section 3.3.2).
 
-    What is said of activations is read by no kernel: they keep the type that the model computes in, or are rounded to
-    FP8 as they come where `--quantization fp8` says so.
+    Settings for activations are not used: activations keep the compute dtype, or are quantised to FP8 dynamically with
+    `--quantization fp8`.
     """
 
     devices = ("cuda",)
@@ -124,7 +123,7 @@ class Fp8(StoredFormat):
         self.block = self.block_of(config.get("weight_block_size"))
 
     def block_of(self, given: Any) -> tuple[int, int] | None:
-        """The block of outputs and inputs that share a scale."""
+        """The size of the blocks [outputs, inputs] that share a scale; None where there are no blocks."""
         if given is None:
             return None
         if not isinstance(given, list) or len(given) != 2 or any(type(size) is not int or size < 1 for size in given):
@@ -132,7 +131,7 @@ class Fp8(StoredFormat):
         return given[0], given[1]
 
     def weights(self, entries: Mapping[str, TensorEntry]) -> dict[str, dict[str, str]]:
-        """Those that are stored as E4M3, each with its scale; scales of activations belong to them."""
+        """The tensors stored as E4M3, each with its scale and, where there are any, scales of activations."""
         found: dict[str, dict[str, str]] = {}
         for name, entry in entries.items():
             if entry.dtype != FLOAT8:
@@ -146,7 +145,7 @@ class Fp8(StoredFormat):
         return found
 
     def shape(self, name: str, parts: Mapping[str, str], entries: Mapping[str, TensorEntry]) -> tuple[int, ...]:
-        """That of the floats."""
+        """The shape of the codes."""
         shape, scale = entries[parts["weight"]].shape, entries[parts["scale"]].shape
         if self.block is not None:
             fits = len(shape) == 2 and scale == (ceil(shape[0] / self.block[0]), ceil(shape[1] / self.block[1]))
@@ -158,14 +157,14 @@ class Fp8(StoredFormat):
         return shape
 
     def kept_bytes(self, parts: Mapping[str, str], entries: Mapping[str, TensorEntry]) -> int | None:
-        """See `StoredFormat`: those of `fp8_rows`."""
+        """See `StoredFormat`: the size of the result of `fp8_rows`."""
         shape = entries[parts["weight"]].shape
         if not_multiplied(shape, self.block) is not None:
             return None
         return shape[0] * (shape[1] + SCALE_BYTES * (shape[1] // GROUP if self.block else 1))
 
     def in_blocks(self, name: str, parts: Mapping[str, Tensor]) -> Tensor | None:
-        """As they are stored, where kernels multiply them so; a warning says once for each reason where none does."""
+        """The weight as stored, if a kernel multiplies it so; otherwise None, with one warning for each reason."""
         from attn_models.quantization.block_tensor import BlockTensor
 
         weight, scales = parts["weight"], parts["scale"]
@@ -175,13 +174,13 @@ class Fp8(StoredFormat):
                 log.warning("%s: %r and others of its kind are dequantised: %s", self.path.parent, name, why)
             self._said.add(why)
             return None
-        # Codes were looked at as they were read.
+        # The codes were checked when they were read; only the scales are left.
         if not is_finite(LARGEST * scales.float()):
             raise self.fail(name, "holds NaN or infinity once it is dequantised")
         return BlockTensor(fp8_rows(weight, scales, self.block), fp8_layout(None if self.block else weight.shape[1]))
 
     def dequantized(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """The floats times their scales."""
+        """The codes times their scales, in float32."""
         weight, scale = parts["weight"].float(), parts["scale"].float()
         if self.block is None:
             return weight * (scale.reshape(-1, 1) if scale.numel() > 1 else scale.reshape(()))
@@ -190,7 +189,7 @@ class Fp8(StoredFormat):
 
 
 class CompressedTensors(Fp8):
-    """FP8 as the library compressed-tensors (llm-compressor, vLLM) writes it; its other formats are refused by name."""
+    """FP8 as written by compressed-tensors (llm-compressor, vLLM); its other formats are refused by name."""
 
     allowed = dict.fromkeys(
         ("quant_method", "ignore", "global_compression_ratio", "quantization_status", "version")

@@ -1,4 +1,4 @@
-"""Model architectures that can be imported from GGUF: their config.json and tensor names in Hugging Face terms."""
+"""Model architectures that can be imported from GGUF: their config.json and tensor names in the Hugging Face layout."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from attn_models.weights.gguf_reader import GgufHeader, require_model
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A GGUF tensor of this `shape` that is a part of a tensor of Hugging Face: its axes in the order `axes`, seen as
-    the shape `view`; () leaves them as they are."""
+    """A GGUF tensor of this `shape` that is a part of a Hugging Face tensor.
+
+    Its axes are permuted to the order `axes`, and it is then reshaped to `view`; () leaves it unchanged.
+    """
 
     source: str
     shape: tuple[int, ...]
@@ -26,15 +28,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a GGUF tensor goes: its Hugging Face name and expected shape.
+    """The Hugging Face name and expected shape of a GGUF tensor, and the conversion between them.
 
-    `rotary_heads` is the number of heads whose rows must be reordered, 0 for none: GGUF keeps the two
-    rows of a rotary pair side by side, Hugging Face half a head apart. `above` is by how much GGUF's
-    numbers lie above Hugging Face's. `fused` are the rows of the parts that GGUF keeps one after the other, and Hugging
-    Face in each of `groups` equal blocks. `expert` is the place in a tensor of GGUF that holds
-    several, None for the whole. A `transposed` matrix is [out, in] in GGUF, and [in, out] in `shape`.
-    What consists of several, or lies otherwise, are `parts`, one after the other along their axis `axis`; `source` is
-    that of the first. Of a `decay` Hugging Face has the logarithm of the negated number.
+    `rotary_heads` is the number of heads whose rows must be reordered, 0 for none: GGUF stores the two rows of a rotary
+    pair next to each other, Hugging Face half a head apart. `above` is subtracted from GGUF's values. `fused` holds the
+    numbers of rows of the parts that GGUF stores one after the other, and Hugging Face in each of `groups` equal
+    blocks. `expert` is the index in a GGUF tensor that stacks several experts, None for the whole tensor. A
+    `transposed` matrix is [out, in] in GGUF, and [in, out] in `shape`. A tensor that consists of several, or has other
+    axes, is made of `parts`, concatenated along their axis `axis`; `source` is that of the first. For a `decay` Hugging
+    Face stores the logarithm of the negated value.
     """
 
     source: str
@@ -52,7 +54,7 @@ class Placement:
 
     @property
     def sources(self) -> dict[str, tuple[int, ...]]:
-        """The shape of each of its tensors in GGUF, of one expert where there are several."""
+        """The shape of each GGUF tensor that it reads, for a stacked tensor the shape of one expert."""
         if self.parts:
             return {part.source: part.shape for part in self.parts}
         return {self.source: self.shape[::-1] if self.transposed else self.shape}
@@ -82,7 +84,7 @@ def matched(header: GgufHeader, placements: Iterable[Placement], family: str) ->
 
 
 def shortest_float32(value: float) -> float:
-    """The decimal with fewest digits that is the same float32: 1e-05 for 9.999999747378752e-06."""
+    """The decimal with the fewest digits that gives the same float32: 1e-05 for 9.999999747378752e-06."""
     packed = struct.pack("<f", value)
     for digits in range(1, 10):
         candidate = float(f"{value:.{digits}g}")
@@ -92,7 +94,7 @@ def shortest_float32(value: float) -> float:
 
 
 def layer_count(header: GgufHeader) -> int:
-    """The number of layers, no more than there are tensors."""
+    """The number of layers; raises CheckpointInvalid if it is above the number of tensors."""
     layers = header.count(f"{header.text('general.architecture')}.block_count")
     if layers > len(header.tensors):
         raise CheckpointInvalid.of(header.path, f"{layers} layers in a file of {len(header.tensors)} tensors")
@@ -100,7 +102,7 @@ def layer_count(header: GgufHeader) -> int:
 
 
 def vocabulary_size(header: GgufHeader) -> int:
-    """The rows of the embedding."""
+    """The vocabulary size: the number of rows of the embedding."""
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise CheckpointInvalid.of(header.path, "tensor 'token_embd.weight' is missing or no matrix")
@@ -139,8 +141,8 @@ LAYER_NAMES = {
 def llama_config(header: GgufHeader) -> dict[str, Any]:
     """The config.json of the Llama model in `header`.
 
-    Raises Incompatible for what the layout cannot say (experts, scaled or partial rotary positions)
-    and CheckpointInvalid for missing or senseless metadata.
+    Raises Incompatible for what the layout cannot express (experts, scaled or partial rotary positions) and
+    CheckpointInvalid for missing or invalid metadata.
     """
     heads = header.count("llama.attention.head_count")
     width = header.count("llama.embedding_length")
@@ -235,7 +237,7 @@ def _refuse_unsupported(header: GgufHeader, head_size: int) -> None:
 
 PERIOD = 6
 LOCAL_BASE = 10000.0
-# What the file does not say: scores are divided by √256 in every size but the largest, which divides by √168.
+# Not stored in the file: scores are divided by √256 in every model size but the largest, which divides by √168.
 SCALARS = {62: 168}
 NAMES = LAYER_NAMES | {
     "attn_q_norm": "self_attn.q_norm",
@@ -247,9 +249,9 @@ NAMES = LAYER_NAMES | {
 
 
 def gemma_config(header: GgufHeader) -> dict[str, Any]:
-    """The config.json of the text model in `header`.
+    """The config.json of the Gemma 3 text model in `header`.
 
-    Raises Incompatible for what is not known here and CheckpointInvalid for missing or senseless metadata.
+    Raises Incompatible for unsupported features and CheckpointInvalid for missing or invalid metadata.
     """
     heads = header.count("gemma3.attention.head_count")
     size = count_or(header, "gemma3.attention.key_length", 256)
@@ -284,7 +286,7 @@ def gemma_config(header: GgufHeader) -> dict[str, Any]:
 
 
 def gemma2_config(header: GgufHeader) -> dict[str, Any]:
-    """The config.json of the Gemma 2 in `header`; raises as `gemma_config`."""
+    """The config.json of the Gemma 2 model in `header`; raises as `gemma_config`."""
     heads, width, layers = header.count("gemma2.attention.head_count"), header.count(WIDTH_2), layer_count(header)
     size = count_or(header, "gemma2.attention.key_length", 256)
     if count_or(header, "gemma2.attention.value_length", size) != size:
@@ -308,7 +310,7 @@ def gemma2_config(header: GgufHeader) -> dict[str, Any]:
         "num_attention_heads": heads,
         "num_hidden_layers": layers,
         "num_key_value_heads": count_or(header, "gemma2.attention.head_count_kv", heads),
-        # What the file does not say: only the largest, of 46 layers, divides scores by another number than √size.
+        # Not stored in the file: only the largest model, with 46 layers, does not divide scores by √head_dim.
         "query_pre_attn_scalar": width // heads if layers == LARGEST_2 else size,
         "rms_norm_eps": shortest_float32(header.number("gemma2.attention.layer_norm_rms_epsilon")),
         "rope_parameters": {
@@ -337,7 +339,7 @@ def gemma_placements(header: GgufHeader, config: dict[str, Any]) -> list[Placeme
     for layer in range(config["num_hidden_layers"]):
         for part, shape in _layer_shapes(config).items():
             target = f"model.layers.{layer}.{NAMES[part]}.weight"
-            # The file keeps the whole gain of a norm, Hugging Face its distance from one.
+            # GGUF stores the gain of a norm, Hugging Face the gain minus one.
             above = 1.0 if len(shape) == 1 else 0.0
             placements.append(Placement(f"blk.{layer}.{part}.weight", target, shape, above=above))
     return matched(header, placements, f"Gemma {config['model_type'][5]}")
@@ -392,7 +394,7 @@ READ = frozenset(
         "rope.scaling.type",
     }
 )
-"""Keys of every architecture that become fields of the configuration."""
+"""Keys of every architecture that become fields of the config."""
 CHANGES_NOTHING: Mapping[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0.0,),
@@ -406,18 +408,18 @@ CHANGES_NOTHING: Mapping[str, tuple[Any, ...]] = {
     "rope.scaling.factor": (0.0, 1.0),
     "use_parallel_residual": (False,),
 }
-"""Keys that are passed by, and the values with which they say that nothing is changed."""
+"""Keys that are skipped, and the values with which they have no effect."""
 OF_FILES = frozenset({"rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout"})
-"""Keys that say how a file came about, or what belongs to a scaling that there is none of."""
+"""Keys that describe how a file was made, or belong to a rotary scaling that is not used."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufArchitecture:
-    """How one architecture's header becomes a Hugging Face configuration and tensor names.
+    """Converts one architecture's header to a Hugging Face config and tensor names.
 
-    `name` is its `general.architecture`. `config` gives the config.json of a header, `placements` where each tensor of
-    a model of that config goes; they are checked against the file. `read` are keys of its own beside `READ`, `passed`
-    those of its own that change nothing with these values.
+    `name` is its `general.architecture`. `config` returns the config.json of a header, `placements` the destination of
+    each tensor of a model with that config; they are checked against the file. `read` holds further keys that `config`
+    uses beside `READ`, `passed` further keys that have no effect with these values.
     """
 
     name: str
@@ -445,9 +447,11 @@ ARCHITECTURES = {
 
 
 def architecture_of(header: GgufHeader) -> GgufArchitecture:
-    """The architecture of the file, ours or of a plugin. Raises UnknownName naming those that can be imported, and
-    Incompatible for a key of the architecture's metadata that would change what is computed, or is not known, and for
-    a file that is no whole model."""
+    """The architecture of the file, from this package or from a plugin.
+
+    Raises UnknownName naming those that can be imported, and Incompatible for a metadata key of the architecture that
+    is unknown or would change the computation, and for a file that is not a whole model.
+    """
     require_model(header)
     name = header.text("general.architecture")
     known = installed().gguf_architectures

@@ -1,4 +1,4 @@
-"""Folders whose weights are in the blocks of the GGUF file that they come from."""
+"""Folders whose weights are stored in the quantised blocks of the GGUF file that they were converted from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Gguf(StoredFormat):
-    """Weights in the blocks of a GGUF file, uint8 [outputs, bytes of a row]; `blocks` names the type of each tensor."""
+    """Weights in a GGUF file's blocks, uint8 [outputs, bytes of a row]; `blocks` gives each tensor's type."""
 
     allowed: ClassVar[Allowed] = {"quant_method": None, "version": (1,), "blocks": None}
 
@@ -30,14 +30,14 @@ class Gguf(StoredFormat):
         self.kinds = dict(kinds)
 
     def weights(self, entries: Mapping[str, TensorEntry]) -> dict[str, dict[str, str]]:
-        """Those that `blocks` names, each one part that is called by its type."""
+        """The tensors that `blocks` names, each with one part, whose name is its type."""
         for name in self.kinds:
             if name not in entries:
                 raise self.fail(name, f"is missing; {CONFIG_KEY} names it")
         return {name: {kind: name} for name, kind in self.kinds.items()}
 
     def shape(self, name: str, parts: Mapping[str, str], entries: Mapping[str, TensorEntry]) -> tuple[int, ...]:
-        """[outputs, inputs]."""
+        """The shape [outputs, inputs]."""
         entry, layout = entries[name], GGUF_LAYOUTS[next(iter(parts))]
         inputs = layout.inputs_of(entry.shape[1]) if len(entry.shape) == 2 and entry.dtype == "U8" else None
         if not inputs:
@@ -46,14 +46,14 @@ class Gguf(StoredFormat):
         return entry.shape[0], inputs
 
     def dequantized(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """By the formula of ggml."""
+        """The weight in float32, by ggml's formula."""
         import torch
 
         ((kind, blocks),) = parts.items()
         return torch.from_numpy(GGUF_LAYOUTS[kind].dequantized(blocks.cpu().numpy())).to(blocks.device)
 
     def in_blocks(self, name: str, parts: Mapping[str, Tensor]) -> Tensor | None:
-        """As they are stored."""
+        """The weight in its stored blocks."""
         from attn_models.quantization.block_tensor import BlockTensor
 
         ((kind, blocks),) = parts.items()

@@ -1,8 +1,8 @@
 """The process that dequantises a GGUF file: `python -m attn_models.weights.gguf_child FILE FOLDER DTYPE BYTES`.
 
-It limits its own memory to BYTES, reads the header again with the strict reader, takes from standard input which
-tensors go where, as JSON, writes safetensors into FOLDER and tells of each tensor in a line of JSON on standard output.
-No torch, no pickle, no plugin.
+It limits its own memory to BYTES, reads the header again with the strict reader, reads the placements of tensors from
+standard input, as JSON, writes safetensors into FOLDER and reports each tensor as a line of JSON on standard output. It
+uses no torch, no pickle and no plugin.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from attn_models.weights.gguf_reader import GgufHeader, GgufTensor, read_gguf_he
 from attn_models.weights.safetensors_files import WEIGHTS_NAME
 
 SHARD_BYTES = 1 << 30
-"""Bytes of a shard, unless one tensor alone is larger; bounds the memory of a conversion."""
+"""The size limit of a shard in bytes, unless one tensor alone is larger; bounds the memory of a conversion."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """File names, each with the names of its tensors, and the bytes of all tensors together."""
+    """File names with the names of their tensors, and the total size of all tensors in bytes."""
 
     files: dict[str, list[str]]
     total_bytes: int
@@ -45,7 +45,7 @@ class ShardPlan:
 
 
 def plan_shards(sizes: Mapping[str, int], limit: int = SHARD_BYTES) -> ShardPlan:
-    """Tensors in the order of `sizes` (name -> bytes), filled into shards of at most `limit` bytes."""
+    """Assign tensors, in the order of `sizes` (name -> bytes), to shards of at most `limit` bytes."""
     groups: list[list[str]] = [[]]
     filled = 0
     for name, size in sizes.items():
@@ -62,14 +62,17 @@ def plan_shards(sizes: Mapping[str, int], limit: int = SHARD_BYTES) -> ShardPlan
 
 
 WeightDtype = Literal["stored", "bfloat16", "float32"]
-"""What weights are written as. `stored` rounds nothing: matrices in blocks that kernels multiply stay in these,
-bfloat16 stays bfloat16, and all else becomes float32. bfloat16 rounds dequantised values, float32 keeps them."""
+"""The dtype in which weights are written.
+
+`stored` rounds nothing: matrices in blocks that kernels multiply stay in these blocks, bfloat16 stays bfloat16, and
+everything else becomes float32. `bfloat16` rounds dequantised values, `float32` keeps them.
+"""
 
 BYTES_OF = {"bfloat16": 2, "float32": 4}
 
 
 def blocks_kept(tensor: GgufTensor, placement: Placement) -> BlockLayout | None:
-    """The layout of a tensor that `stored` leaves in its blocks; None for others."""
+    """The layout of a tensor that stays in its blocks with `stored`; None for other tensors."""
     moved = placement.transposed or len(placement.shape) != 2
     return None if moved or _computed(placement) else GGUF_LAYOUTS.get(tensor.type)
 
@@ -85,19 +88,19 @@ def written_as(tensor: GgufTensor, placement: Placement, dtype: WeightDtype) -> 
 
 
 def _computed(placement: Placement) -> bool:
-    """Whether a tensor's numbers are not those of one tensor of the file."""
+    """Whether a tensor's values are computed, rather than copied from one tensor of the file."""
     return bool(placement.parts or placement.decay or placement.above)
 
 
 def raw_rows(header: GgufHeader, tensor: GgufTensor, expert: int | None = None) -> NDArray[np.uint8]:
-    """Bytes [rows, bytes of a row] of `tensor`; of the place `expert` of its first axis alone, if that is given."""
+    """The bytes [rows, bytes of a row] of `tensor`, or only of index `expert` of its first axis."""
     rows, row_bytes = tensor.elements // tensor.shape[-1], tensor.nbytes * tensor.shape[-1] // tensor.elements
     raw = np.memmap(header.path, np.uint8, "r", tensor.offset, (rows, row_bytes))
     return raw if expert is None else raw.reshape(tensor.shape[0], -1, row_bytes)[expert]
 
 
 def dequantised(header: GgufHeader, tensor: GgufTensor, expert: int | None = None) -> NDArray[np.float32]:
-    """The weights of `tensor` in its shape, float32; of the place `expert` of its first axis alone, if that is given.
+    """The float32 weights of `tensor` in its shape, or only those of index `expert` of its first axis.
 
     Raises CheckpointInvalid for NaN or infinity, and for a type that the gguf library cannot dequantise.
     """
@@ -111,23 +114,23 @@ def dequantised(header: GgufHeader, tensor: GgufTensor, expert: int | None = Non
 
 
 def half_split_rows(values: NDArray[Any], heads: int) -> NDArray[Any]:
-    """Rows [heads * head_size, ...] from pairs side by side (0, 1), (2, 3), ... to pairs half a head apart.
+    """Reorder rows [heads * head_size, ...] from rotary pairs (0, 1), (2, 3), ... to pairs half a head apart.
 
-    Row 2i of a head goes to i and row 2i + 1 to i + head_size / 2, so that RoPE written for rotated
-    halves (RoFormer, arXiv:2104.09864, as in the Hugging Face Llama) computes the same.
+    Row 2i of a head goes to i and row 2i + 1 to i + head_size / 2, so that RoPE written for rotated halves (RoFormer,
+    arXiv:2104.09864, as in the Hugging Face Llama) computes the same.
     """
     half = values.shape[0] // heads // 2
     return values.reshape(heads, half, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
 
 def grouped_rows(values: NDArray[Any], sizes: tuple[int, ...], groups: int) -> NDArray[Any]:
-    """Rows of parts of these sizes, one after the other, to rows of each part in turn in every group."""
+    """Reorder rows of consecutive parts of these sizes to groups that each hold an equal share of every part."""
     parts = np.split(values, np.cumsum(sizes)[:-1])
     return np.concatenate([part.reshape(groups, -1, *values.shape[1:]) for part in parts], axis=1).reshape(values.shape)
 
 
 def stored(values: NDArray[np.float32], dtype: str) -> NDArray[Any]:
-    """The values in the dtype's storage: float32 as they are, bfloat16 as its bits in uint16, rounded to even."""
+    """The values as stored: float32 unchanged, bfloat16 as its bits in uint16, rounded to nearest even."""
     if dtype == "float32":
         return np.ascontiguousarray(values)
     bits = np.ascontiguousarray(values).view(np.uint32)
@@ -136,11 +139,11 @@ def stored(values: NDArray[np.float32], dtype: str) -> NDArray[Any]:
 
 
 REFUSED = 3
-"""Exit status after a line {"refused": rule}."""
+"""The exit status after a line {"refused": rule} was printed."""
 
 
 def write_shards(header: GgufHeader, folder: Path, dtype: WeightDtype, files: Mapping[str, list[Placement]]) -> None:
-    """Dequantise the tensors of each of `files` into safetensors of that name in `folder`."""
+    """Dequantise the tensors of each of `files` into a safetensors file of that name in `folder`."""
     done, total = 0, sum(len(placements) for placements in files.values())
     for file, placements in files.items():
         arrays: dict[str, NDArray[Any]] = {}
@@ -152,7 +155,7 @@ def write_shards(header: GgufHeader, folder: Path, dtype: WeightDtype, files: Ma
 
 
 def main(arguments: list[str]) -> int:
-    """Run the conversion; the exit status is 0, or REFUSED after the rule was printed."""
+    """Run the conversion; returns the exit status: 0, or REFUSED after the rule was printed."""
     file, folder, dtype, limit = arguments
     resource.setrlimit(resource.RLIMIT_AS, (int(limit), int(limit)))
     files = {name: [_placement(item) for item in items] for name, items in json.load(sys.stdin).items()}
@@ -170,11 +173,11 @@ def _tell(message: dict[str, Any]) -> None:
 
 
 ELEMENTS = {"uint8": "uint8", "uint16": "bfloat16", "float32": "float32"}
-"""What the elements of an array are, by what numpy calls them."""
+"""The safetensors dtype by the name of the numpy dtype."""
 
 
 def _specs(arrays: dict[str, NDArray[Any]]) -> dict[str, TensorSpec]:
-    # safetensors.numpy knows no bfloat16, so the bits are handed over by address; `arrays` keeps them alive.
+    # safetensors.numpy has no bfloat16, so the bits are passed by address; `arrays` keeps them alive.
     return {
         name: TensorSpec(
             dtype=ELEMENTS[array.dtype.name], shape=array.shape, data_ptr=array.ctypes.data, data_len=array.nbytes
@@ -188,7 +191,7 @@ def _placement(item: dict[str, Any]) -> Placement:
 
 
 def joined(header: GgufHeader, placement: Placement) -> NDArray[np.float32]:
-    """The parts of a placement, one after the other."""
+    """The parts of a placement, concatenated."""
     found = []
     for part in placement.parts:
         values = dequantised(header, header.tensors[part.source])

@@ -1,8 +1,8 @@
-"""Described decoder families in GGUF: config.json from a header's keys, tensors by the gguf library's table of names.
+"""Decoder families in GGUF that are read with the gguf library's table of tensor names.
 
-What llama.cpp's converters do to tensors besides renaming them is undone: rotary pairs of Llama's kin lie side by side,
-fused projections hold all queries, then all keys, then all values, experts are stacked in one tensor, and the matrices
-of GPT-2, [in, out] in Hugging Face's folders, are [out, in].
+The changes that llama.cpp's converters make besides renaming are undone: the rows of rotary pairs are next to each
+other in Llama's relatives, fused projections hold all queries, then all keys, then all values, experts are stacked in
+one tensor, and the matrices of GPT-2, which are [in, out] in Hugging Face's folders, are [out, in].
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ FIELDS = {
     "num_heads": "attention.head_count",
     "intermediate_size": "feed_forward_length",
 }
-"""The decoder's counts by their keys in a header; those of a file that lacks the key are left to the family."""
+"""Decoder fields, and their keys in a header; where a file lacks the key, the family's default is used."""
 
 NORMS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 BIASED = {"bias": ("attn_q", "attn_qkv"), "attention_bias": ("attn_q", "attn_qkv"), "feed_forward_bias": ("ffn_up",)}
 EXPERT = re.compile(r"\.experts\.(\d+)\.(gate|up|down)_proj\.weight$")
 UNTURNED = ("bloom", "gpt2", "mpt")
-"""Families whose queries and keys are not turned."""
+"""Families without rotary positions."""
 GPT2 = {
     "vocab_size": "vocab_size",
     "max_seq_len": "n_positions",
@@ -53,23 +53,24 @@ Keys = dict[str, Any]
 
 
 def no_keys(header: GgufHeader) -> Keys:  # noqa: ARG001  (most say nothing more)
-    """Nothing beyond what every family says."""
+    """No further keys."""
     return {}
 
 
 def no_place(header: GgufHeader, config: Keys, theirs: str, shape: tuple[int, ...]) -> Placement | None:  # noqa: ARG001
-    """That of its name."""
+    """None: the tensor is found by its name."""
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class GgufFamily:
-    """A family of `attn_models.adapters` by its `model_type`, as the files of an architecture `name` hold it.
+    """A family of `attn_models.adapters`, given by its `model_type`, in GGUF files of the architecture `name`.
 
-    `own` gives keys of config.json beyond the common ones, `named` the decoder's fields by the names of config.json
-    where the adapter has no table of them. `described` gives the whole config.json where the common keys mean something
-    else, and `placed` the place of a tensor of transformers by its name and shape, or None for that of its name.
-    `permuted` families turn pairs that lie side by side. `read` and `passed` are as of `GgufArchitecture`.
+    `own` returns keys of config.json beyond the common ones; `named` maps decoder fields to keys of config.json where
+    the adapter has no such table. `described` returns the whole config.json where the common keys have another meaning.
+    `placed` returns the placement of a Hugging Face tensor from its name and shape, or None to find it by its name. In
+    files of `permuted` families the rows of a rotary pair are next to each other. `read` and `passed` are as in
+    `GgufArchitecture`.
     """
 
     name: str
@@ -83,7 +84,7 @@ class GgufFamily:
     placed: Callable[[GgufHeader, Keys, str, tuple[int, ...]], Placement | None] = no_place
 
     def config(self, header: GgufHeader) -> Keys:
-        """The config.json of a header; raises as those of other architectures."""
+        """The config.json of a header; raises as the `config` of other architectures."""
         if self.described is not None:
             return self.described(header)
         fields = self._fields()
@@ -107,7 +108,7 @@ class GgufFamily:
         return {"model_type": self.model_type, **config, **self._rope(header), **self.own(header)}
 
     def placements(self, header: GgufHeader, config: Keys) -> list[Placement]:
-        """Where every tensor of a model of this config goes."""
+        """The placement of every tensor of a model with this config."""
         from attn_models.adapters.registry import decoder_adapter
         from attn_models.adapters.state_dict import init_empty_weights, stored_shapes
 
@@ -147,7 +148,7 @@ class GgufFamily:
         return GROUPED | {"norm_eps": "rms_norm_eps", "head_dim": "head_dim"}
 
     def _heads(self, header: GgufHeader) -> tuple[int, int]:
-        """The number of heads and the size of one, which keys and values share."""
+        """The number of heads and the head size, which must be the same for keys and values."""
         heads, width = header.count(f"{self.name}.attention.head_count"), header.count(f"{self.name}.embedding_length")
         size = count_or(header, f"{self.name}.attention.key_length", width // heads)
         if count_or(header, f"{self.name}.attention.value_length", size) != size:
@@ -156,7 +157,7 @@ class GgufFamily:
         return heads, size
 
     def architecture(self) -> GgufArchitecture:
-        """What reads such files."""
+        """The `GgufArchitecture` that reads files of this family."""
         return GgufArchitecture(self.name, self.config, self.placements, self.read, self.passed)
 
     def _rope(self, header: GgufHeader) -> Keys:
@@ -171,13 +172,13 @@ class GgufFamily:
 
 
 def rope_parameters(header: GgufHeader, name: str) -> Keys:
-    """The base and the scaling of an architecture `name`; raises as `rope_scaling`."""
+    """The rotary base and scaling of an architecture `name`; raises as `rope_scaling`."""
     base = shortest_float32(number_or(header, f"{name}.rope.freq_base", 10000.0))
     return {"rope_type": "default", "rope_theta": base} | rope_scaling(header, name)
 
 
 def rope_scaling(header: GgufHeader, name: str) -> Keys:
-    """What stretches the rotary positions of an architecture `name`; raises Incompatible for a kind that is unknown."""
+    """The rotary scaling of an architecture `name`; raises Incompatible for an unknown kind."""
     kind = header.metadata.get(f"{name}.rope.scaling.type", "none")
     if kind == "none":
         return {}
@@ -193,18 +194,18 @@ def rope_scaling(header: GgufHeader, name: str) -> Keys:
 
 
 def _source(theirs: str, named: Callable[..., str | None]) -> tuple[str | None, int | None]:
-    """The name in a file of a tensor of transformers, and which of its experts it is, if it is one's."""
+    """The GGUF name of a Hugging Face tensor, and the expert's index if it belongs to an expert."""
     expert = EXPERT.search(theirs)
     if expert is not None:
         layer = re.search(r"\d+", theirs)
         return f"blk.{layer[0] if layer else ''}.ffn_{expert[2]}_exps.weight", int(expert[1])
-    # Converters drop the prefix of some families before they look a name up.
+    # For some families, converters remove this prefix before looking up a name.
     tried = (named(name, try_suffixes=(".weight", ".bias")) for name in (theirs, theirs.removeprefix("transformer.")))
     return next((found for found in tried if found is not None), None), None
 
 
 def _fused(source: str, decoder: Any) -> tuple[int, ...]:
-    """The rows of queries, keys and values that a fused projection holds one after the other."""
+    """The numbers of rows of queries, keys and values in a fused projection."""
     if source.split(".")[-2] != "attn_qkv":
         return ()
     size = decoder.head_dim or decoder.hidden_size // decoder.num_heads
@@ -213,13 +214,13 @@ def _fused(source: str, decoder: Any) -> tuple[int, ...]:
 
 
 def _window(header: GgufHeader, name: str) -> Keys:
-    """The window, null where the file has none."""
+    """The sliding window; null where the file has none."""
     window = count_or(header, f"{name}.attention.sliding_window", 0)
     return {"sliding_window": window or None}
 
 
 def number(header: GgufHeader, key: str) -> float:
-    """The number that the file's float32 stands for."""
+    """The number under `key`, as the shortest decimal of the file's float32."""
     return shortest_float32(header.number(key))
 
 
@@ -299,4 +300,4 @@ GGUF_FAMILIES = (
     ),
     GgufFamily("glm4", "glm4", read=TURNED),
 )
-"""Those of which llama.cpp has the architecture and the adapter is a description, Qwen 3's or GPT-2's."""
+"""Families with a llama.cpp architecture whose adapter is a `FamilyAdapter` or that of GPT-2."""

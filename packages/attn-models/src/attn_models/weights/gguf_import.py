@@ -1,4 +1,4 @@
-"""Weights from a GGUF file, dequantised in a process with limited memory and time."""
+"""Imports weights from a GGUF file, dequantised in a process with limited memory and time."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from attn_models.weights.gguf_reader import GgufHeader
 from attn_models.weights.safetensors_files import INDEX_NAME, read_header
 
 TensorProgress = Callable[[int, int], None]
-"""Called with the tensors done and the tensors in all."""
+"""Called with the number of tensors done and the total number of tensors."""
 
 ENDS = ("eot", "eom")
-"""Tokens that end a turn and a message, at which a generation ends too."""
+"""Tokens that end a turn or a message, at which generation also stops."""
 
 BASE_BYTES = 1 << 30
 BASE_SECONDS = 60.0
@@ -42,8 +42,10 @@ SLOWEST_BYTES_PER_SECOND = 1 << 20
 
 
 def gguf_config(header: GgufHeader, dtype: WeightDtype) -> dict[str, Any]:
-    """The Hugging Face config.json for the model in `header`, its weights stored in `dtype`; matrices that stay in
-    their blocks are named in a `quantization_config`."""
+    """The Hugging Face config.json for the model in `header`, with weights stored in `dtype`.
+
+    Matrices that stay in their blocks are listed in its `quantization_config`.
+    """
     config = architecture_of(header).config(header)
     ids = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
     tokens: dict[str, Any] = {
@@ -58,7 +60,7 @@ def gguf_config(header: GgufHeader, dtype: WeightDtype) -> dict[str, Any]:
     placements, _ = placed_shards(header, dtype)
     sources = {name: header.tensors[placement.source] for name, placement in placements.items()}
     blocks = {name: tensor.type for name, tensor in sources.items() if blocks_kept(tensor, placements[name])}
-    # None of the matrices may be in such blocks.
+    # Possibly no matrix is in such blocks.
     described = {"quantization_config": {"quant_method": "gguf", "version": 1, "blocks": blocks}} if blocks else {}
     return {**config, **tokens, **described, "dtype": "float32"}
 
@@ -68,11 +70,10 @@ def import_gguf_weights(
 ) -> None:
     """Write the tensors of the checked `header` as safetensors into the existing `folder`, dequantised or as `stored`.
 
-    The work is done by `gguf_child` in a process of its own: its memory is limited to what the file's
-    sizes justify, its time to a minute and a second for each MiB of weights. What it wrote is checked
-    against the header before it counts.
+    The work is done by `gguf_child` in a separate process: its memory is limited to what the file's sizes justify, its
+    time to a minute plus a second for each MiB of weights. Its output is checked against the header before it is used.
 
-    Raises CheckpointInvalid for a file it refuses, or on which it runs out of memory or time.
+    Raises CheckpointInvalid for a file that is refused, or on which the process runs out of memory or time.
     """
     placements, plan = placed_shards(header, dtype)
     files = {file: [asdict(placements[name]) for name in names] for file, names in plan.files.items()}
@@ -106,7 +107,7 @@ def _run_child(
 ) -> None:
     seconds, progress = limits
     command = [sys.executable, "-m", "attn_models.weights.gguf_child", *arguments]
-    # One thread: on a machine of many cores the stacks of numpy's threads alone would use the memory up.
+    # One thread: on a machine with many cores the stacks of numpy's threads alone would exhaust the memory limit.
     alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as given:
         given.write(json.dumps(files).encode())

@@ -1,8 +1,8 @@
-"""GGUF files of DeepSeek, gpt-oss and Mamba-2, whose tensors are other pieces than those of a folder of Hugging Face.
+"""GGUF files of DeepSeek, gpt-oss and Mamba-2, whose tensors are divided otherwise than those of a Hugging Face folder.
 
-llama.cpp's converter divides the expanded latents of DeepSeek into keys, transposed, and values; gates and what they
-gate of gpt-oss's experts, rows of which alternate in a folder; and keeps the decays of Mamba-2 instead of their
-logarithms.
+llama.cpp's converter splits the key/value up-projection of DeepSeek into transposed keys and values, and the
+projections of gpt-oss's experts, whose rows alternate in a folder, into gate and up; it stores the decays of Mamba-2
+instead of their logarithms.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RMS = "attention.layer_norm_rms_epsilon"
 
 
 def refused(header: GgufHeader, key: str, allowed: str) -> Incompatible:
-    """The error for the value under a key of the architecture."""
+    """The error for an unsupported value of a metadata key."""
     given = header.metadata.get(key, "missing")
     return Incompatible(f"{header.path}: {key} is {given!r}; known: {allowed}", path=header.path, what=key)
 
@@ -51,9 +51,9 @@ def _common(header: GgufHeader, name: str) -> Keys:
 # DeepSeek V2 and V3.
 
 GATES = {1: "deepseek_v2", 2: "deepseek_v3"}
-"""Families by the function of the scores of experts: softmax and sigmoid."""
+"""`model_type` by the number of the router's score function: softmax (1) and sigmoid (2)."""
 UNSAID_GROUPS = (160, 256)
-"""Numbers of experts of models that choose groups of them first, which older files do not say."""
+"""Numbers of experts of the models that select groups of experts first, which older files do not store."""
 MLA = "deepseek2.attention."
 
 
@@ -68,12 +68,12 @@ def _sigmoid(header: GgufHeader) -> bool:
 
 
 def _split(header: GgufHeader) -> bool:
-    """Whether the expanded latents of keys and of values lie apart."""
+    """Whether the up-projections of keys and of values are separate tensors."""
     return "blk.0.attn_k_b.weight" in header.tensors
 
 
 def _latent(header: GgufHeader) -> Keys:
-    """The sizes of a head. Where latents are expanded apart, the common keys describe one shared head of latents."""
+    """The sizes of heads. With split up-projections, keys without `_mla` describe the latent head of all queries."""
     turned, whole = header.count("deepseek2.rope.dimension_count"), "_mla" if _split(header) else ""
     key, value = header.count(f"{MLA}key_length{whole}"), header.count(f"{MLA}value_length{whole}")
     if key <= turned:
@@ -118,12 +118,12 @@ def _deepseek_experts(header: GgufHeader, layers: int, *, sigmoid: bool) -> Keys
 
 
 def _deepseek(header: GgufHeader) -> Keys:
-    """The config.json of a DeepSeek V2 or V3."""
+    """The config.json of a DeepSeek V2 or V3 model."""
     common, sigmoid = _common(header, "deepseek2"), _sigmoid(header)
     rope = rope_parameters(header, "deepseek2")
     multiplier = "deepseek2.rope.scaling.yarn_log_multiplier"
     if multiplier in header.metadata and rope["rope_type"] != "default":
-        # What the file does not say: the models weigh queries and keys (mscale) as they weigh scores (mscale_all_dim).
+        # Not stored in the file: the models have equal `mscale` (queries and keys) and `mscale_all_dim` (scores).
         weight = round(number(header, multiplier) * 10, 9)
         rope |= {"mscale": weight, "mscale_all_dim": weight}
     return {
@@ -155,7 +155,7 @@ def _deepseek_place(header: GgufHeader, config: Keys, theirs: str, shape: tuple[
 
 
 def _gpt_oss(header: GgufHeader) -> Keys:
-    """The experts and the window; angles are stretched over parts of pairs, which the file does not say."""
+    """The keys of experts, window and rotary positions. YaRN's `truncate` (false) is not stored in the file."""
     inner = header.count("gpt-oss.feed_forward_length")
     if count_or(header, "gpt-oss.expert_feed_forward_length", inner) != inner:
         raise refused(header, "gpt-oss.expert_feed_forward_length", f"{inner}, as gpt-oss.feed_forward_length")
@@ -183,7 +183,7 @@ def _gpt_oss_place(header: GgufHeader, config: Keys, theirs: str, shape: tuple[i
         return Placement(down.source, theirs, shape, parts=(down,))
     if "experts.gate_up_proj" not in theirs:
         return None
-    # A column of the gate, then one of what it gates.
+    # Columns of gate and up alternate.
     inner, leaf = shape[-1] // 2, "bias" if theirs.endswith("_bias") else "weight"
     axes, stored = ((), (count, inner)) if leaf == "bias" else ((0, 2, 1), (count, inner, shape[1]))
     view = (*shape[:-1], inner, 1)
@@ -195,7 +195,10 @@ def _gpt_oss_place(header: GgufHeader, config: Keys, theirs: str, shape: tuple[i
 
 
 def _mamba2(header: GgufHeader) -> Keys:
-    """The config.json of a Mamba-2. With several groups llama.cpp norms each by itself, and transformers all as one."""
+    """The config.json of a Mamba-2 model; raises Incompatible for several groups.
+
+    With several groups llama.cpp normalises each group separately, transformers all of them together.
+    """
     common, sizes = _common(header, "mamba2"), {}
     for ours, key in (("state_size", "state_size"), ("conv_kernel", "conv_kernel"), ("num_heads", "time_step_rank")):
         sizes[ours] = header.count(f"mamba2.ssm.{key}")
@@ -254,4 +257,4 @@ JOINED_FAMILIES: tuple[GgufFamily, ...] = (
     GgufFamily("gpt-oss", "gpt_oss", _gpt_oss, read=WINDOW | EXPERTS, placed=_gpt_oss_place),
     GgufFamily("mamba2", "mamba2", read=STATES | _keys("vocab_size"), described=_mamba2, placed=_mamba2_place),
 )
-"""What reads such files."""
+"""The families that read such files."""

@@ -1,8 +1,8 @@
-"""The strict reader of GGUF headers: a hostile file is refused before any library sees it.
+"""A strict reader of GGUF headers: a hostile file is refused before any library reads it.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian.
-Every count and length is checked against the bytes that are left before it is used, so the time and
-memory spent are bounded by METADATA_BYTES and ARRAY_ELEMENTS whatever the file claims.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian. Every count and
+length is checked against the remaining bytes before it is used, so that time and memory are bounded by METADATA_BYTES
+and ARRAY_ELEMENTS whatever the file claims.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Value = Scalar | tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """One tensor: shape in row-major order (rows first), GGML type name, place and size in the file in bytes."""
+    """One tensor: its name, shape in row-major order, GGML type name, and offset and size in the file in bytes."""
 
     name: str
     shape: tuple[int, ...]
@@ -41,7 +41,7 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """Metadata by key and tensors by name, in the file's order; made by `gguf_guard.read_gguf_header` only."""
+    """Metadata by key and tensors by name, in the file's order; created by `read_gguf_header` only."""
 
     path: Path
     version: int
@@ -49,7 +49,7 @@ class GgufHeader:
     tensors: dict[str, GgufTensor]
 
     def text(self, key: str) -> str:
-        """The string under `key`. Raises CheckpointInvalid when it is absent or no string."""
+        """The string under `key`. Raises CheckpointInvalid when it is absent or not a string."""
         value = self.metadata.get(key)
         if not isinstance(value, str):
             raise self._wrong(key, value, "a string")
@@ -96,20 +96,20 @@ class GgufHeader:
 
 
 SCALAR_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-"""GGUF value type of a fixed size -> struct format character."""
+"""The struct format character of each GGUF value type of fixed size."""
 
 STRING_TYPE = 8
 ARRAY_TYPE = 9
 
 METADATA_BYTES = 64 << 20
-"""Most bytes of all metadata together; a vocabulary of 262,144 tokens needs about 10 MB."""
+"""The limit on the size of all metadata together; a vocabulary of 262,144 tokens needs about 10 MB."""
 
 ARRAY_ELEMENTS = 1 << 21
-"""Most elements of all arrays together; a vocabulary with its merges has about 800,000."""
+"""The limit on the elements of all arrays together; a vocabulary with its merges has about 800,000."""
 
 
 class Cursor:
-    """Reads little-endian values from `data`, the start of the file at `path` or all of it.
+    """Reads little-endian values from `data`, which is all of the file at `path` or its beginning.
 
     Every method raises CheckpointInvalid instead of reading beyond the end.
     """
@@ -123,15 +123,15 @@ class Cursor:
 
     @property
     def left(self) -> int:
-        """Bytes from here to the end of the file."""
+        """The number of bytes from the current position to the end of the file."""
         return self.file_size - self.position
 
     def fail(self, rule: str) -> CheckpointInvalid:
-        """The error for a broken rule at this place."""
+        """The error for a broken rule at the current position."""
         return CheckpointInvalid.of(self.path, f"{rule} (at byte {self.position})")
 
     def take(self, count: int, what: str) -> int:
-        """Step over `count` bytes and return where they begin."""
+        """Advance by `count` bytes and return the position where they begin."""
         if count > self.left:
             raise self.fail(f"{what} needs {count} bytes and {self.left} are left")
         start = self.position
@@ -141,12 +141,12 @@ class Cursor:
         return start
 
     def unsigned(self, size: int, what: str) -> int:
-        """A whole number of `size` bytes."""
+        """Read an unsigned integer of `size` bytes."""
         start = self.take(size, what)
         return int.from_bytes(self.data[start : start + size], "little")
 
     def text(self, what: str) -> str:
-        """A string: its length in 8 bytes, then UTF-8."""
+        """Read a string: its length in 8 bytes, then UTF-8."""
         start = self.take(8, what)
         length = int.from_bytes(self.data[start : start + 8], "little")
         start = self.take(length, what)
@@ -156,7 +156,7 @@ class Cursor:
             raise self.fail(f"{what} is not UTF-8") from error
 
     def value(self, key: str) -> Value:
-        """A metadata value: its type in 4 bytes, then the value."""
+        """Read a metadata value: its type in 4 bytes, then the value."""
         kind = self.unsigned(4, f"the type of {key!r}")
         if kind == ARRAY_TYPE:
             return self._array(key)
@@ -167,7 +167,7 @@ class Cursor:
         if kind == ARRAY_TYPE:
             raise self.fail(f"array {key!r} holds arrays; arrays may not be nested")
         count = self.unsigned(8, f"the length of {key!r}")
-        # Tested before multiplying out: the smallest string is its 8-byte length, the smallest number 1 byte.
+        # Checked before any allocation: a string takes at least its 8-byte length, a number at least 1 byte.
         if count > self.left // (8 if kind == STRING_TYPE else 1):
             raise self.fail(f"array {key!r} of {count} elements does not fit the {self.left} bytes left")
         if count > self._elements_left:
@@ -204,11 +204,11 @@ _TYPES = {int(kind): (kind.name, *GGML_QUANT_SIZES[kind]) for kind in GGMLQuanti
 
 
 def read_gguf_header(path: str | Path) -> GgufHeader:
-    """The checked header of the GGUF file at `path`.
+    """Read and check the header of the GGUF file at `path`.
 
-    Raises CheckpointInvalid naming the file, the rule and the byte, in bounded time and memory, for
-    everything that is not a well-formed file: counts or lengths beyond its end, nested arrays, bad
-    UTF-8, duplicate names, unknown types, overflowing shapes, data outside the file or overlapping.
+    Raises CheckpointInvalid naming the file, the rule and the byte, in bounded time and memory, for everything that is
+    not a well-formed file: counts or lengths beyond its end, nested arrays, bad UTF-8, duplicate names, unknown types,
+    overflowing shapes, data outside the file or overlapping.
     """
     file_path = Path(path)
     try:
@@ -296,7 +296,7 @@ def _tensor(cursor: Cursor, name: str, alignment: int) -> GgufTensor:
 
 
 def _placed(cursor: Cursor, tensors: list[GgufTensor], start: int) -> dict[str, GgufTensor]:
-    """The tensors with offsets counted from the file's beginning instead of from the data's."""
+    """The tensors with offsets from the beginning of the file instead of the beginning of the data."""
     for tensor in tensors:
         if start + tensor.offset + tensor.nbytes > cursor.file_size:
             raise cursor.fail(f"the data of tensor {tensor.name!r} lies beyond the end of the file, which is cut off")
@@ -311,13 +311,13 @@ OTHER_KINDS = {
     "mmproj": "the image or sound encoder of a model; run the file of the model itself, which reads text",
     "imatrix": "statistics for quantising a model; run the model itself",
 }
-"""What `general.type` says of files that are no model, and what to do instead."""
+"""Values of `general.type` for files that are not models, and advice for the user."""
 ENCODERS = ("clip", "mmproj")
-"""Architectures of such encoders, in files that do not say what they are."""
+"""Architectures of image and sound encoders, in files without `general.type`."""
 
 
 def require_model(header: GgufHeader) -> None:
-    """Raises Incompatible for a file that is no whole model: a part, an adapter, an image encoder, statistics."""
+    """Raises Incompatible for a file that is not a whole model: a part, an adapter, an image encoder, statistics."""
     parts = header.metadata.get("split.count", 0)
     if parts not in (0, 1):
         number = header.metadata.get("split.no", 0)

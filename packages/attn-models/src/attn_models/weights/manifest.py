@@ -1,4 +1,4 @@
-"""The manifest: what a finished checkpoint folder holds, with the SHA-256 and size of every file."""
+"""The manifest of a finished checkpoint folder: the SHA-256 and size of every file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MANIFEST_NAME = "manifest.json"
 MANIFEST_LIMIT = 4 << 20
 
 Verify = Literal["hashes", "sizes"]
-"""How a manifest is checked: every byte hashed (about 0.4 GB/s a core), or only names and sizes."""
+"""How a manifest is checked: every byte hashed (about 0.4 GB/s per core), or only names and sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def file_sha256(path: Path) -> str:
 
 
 def write_manifest(folder: Path, source: Mapping[str, Any] | None = None) -> Path:
-    """Write the manifest of every file in `folder`; `source` says where the checkpoint came from."""
+    """Write the manifest of every file in `folder`; `source` describes the origin of the checkpoint."""
     names = sorted(path.name for path in folder.iterdir() if path.name != MANIFEST_NAME)
     hashes = _hashes([folder / name for name in names])
     files = {name: {"sha256": hashes[folder / name], "size": (folder / name).stat().st_size} for name in names}
@@ -79,9 +79,9 @@ def verify_manifest(folder: Path, records: Mapping[str, FileRecord], verify: Ver
 
 
 def listed_member(folder: Path, name: str, records: Mapping[str, FileRecord] | None) -> Path | None:
-    """The file `name` of `folder`, None when there is none; `records` as `read_manifest` gave them.
+    """The file `name` of `folder`, None when there is none; `records` are the result of `read_manifest`.
 
-    Raises CheckpointInvalid for a file that is there but not in the manifest: nothing else vouches for it.
+    Raises CheckpointInvalid for a file that exists but is not in the manifest, so that nothing verifies it.
     """
     path = member(folder, name)
     if not path.is_file():
@@ -97,7 +97,7 @@ def require_listed(path: Path, records: Mapping[str, FileRecord] | None) -> None
 
 
 def _hashes(paths: list[Path]) -> dict[Path, str]:
-    # hashlib releases the interpreter lock, so threads hash files side by side.
+    # hashlib releases the interpreter lock, so threads hash files in parallel.
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
         return dict(zip(paths, pool.map(file_sha256, paths), strict=True))
 

@@ -1,7 +1,7 @@
-"""Folders whose weights are quantised (`quantization_config`): GPTQ, AWQ, FP8, MXFP4 and GGUF's blocks.
+"""Folders with quantised weights (`quantization_config`): GPTQ, AWQ, FP8, MXFP4 and GGUF's blocks.
 
-Read as it is asked for, each weight becomes the float32 numbers that its format says, by the formula of the format's
-reference, or stays as it is stored where kernels multiply it so.
+When a weight is read, it is dequantised to float32 by the formula of the format's reference, or stays as stored where
+kernels multiply it in that form.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Read = Callable[[str], "Tensor"]
 
 
 def with_plain_weights(checkpoint: CheckpointFolder, *, in_blocks: bool = False) -> CheckpointFolder:
-    """The folder with its weights dequantised, and a config.json that says nothing of it; itself where none are.
+    """The folder with dequantised weights and a config.json without `quantization_config`; unchanged if it has none.
 
-    With `in_blocks` weights that kernels multiply as they are stored come as `BlockTensor`.
+    With `in_blocks`, weights that kernels multiply as stored are returned as `BlockTensor`.
 
-    Raises `Incompatible` naming what of the `quantization_config` is not known here, and `CheckpointInvalid` for
-    tensors that are not those of the format.
+    Raises `Incompatible` naming the part of the `quantization_config` that is not supported, and `CheckpointInvalid`
+    for tensors that do not fit the format.
     """
     stored = format_of(checkpoint.config, checkpoint.path / "config.json")
     if stored is None:
@@ -46,7 +46,7 @@ def with_plain_weights(checkpoint: CheckpointFolder, *, in_blocks: bool = False)
 
 
 def format_of(config: Mapping[str, Any], path: Path) -> StoredFormat | None:
-    """The format of the weights of a config.json, None where they are plain; raises as `with_plain_weights`."""
+    """The storage format of the weights of a config.json, None where they are plain; raises as `with_plain_weights`."""
     given = config.get(CONFIG_KEY)
     if given is None:
         return None
@@ -59,7 +59,7 @@ def format_of(config: Mapping[str, Any], path: Path) -> StoredFormat | None:
 
 
 class DequantizedTensors(LazyTensors):
-    """The tensors of a folder by their plain names; quantised ones are dequantised when they are asked for."""
+    """The tensors of a folder by their plain names; quantised ones are dequantised when they are read."""
 
     def __init__(self, checkpoint: CheckpointFolder, stored: StoredFormat, in_blocks: bool = False) -> None:  # noqa: FBT001, FBT002
         import torch
@@ -81,18 +81,18 @@ class DequantizedTensors(LazyTensors):
         self.entries = plain | {name: TensorEntry("F32", shape, 4 * prod(shape)) for name, shape in shapes.items()}
 
     def _kept(self) -> dict[str, int]:
-        """The bytes of each weight that stays as it is stored."""
+        """The size in bytes of each weight that stays as stored."""
         if not self._in_blocks:
             return {}
         asked = {name: self._format.kept_bytes(parts, self._inner.entries) for name, parts in self._parts.items()}
         return {name: nbytes for name, nbytes in asked.items() if nbytes is not None}
 
     def spared(self, dtype: torch.dtype) -> int:
-        """As of `LazyTensors`: weights that stay as they are stored take the bytes that they have then."""
+        """See `LazyTensors`: weights that stay as stored keep their stored size."""
         return sum(prod(self.entries[name].shape) * dtype.itemsize - nbytes for name, nbytes in self._kept().items())
 
     def types(self) -> set[str]:
-        """As of `LazyTensors`: weights that stay as they are stored have none."""
+        """See `LazyTensors`: weights that stay as stored are not included."""
         kept = self._kept()
         return {entry.dtype for name, entry in self.entries.items() if name not in kept}
 
@@ -115,7 +115,7 @@ KERNELS = ("backend", "use_exllama", "exllama_config", "max_input_length", "disa
 
 
 class Grouped(StoredFormat):
-    """Whole numbers in int32 words, with a scale and a zero point for each group of inputs."""
+    """Integers packed in int32 words, with a scale and a zero point for each group of inputs."""
 
     names: ClassVar[tuple[str, ...]] = ("qweight", "qzeros", "scales")
     bits: int
@@ -130,7 +130,7 @@ class Grouped(StoredFormat):
             raise refused(path, "group_size", self.group_size, "-1 or a whole number from 1")
 
     def weights(self, entries: Mapping[str, TensorEntry]) -> dict[str, dict[str, str]]:
-        """Those of `qweight`, `qzeros` and `scales`, with `g_idx` where there is one."""
+        """The weights with tensors `qweight`, `qzeros` and `scales`, and `g_idx` where there is one."""
         found: dict[str, dict[str, str]] = {}
         for name in entries:
             layer, _, part = name.rpartition(".")
@@ -145,7 +145,10 @@ class Grouped(StoredFormat):
         return found
 
     def check(self, name: str, sizes: tuple[int, int], shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
-        """[outputs, inputs], of `sizes` inputs and outputs, if scales and zero points are those of the groups."""
+        """The shape [outputs, inputs] of a weight, where `sizes` are its inputs and outputs.
+
+        Raises `CheckpointInvalid` where scales and zero points do not have the shapes of the groups.
+        """
         inputs, outputs = sizes
         groups = 1 if self.group_size == -1 else ceil(inputs / self.group_size)
         expected = {"scales": (groups, outputs), "qzeros": (groups, outputs * self.bits // 32), "g_idx": (inputs,)}
@@ -156,17 +159,16 @@ class Grouped(StoredFormat):
 
     @abstractmethod
     def numbers(self, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The whole numbers [inputs, outputs] of a weight, and the zero points [groups, outputs]."""
+        """The integers [inputs, outputs] of a weight, and the zero points [groups, outputs]."""
 
     def dequantized(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """[outputs, inputs]: scale times the distance from the zero point."""
+        """The weight [outputs, inputs]: the scale times the difference from the zero point."""
         numbers, zeros = self.numbers(parts)
         group = self.group_of(parts, len(numbers))
         return (parts["scales"].float()[group] * (numbers - zeros[group])).T
 
     def in_blocks(self, name: str, parts: Mapping[str, Tensor]) -> Tensor | None:
-        """In blocks of `INT4_ZEROS`, where these can say it: four bits, neighbours in groups of whole blocks, scales
-        that are half floats."""
+        """The weight in `INT4_ZEROS` blocks, if it has 4 bits, consecutive groups of whole blocks, float16 scales."""
         import torch
 
         from attn_models.quantization.block_tensor import BlockTensor
@@ -193,7 +195,7 @@ class Grouped(StoredFormat):
         return BlockTensor(whole.flatten(1), INT4_ZEROS)
 
     def group_of(self, parts: Mapping[str, Tensor], inputs: int) -> Tensor:
-        """The group [inputs] of each input."""
+        """The group index of each input, [inputs]."""
         import torch
 
         scales = parts["scales"]
@@ -209,7 +211,7 @@ class Grouped(StoredFormat):
 
 
 def unpacked(words: Tensor, bits: int) -> Tensor:
-    """The numbers from 0 of so many bits of int32 words [..., words], lowest first: int32 [..., words * 32 / bits]."""
+    """Unpack integers of `bits` bits from int32 words [..., words], lowest first: int32 [..., words * 32 / bits]."""
     import torch
 
     shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
@@ -218,8 +220,8 @@ def unpacked(words: Tensor, bits: int) -> Tensor:
 
 
 class Gptq(Grouped):
-    """GPTQ (Frantar et al. 2022, arXiv 2210.17323) as AutoGPTQ and GPTQModel write it: w = s (q - z), packed along the
-    inputs. `gptq` stores z - 1, `gptq_v2` z."""
+    """GPTQ (Frantar et al. 2022, arXiv 2210.17323) as written by AutoGPTQ and GPTQModel: w = s (q - z), packed along
+    the inputs. `gptq` stores z - 1, `gptq_v2` z."""
 
     allowed = dict.fromkeys(
         (*NOTES, *KERNELS, *GROUP_KEYS, "group_size", "batch_size", "module_name_preceding_first_block")
@@ -241,7 +243,7 @@ class Gptq(Grouped):
         self.below = 0 if config.get("checkpoint_format") == "gptq_v2" else 1
 
     def shape(self, name: str, parts: Mapping[str, str], entries: Mapping[str, TensorEntry]) -> tuple[int, ...]:
-        """[outputs, inputs]."""
+        """The shape [outputs, inputs]."""
         shapes = {part: entries[own].shape for part, own in parts.items()}
         if len(shapes["qweight"]) != 2:
             raise self.fail(name, f"qweight has shape {list(shapes['qweight'])}; a matrix is needed")
@@ -255,7 +257,7 @@ class Gptq(Grouped):
 
 
 class Awq(Grouped):
-    """AWQ (Lin et al. 2023, arXiv 2306.00978) as AutoAWQ's GEMM kernels store it: w = s (q - z), eight outputs to a
+    """AWQ (Lin et al. 2023, arXiv 2306.00978) as stored for AutoAWQ's GEMM kernels: w = s (q - z), eight outputs to a
     word in the order 0, 2, 4, 6, 1, 3, 5, 7."""
 
     allowed = dict.fromkeys(
@@ -268,10 +270,10 @@ class Awq(Grouped):
         "format": ("gemm", None),
     }
     order: ClassVar[tuple[int, ...]] = (0, 4, 1, 5, 2, 6, 3, 7)
-    """Where in a word the outputs 0 to 7 are."""
+    """The positions in a word of the outputs 0 to 7."""
 
     def shape(self, name: str, parts: Mapping[str, str], entries: Mapping[str, TensorEntry]) -> tuple[int, ...]:
-        """[outputs, inputs]."""
+        """The shape [outputs, inputs]."""
         shapes = {part: entries[own].shape for part, own in parts.items()}
         if len(shapes["qweight"]) != 2:
             raise self.fail(name, f"qweight has shape {list(shapes['qweight'])}; a matrix is needed")
@@ -288,19 +290,21 @@ class Awq(Grouped):
 
 
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""The numbers of E2M1 by their four bits (OCP Microscaling Formats 1.0, table 5)."""
+"""The values of E2M1 by their four bits (OCP Microscaling Formats 1.0, table 5)."""
 SCALE_BIAS = 127
 
 
 class Mxfp4(StoredFormat):
-    """Experts as gpt-oss has them (OpenAI 2025): 32 inputs in 16 bytes `..._blocks` [experts, outputs, groups, 16],
-    lower four bits first, times 2^(e - 127) of `..._scales` [experts, outputs, groups]; as a weight of
-    [experts, inputs, outputs]."""
+    """MXFP4 experts as in gpt-oss (OpenAI 2025).
+
+    32 inputs are 16 bytes of `..._blocks` [experts, outputs, groups, 16], lower four bits first, times 2^(e - 127) of
+    `..._scales` [experts, outputs, groups]; the weight is [experts, inputs, outputs].
+    """
 
     allowed = dict.fromkeys(("quant_method", "modules_to_not_convert", "dequantize"))
 
     def weights(self, entries: Mapping[str, TensorEntry]) -> dict[str, dict[str, str]]:
-        """Those of `..._blocks` with `..._scales`."""
+        """The weights with tensors `..._blocks` and `..._scales`."""
         found = {}
         for name in entries:
             plain = name.removesuffix("_blocks")
@@ -311,7 +315,7 @@ class Mxfp4(StoredFormat):
         return found
 
     def shape(self, name: str, parts: Mapping[str, str], entries: Mapping[str, TensorEntry]) -> tuple[int, ...]:
-        """[experts, inputs, outputs]."""
+        """The shape [experts, inputs, outputs]."""
         blocks, scales = entries[parts["blocks"]], entries[parts["scales"]]
         bytes_of = blocks.dtype == scales.dtype == "U8"
         if not bytes_of or len(blocks.shape) != 4 or blocks.shape != (*scales.shape, 16):
@@ -320,7 +324,7 @@ class Mxfp4(StoredFormat):
         return experts, groups * 32, outputs
 
     def dequantized(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """[experts, inputs, outputs]."""
+        """The weight [experts, inputs, outputs] in float32."""
         import torch
 
         blocks, scales = parts["blocks"], parts["scales"].int() - SCALE_BIAS
@@ -337,4 +341,4 @@ FORMATS: Mapping[str, type[StoredFormat]] = {
     "mxfp4": Mxfp4,
     "gguf": Gguf,
 }
-"""By `quant_method`."""
+"""Formats by `quant_method`."""

@@ -1,4 +1,4 @@
-"""Opening files of a checkpoint folder that may be hostile: names, formats that run code, JSON."""
+"""Opens files of a checkpoint folder that may be hostile: checks names, formats that run code, and JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from attn_core.errors import CheckpointInvalid
 
 UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".pt2", ".ckpt", ".pkl", ".pickle", ".npy", ".npz", ".distcp", ".metadata")
-"""Names under which weights are kept in formats that run code while they are read."""
+"""Suffixes of weight files in formats that can run code when they are read."""
 
 _PICKLE_PROTOCOLS = tuple(bytes([0x80, protocol]) for protocol in range(1, 6))
 _ZIP_MAGIC = b"PK\x03\x04"
@@ -32,9 +32,9 @@ def member(folder: Path, name: str) -> Path:
 
 
 def code_format(path: Path) -> str | None:
-    """What makes the content of `path` a format that runs code (`pickle`, `zip archive`), or None.
+    """The format of `path` if reading it could run code (a pickle or a zip archive), else None.
 
-    Decided by the first bytes, never by the name: a renamed file is recognised.
+    It is determined by the first bytes, never by the name, so that a renamed file is recognised.
     """
     with path.open("rb") as file:
         start = file.read(9)
@@ -55,7 +55,7 @@ def refuse_code_format(path: Path) -> None:
 
 
 def refuse_folder_without_weights(folder: Path) -> None:
-    """Always raises CheckpointInvalid: the folder has no safetensors; names an unsafe file found instead."""
+    """Always raises CheckpointInvalid: the folder has no safetensors; names an unsafe file if there is one."""
     for path in sorted(folder.iterdir()):
         if path.name.endswith(UNSAFE_SUFFIXES) and path.is_file():
             refuse_code_format(path)
@@ -76,7 +76,7 @@ def read_json_object(path: Path, limit: int) -> dict[str, Any]:
 
 
 def read_json(path: Path, limit: int) -> Any:
-    """The JSON value in the file at `path`, of at most `limit` bytes; raises as `read_json_object`, for any kind."""
+    """The JSON value of any type in the file at `path`, of at most `limit` bytes; raises as `read_json_object`."""
     return parse_json(_read(path, limit), path)
 
 
@@ -91,9 +91,9 @@ def _read(path: Path, limit: int) -> bytes:
 
 
 def parse_json_object(content: bytes, path: Path, words: Mapping[str, Any] = NO_WORDS) -> dict[str, Any]:
-    """The JSON object in `content`; `path` is only named in errors, `words` are as of `parse_json`.
+    """Parse the JSON object in `content`; `path` is only used in errors, `words` is as in `parse_json`.
 
-    Raises CheckpointInvalid for a value that is no object, and for everything `parse_json` refuses.
+    Raises CheckpointInvalid for a value that is not an object, and for everything `parse_json` refuses.
     """
     value = parse_json(content, path, words)
     if not isinstance(value, dict):
@@ -102,10 +102,10 @@ def parse_json_object(content: bytes, path: Path, words: Mapping[str, Any] = NO_
 
 
 def parse_json(content: bytes, path: Path, words: Mapping[str, Any] = NO_WORDS) -> Any:
-    """The JSON value in `content`; `path` is only named in errors. `words` are what NaN and the like stand for.
+    """Parse the JSON value in `content`; `path` is only used in errors. `words` are values for NaN and ±Infinity.
 
-    Raises CheckpointInvalid for bad UTF-8 or JSON, a key given twice, NaN or Infinity unless they are among `words`,
-    and nesting beyond the parser.
+    Raises CheckpointInvalid for bad UTF-8 or JSON, a duplicate key, NaN or Infinity unless they are among `words`, and
+    nesting beyond the parser's limit.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -134,18 +134,18 @@ def parse_json(content: bytes, path: Path, words: Mapping[str, Any] = NO_WORDS) 
 
 
 CONFIG_LIMIT = 4 << 20
-"""Bytes. Tokenizer configurations with hundreds of special tokens reach some hundred kilobytes."""
+"""A limit in bytes. Tokenizer configs with hundreds of special tokens reach some hundred kilobytes."""
 
 log = logging.getLogger(__name__)
 CODE_KEYS = frozenset({"auto_map", "trust_remote_code", "custom_pipelines", "custom_generate"})
-"""Keys by which a Hugging Face configuration names Python code; none of them is ever followed."""
+"""Keys with which a Hugging Face config names Python code; none of them is ever used."""
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The configuration at `path` without the keys that name code, at any depth.
+    """The config at `path` without the keys that name code, at any depth.
 
-    The word Infinity, which older transformers wrote, is read as the object that newer ones write, `INFINITE`. Raises
-    CheckpointInvalid when the file is no JSON object.
+    The word Infinity, which older transformers versions wrote, is read as the object that newer ones write, `INFINITE`.
+    Raises CheckpointInvalid when the file is not a JSON object.
     """
     given = parse_json_object(_read(path, CONFIG_LIMIT), path, {"Infinity": INFINITE})
     if asked := sorted(CODE_KEYS & given.keys()):
@@ -155,7 +155,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def without_code(value: Any) -> Any:
-    """A copy of a JSON value in which no object has one of CODE_KEYS."""
+    """A copy of a JSON value without the keys CODE_KEYS in any of its objects."""
     if isinstance(value, dict):
         return {key: without_code(item) for key, item in value.items() if key not in CODE_KEYS}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Safetensors files of a checkpoint: headers, shards, and tensors read when they are asked for."""
+"""Safetensors files of a checkpoint: headers, shards, and tensors that are read lazily."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 HEADER_LIMIT = 16 << 20
-"""Bytes; a header of 100,000 tensors has about 12 MB."""
+"""The limit on the size of a header in bytes; a header of 100,000 tensors has about 12 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """What a header says of one tensor: safetensors dtype name, shape, and bytes on disk."""
+    """The header entry of one tensor: safetensors dtype name, shape, and size on disk in bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -38,8 +38,8 @@ class TensorEntry:
 def read_header(path: Path) -> dict[str, TensorEntry]:
     """The tensors of the safetensors file at `path`, by name.
 
-    Checks what the library does not (duplicate keys, other formats under this name) and the lengths;
-    overlaps, holes and shapes against sizes are left to the library, which refuses them on opening.
+    Checks what the library does not (duplicate keys, other formats under this name) and the lengths; overlaps, holes
+    and shapes that do not fit sizes are left to the library, which refuses them on opening.
 
     Raises CheckpointInvalid naming the file and the rule.
     """
@@ -109,14 +109,14 @@ def _compare(index: Path, weight_map: dict[str, str], files: dict[Path, dict[str
 
 
 Nonfinite = Literal["refuse", "allow"]
-"""What to do with a weight that is NaN or infinite."""
+"""Whether a weight that is NaN or infinite is an error."""
 
 
 class LazyTensors(Mapping[str, "torch.Tensor"]):
-    """Tensors by name, on `device`, in the dtype of the file; those on the CPU are memory-mapped copy on write.
+    """Tensors by name, on `device`, in the dtype of the file; those on the CPU are memory-mapped copy-on-write.
 
-    Another device gets each tensor from the mapped file when it is asked for: no model is ever whole in the host's
-    memory. `entries` tells shape and dtype without reading a tensor. `tensors[name]` raises CheckpointInvalid
+    For another device each tensor is copied from the mapped file when it is read, so that the host's memory never holds
+    the whole model. `entries` gives shapes and dtypes without reading tensors. `tensors[name]` raises CheckpointInvalid
     for a tensor with NaN or infinity, unless `nonfinite` is "allow", and KeyError for an unknown name.
     """
 
@@ -147,11 +147,11 @@ class LazyTensors(Mapping[str, "torch.Tensor"]):
         return tensor.to(self.device)
 
     def spared(self, dtype: torch.dtype) -> int:  # noqa: ARG002 -- weights of floats spare nothing
-        """Bytes of memory that weights take less than their numbers would as `dtype`."""
+        """The bytes of memory that quantised weights save compared with the same weights in `dtype`."""
         return 0
 
     def types(self) -> set[str]:
-        """The types that weights of floats are stored in, as safetensors calls them."""
+        """The dtypes in which weights are stored, as safetensors names."""
         return {entry.dtype for entry in self.entries.values()}
 
     def __iter__(self) -> Iterator[str]:
@@ -162,11 +162,11 @@ class LazyTensors(Mapping[str, "torch.Tensor"]):
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether no element is NaN or infinite; always true for whole numbers and booleans."""
+    """Whether no element is NaN or infinite; always true for integers and booleans."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return True
     values = tensor.float() if tensor.element_size() == 1 else tensor
-    # One pass without a copy: both extremes carry a NaN on, and 30 times faster than isfinite().
+    # One pass without a copy, 30 times faster than isfinite(): a NaN propagates to both extremes.
     low, high = values.aminmax()
     return bool(low.isfinite() & high.isfinite())
 

@@ -1,4 +1,4 @@
-"""A way to store weights that a folder's `quantization_config` describes, and the keys that are understood of it."""
+"""The base class of weight storage formats that a `quantization_config` describes, and the check of its keys."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 CONFIG_KEY = "quantization_config"
 Allowed = Mapping[str, tuple[Any, ...] | None]
-"""Keys of a configuration, with the values that are computed here; None where any value changes nothing."""
+"""Keys of a config with the values that are supported; None where any value is accepted by this check."""
 
 
 class StoredFormat(ABC):
-    """A way to store weights, as a `quantization_config` describes it."""
+    """A storage format of weights that a `quantization_config` describes."""
 
     allowed: ClassVar[Allowed]
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
-    """Types of devices on which kernels may multiply weights as they are stored."""
+    """Types of devices on which kernels may multiply weights as stored."""
 
     def __init__(self, config: Mapping[str, Any], path: Path) -> None:
         self.path = path
@@ -32,31 +32,31 @@ class StoredFormat(ABC):
 
     @abstractmethod
     def weights(self, entries: Mapping[str, TensorEntry]) -> dict[str, dict[str, str]]:
-        """The quantised weights by their plain names: the stored tensors of each, by their part in it."""
+        """The quantised weights by their plain names: for each, the names of its stored tensors by part."""
 
     @abstractmethod
     def shape(self, name: str, parts: Mapping[str, str], entries: Mapping[str, TensorEntry]) -> tuple[int, ...]:
-        """The shape of a weight; raises `CheckpointInvalid` where its parts do not fit one another."""
+        """The shape of a weight; raises `CheckpointInvalid` where its parts do not fit together."""
 
     @abstractmethod
     def dequantized(self, parts: Mapping[str, Tensor]) -> Tensor:
         """The weight in float32."""
 
     def kept_bytes(self, parts: Mapping[str, str], entries: Mapping[str, TensorEntry]) -> int | None:
-        """The bytes of a weight that `in_blocks` gives, before it is read; None where it gives none."""
+        """The size in bytes of the result of `in_blocks`, without reading the weight; None where it returns None."""
         return sum(entries[own].nbytes for own in parts.values())
 
     def in_blocks(self, name: str, parts: Mapping[str, Tensor]) -> Tensor | None:  # noqa: ARG002 -- of some formats
-        """The weight as a `BlockTensor`, which says the same numbers; None where no kernel would take it."""
+        """The weight as a `BlockTensor` with the same values; None where no kernel can use it."""
         return None
 
     def fail(self, name: str, rule: str) -> CheckpointInvalid:
-        """The error for the parts of a weight."""
+        """The error for a weight whose stored tensors break a rule."""
         return CheckpointInvalid.of(self.path.parent, f"tensor {name!r}: {rule}")
 
 
 def require_known(config: Mapping[str, Any], allowed: Allowed, path: Path, place: str = "") -> None:
-    """Raise `Incompatible` for a key that is not known, or has a value that is not computed here."""
+    """Raise `Incompatible` for a key that is unknown, or has an unsupported value."""
     for key, value in config.items():
         if key not in allowed:
             raise refused(path, f"{place}{key}", value, f"one of the keys {', '.join(sorted(allowed))}")
@@ -66,6 +66,6 @@ def require_known(config: Mapping[str, Any], allowed: Allowed, path: Path, place
 
 
 def refused(path: Path, key: str, value: Any, allowed: str) -> Incompatible:
-    """The error for what a configuration says."""
+    """The error for an unsupported value in a quantization config."""
     shown = repr(value)[:100]
     return Incompatible(f"{path}: {CONFIG_KEY}.{key}: {shown} is not computed here; allowed: {allowed}", field=key)

@@ -1,1 +1,1 @@
-"""What happens to every call on its way to a handler and back; one concern a file."""
+"""The gRPC interceptors around every call, one concern per file."""

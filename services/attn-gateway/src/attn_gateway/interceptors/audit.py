@@ -1,4 +1,4 @@
-"""One line of the log for each change that a caller asked for: who, what, which, and how it ended."""
+"""The audit log: one line per call that changes something, with the caller, method, object and result."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from attn_gateway.status import code_of, shortened
 log = structlog.get_logger("audit")
 
 READS = ("Get", "List", "Watch", "Generate", "Score", "Embed", "Tokenize", "AttentionMaps", "Estimate")
-"""What the names of methods begin with that change nothing; every other method is a change."""
+"""Prefixes of the names of methods that change nothing; every other method is a change."""
 NAMES = ("name", "job_id", "id", "source", "model")
 NAME_BYTES = 200
 
 
 class Audit(grpc.aio.ServerInterceptor):
-    """Writes the lines; what a caller wrote into prompts and configs is not in them."""
+    """Writes the audit log; the contents of prompts and configs are not in it."""
 
     async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler | None:
-        """Put the line behind the handler of a method that changes something."""
+        """Wrap the handler of a method that changes something, to write a line when the call ends."""
         handler = await continuation(details)
         method = details.method.rpartition("/")[2]
         if handler is None or is_own(details.method) or method.startswith(READS) or handler.request_streaming:

@@ -1,4 +1,4 @@
-"""Several interceptors as one, which puts a method's handler together once and not at every call."""
+"""Combines interceptors into one that builds the handler of a method once, not at every call."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import grpc.aio
 from attn_gateway.interceptors.handlers import Continuation, Handler
 
 MOST_REMEMBERED = 4096
-"""Handlers kept: those of a method for each tenant."""
+"""Most handlers cached: one per method and tenant."""
 
 
 @runtime_checkable
 class DependsOnCall(Protocol):
-    """An interceptor whose handler of a method is not the same for every call."""
+    """An interceptor whose handler depends on the call, not only on the method."""
 
     def variant(self, details: grpc.HandlerCallDetails) -> Hashable | None:
-        """Calls with an equal variant have the same handler; that of None is not kept."""
+        """The cache key of a call: calls with equal variants have the same handler; None is not cached."""
         ...
 
 
 class Chain(grpc.aio.ServerInterceptor):
-    """The interceptors, the first outermost. Those that are no `DependsOnCall` look at nothing but the method."""
+    """A chain of interceptors, the first outermost. Those that are not `DependsOnCall` use only the method's name."""
 
     def __init__(self, interceptors: Sequence[grpc.aio.ServerInterceptor]) -> None:
         self._interceptors = tuple(interceptors)
@@ -32,7 +32,7 @@ class Chain(grpc.aio.ServerInterceptor):
         self._handlers: dict[Hashable, Handler] = {}
 
     async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler | None:
-        """The handler inside all interceptors."""
+        """Return the handler of a method, wrapped by all interceptors."""
         variants = tuple(each.variant(details) for each in self._dependent)
         key = details.method, variants
         handler = self._handlers.get(key)
@@ -40,7 +40,7 @@ class Chain(grpc.aio.ServerInterceptor):
             for interceptor in reversed(self._interceptors):
                 continuation = _inside(interceptor, continuation)
             handler = await continuation(details)
-            # Names of methods that do not exist have no end.
+            # Unknown methods are not cached, as clients can send any number of names.
             if handler is not None and None not in variants:
                 if len(self._handlers) >= MOST_REMEMBERED:
                     self._handlers.clear()

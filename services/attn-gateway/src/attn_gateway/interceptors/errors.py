@@ -1,4 +1,4 @@
-"""Turns exceptions into canonical codes with details; nothing unexpected reaches the client but a request id."""
+"""Turns exceptions into canonical codes with details; of an unexpected error a client gets only the request id."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from attn_gateway.status import DETAILS_KEY, MESSAGE_BYTES, code_of, public_erro
 log = structlog.get_logger()
 
 UNIMPLEMENTED = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNIMPLEMENTED.value[0])
-"""What the generated base class sets, before it raises, for a call that a service does not have."""
+"""The code, as enum and as number, that the generated base class sets before it raises for an unimplemented call."""
 
 
 class Errors(grpc.aio.ServerInterceptor):
-    """Ends a call whose handler raised with the status of the error."""
+    """Ends a call with the status of the error that its handler raised."""
 
     async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler | None:
-        """Put the translation around the handler."""
+        """Wrap the handler with the translation of errors."""
         handler = await continuation(details)
         return None if handler is None else around(handler, _guard)
 
@@ -48,7 +48,7 @@ async def _abort(context: Context, error: Exception) -> None:
         log.error("call failed", exc_info=error)
     caller: object = context
     if isinstance(caller, LocalContext):
-        # No wire lies between: the caller gets the error itself.
+        # A call from this process gets the exception itself.
         raise shown
     metadata = ((REQUEST_ID, request_id), (DETAILS_KEY, status_of(shown).SerializeToString()))
     await context.abort(code, shortened(shown.message, MESSAGE_BYTES), trailing_metadata=metadata)

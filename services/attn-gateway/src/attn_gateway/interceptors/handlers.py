@@ -1,4 +1,4 @@
-"""Taking gRPC method handlers apart and putting them together again."""
+"""Helpers to wrap gRPC method handlers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ FACTORIES = {
     (True, False): grpc.stream_unary_rpc_method_handler,
     (True, True): grpc.stream_stream_rpc_method_handler,
 }
-"""Makes a handler; by whether requests and responses are streams."""
+"""The function that creates a handler, by whether its requests and its responses are streams."""
 
 
 def behaviour_of(handler: Handler) -> Callable[..., Any]:
-    """The function that answers calls."""
+    """The function of a handler that answers calls."""
     functions = (handler.unary_unary, handler.unary_stream, handler.stream_unary, handler.stream_stream)
     return next(function for function in functions if function is not None)
 
@@ -37,7 +37,7 @@ def rebuild(
     deserializer: Callable[[bytes], Any] | None = None,
     serializer: Callable[[Any], bytes] | None = None,
 ) -> Handler:
-    """A handler of the same kind as `handler` with another function, and other codecs where given."""
+    """A handler of the same kind as `handler` with the function `behaviour`, and other codecs if given."""
     factory = FACTORIES[handler.request_streaming, handler.response_streaming]
     return factory(
         behaviour,
@@ -47,11 +47,11 @@ def rebuild(
 
 
 def around(handler: Handler, guard: Guard) -> Handler:
-    """`handler` with every call inside the context manager `guard(context)`."""
+    """Wrap `handler` so that every call runs inside the context manager `guard(context)`."""
     behaviour = behaviour_of(handler)
 
     async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
-        # Closing the inner generator now, not when it is collected, frees the work of a cancelled call at once.
+        # Closing the inner generator now, not at garbage collection, ends the work of a cancelled call at once.
         async with guard(context), aclosing(behaviour(request, context)) as responses:
             async for response in responses:
                 yield response
@@ -60,10 +60,10 @@ def around(handler: Handler, guard: Guard) -> Handler:
         async with guard(context):
             return await behaviour(request, context)
 
-    # A coroutine may also answer a stream, by context.write.
+    # A coroutine may also answer a streaming method, by `context.write`.
     return rebuild(handler, stream if inspect.isasyncgenfunction(behaviour) else single)
 
 
 def is_own(method: str) -> bool:
-    """Whether the method is the gateway's own health or reflection, not a service's."""
+    """Whether the method belongs to the gateway's own health or reflection service."""
     return method.startswith("/grpc.")

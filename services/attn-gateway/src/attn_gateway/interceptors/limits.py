@@ -1,4 +1,4 @@
-"""How much a connection and a tenant may ask for; whoever asks for more is refused in words, with a time to retry."""
+"""Limits of the server, of connections and of tenants; refusals name the limit and the time after which to retry."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from attn_gateway.interceptors.handlers import Continuation, Handler, around, is
 from attn_gateway.tenants import Tenant, Tenants
 
 WAITING_PER_STREAM = 4
-"""Calls of a connection that wait, for each that may run."""
+"""Most waiting calls of a connection, per call that may run at the same time."""
 BURST_SECONDS = 10.0
-"""A tenant that was quiet may use so many seconds of its rate at once."""
+"""A tenant that was idle may use this many seconds of its rate at once."""
 MINUTE = 60.0
 
 
 class Bucket:
-    """A rate: fills by `per_minute`, up to `BURST_SECONDS` of it. What is taken beyond must be waited for."""
+    """A token bucket for rate limiting: fills by `per_minute`, up to `BURST_SECONDS` of it or `least`, if larger.
+
+    The level may become negative; `wait` then returns the time until it has recovered.
+    """
 
     def __init__(self, per_minute: float, least: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_second = per_minute / MINUTE
@@ -34,19 +37,19 @@ class Bucket:
         self._at = clock()
 
     def wait(self, least: float) -> float:
-        """Seconds until it holds `least`; 0 if it does."""
+        """Seconds until the level is at least `least`; 0 if it is."""
         now = self._clock()
         self._level = min(self._level + (now - self._at) * self._per_second, self._most)
         self._at = now
         return max(0.0, (least - self._level) / self._per_second)
 
     def take(self, amount: float) -> None:
-        """Take out, below zero too."""
+        """Reduce the level, even below zero."""
         self._level -= amount
 
 
 class TenantUse:
-    """What a tenant uses of its limits."""
+    """The current use of a tenant's limits."""
 
     def __init__(self, tenant: Tenant, clock: Callable[[], float] = time.monotonic) -> None:
         self.tenant = tenant
@@ -55,7 +58,7 @@ class TenantUse:
         self._tokens = tenant.tokens_per_minute and Bucket(tenant.tokens_per_minute, 1.0, clock)
 
     def begin(self) -> None:
-        """Count a call that begins; raises `OutOfCapacity` naming the limit that is reached."""
+        """Count a call that starts; raises `OutOfCapacity` naming the limit that is reached."""
         tenant = self.tenant
         if tenant.max_running is not None and self.running >= tenant.max_running:
             raise _reached("max_running", tenant.max_running, 1.0)
@@ -72,14 +75,14 @@ class TenantUse:
         self.running -= 1
 
     def spend(self, tokens: int) -> None:
-        """Count tokens; a call that began goes on, and later ones wait until they are paid off."""
+        """Count tokens; a running call continues, and later ones are refused until the rate has caught up."""
         if self._tokens:
             self._tokens.wait(0.0)
             self._tokens.take(tokens)
 
 
 class Connections:
-    """Calls by connection: `most` run at a time, `WAITING_PER_STREAM` times as many wait their turn."""
+    """Limits the calls of each connection: `most` run at a time, and `WAITING_PER_STREAM` times as many may wait."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -88,7 +91,7 @@ class Connections:
 
     @asynccontextmanager
     async def turn(self, peer: str) -> AsyncIterator[None]:
-        """Inside the block a call of this connection runs; calls of this process itself have none."""
+        """Run one call of a connection inside the block; calls from this process are not limited."""
         if peer == LOCAL:
             yield
             return
@@ -99,7 +102,7 @@ class Connections:
             self.leave(peer)
 
     async def enter(self, peer: str) -> None:
-        """Begin a call, when it is its turn; raises `OutOfCapacity` if too many wait already."""
+        """Wait until a call may start; raises `OutOfCapacity` if too many calls wait already."""
         if self._running[peer] < self._most:
             self._running[peer] += 1
             return
@@ -119,7 +122,7 @@ class Connections:
             raise
 
     def leave(self, peer: str) -> None:
-        """End a call; the next that waits begins."""
+        """End a call; the next waiting call starts."""
         queue = self._waiting.get(peer, [])
         while queue:
             turn = queue.pop(0)
@@ -133,7 +136,7 @@ class Connections:
 
 
 class Limits(grpc.aio.ServerInterceptor):
-    """Holds calls to the limits of the server, of their connection and of their tenant."""
+    """Enforces the limits of the server, of connections and of tenants."""
 
     def __init__(self, tenants: Tenants, max_calls: int, max_streams: int) -> None:
         self._tenants = tenants
@@ -143,7 +146,7 @@ class Limits(grpc.aio.ServerInterceptor):
         self._uses: dict[str, TenantUse] = {}
 
     def use_of(self, tenant: str) -> TenantUse | None:
-        """What a tenant uses, by its present limits; None for one without limits."""
+        """The use of a tenant's current limits; None for an unknown tenant, which has none."""
         known = self._tenants.named(tenant)
         if known is None:
             return None
@@ -155,7 +158,7 @@ class Limits(grpc.aio.ServerInterceptor):
         return use
 
     async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler | None:
-        """Put the limits around the handler."""
+        """Wrap the handler with the limits."""
         handler = await continuation(details)
         if handler is None or is_own(details.method):
             return handler

@@ -1,4 +1,4 @@
-"""Counts, times and logs every call, and measures the tokens of completions on their way to the caller."""
+"""Counts, times and logs every call, and measures the latencies and token counts of completions."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ FINISH_REASONS = {
 
 @dataclass
 class CallRecord:
-    """What is known of a call while it runs. Times of tokens count from `start`, in seconds.
+    """The measurements of a running call. Times of tokens are in seconds since `start`.
 
-    `newest_tokens` are those of each completion, by its index.
+    `newest_tokens` is the time of the latest tokens of each completion, by its index.
     """
 
     method: str
@@ -50,11 +50,11 @@ class CallRecord:
 
     @property
     def labels(self) -> tuple[str, str]:
-        """Model and tenant."""
+        """The metric labels: model and tenant."""
         return self.model, self.tenant
 
     def traced(self, code: grpc.StatusCode, request_id: str) -> TracedCall:
-        """The call as it ended now."""
+        """The record for traces of a call that ends now."""
         return TracedCall(
             method=self.method,
             request_id=request_id,
@@ -69,9 +69,9 @@ class CallRecord:
 
 
 class Measured(grpc.aio.ServerInterceptor):
-    """Measures all calls but those of health and reflection, by the tenant of their token.
+    """Measures all calls except health and reflection, by the tenant of their token.
 
-    Without tokens a tenant is what a caller says, and could be anything: such callers have no label.
+    If the server has no tokens, the tenant label is empty: callers could make up any number of tenants.
     """
 
     def __init__(self, metrics: Metrics, tenants: Tenants, traces: Traces | None = None) -> None:
@@ -80,7 +80,7 @@ class Measured(grpc.aio.ServerInterceptor):
         self._traces = traces
 
     async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler | None:
-        """Put the measuring around the handler."""
+        """Wrap the handler with the measurements."""
         handler = await continuation(details)
         if handler is None or is_own(details.method):
             return handler
@@ -115,7 +115,7 @@ class Measured(grpc.aio.ServerInterceptor):
             if isinstance(error, NotImplementedError):
                 code = grpc.StatusCode.UNIMPLEMENTED
             if isinstance(known, UnknownName | Unauthenticated):
-                record.model = record.tenant = ""  # what callers make up must not become labels
+                record.model = record.tenant = ""  # names that callers make up must not become labels
             raise
         except BaseException:
             code = grpc.StatusCode.CANCELLED
@@ -148,7 +148,7 @@ class Measured(grpc.aio.ServerInterceptor):
         report(log, "call", method=record.method, code=code.name, seconds=round(seconds, 6), **told)
 
     def _measure(self, record: CallRecord, response: Any) -> None:
-        """Note the tokens of one message of a completion, under the version of the model that computes it."""
+        """Record the tokens of one message of a completion, labelled by the model version that computes it."""
         record.model = response.model or record.model
         metrics, labels = self._metrics, record.labels
         if response.tokens:

@@ -1,4 +1,4 @@
-"""Admits calls to each service once it is ready, and knows how many calls are inside."""
+"""Admits calls to each service once it is ready, and counts the running calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attn_gateway.interceptors.handlers import Continuation, Handler, around, is
 
 
 class Readiness(grpc.aio.ServerInterceptor):
-    """Refuses calls to services that are not open with UNAVAILABLE, and counts those that run."""
+    """Refuses calls to services that are not ready with UNAVAILABLE, and counts the running calls."""
 
     def __init__(self) -> None:
         self._open: set[str] = set()
@@ -25,11 +25,11 @@ class Readiness(grpc.aio.ServerInterceptor):
         self._idle.set()
 
     def open(self, service: str) -> None:
-        """Let calls to the service of this full name in."""
+        """Admit calls to the service with this full name."""
         self._open.add(service)
 
     def close(self) -> None:
-        """Let no call in any more."""
+        """Refuse all new calls."""
         self._closing = True
 
     async def idle(self) -> None:
@@ -37,7 +37,7 @@ class Readiness(grpc.aio.ServerInterceptor):
         await self._idle.wait()
 
     async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler | None:
-        """Put the check and the count around the handler."""
+        """Wrap the handler with the check and the counter."""
         handler = await continuation(details)
         if handler is None or is_own(details.method):
             return handler

@@ -1,4 +1,4 @@
-"""Gives every call an id, tells it to the client and puts it into every line of the log."""
+"""Gives every call a request id, which the client receives and every log line contains."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from attn_gateway.call import REQUEST_ID, Context
 from attn_gateway.interceptors.handlers import Continuation, Handler, around
 
 LONGEST = 128
-"""The longest id taken from a client, in characters."""
+"""The longest id accepted from a client, in characters."""
 
 
 class RequestIds(grpc.aio.ServerInterceptor):
-    """Takes `x-request-id` from the call, or makes one, and returns it in the trailing metadata."""
+    """Uses the `x-request-id` of the call, or creates an id, and returns it in the trailing metadata."""
 
     async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler | None:
-        """Put the id around the handler."""
+        """Wrap the handler so that the id is set for every call."""
         handler = await continuation(details)
         if handler is None:
             return None
@@ -31,7 +31,7 @@ class RequestIds(grpc.aio.ServerInterceptor):
         async def guard(context: Context) -> AsyncIterator[None]:
             request_id = _given(context) or uuid.uuid4().hex
             context.set_trailing_metadata(((REQUEST_ID, request_id),))
-            # Every call runs in a task of its own, so this is not undone: closing a stream can happen in another task.
+            # Every call has its own task, so this is not reset: a stream can be closed in another task.
             structlog.contextvars.bind_contextvars(request_id=request_id, method=method)
             yield
 
@@ -39,7 +39,7 @@ class RequestIds(grpc.aio.ServerInterceptor):
 
 
 def _given(context: Context) -> str | None:
-    """The client's id, if it is one that may stand in a log: printable, without spaces, not too long."""
+    """The client's id, if it is safe to log (printable ASCII, no spaces, not too long); else None."""
     for key, value in context.invocation_metadata() or ():
         if key == REQUEST_ID and isinstance(value, str):
             fits = 0 < len(value) <= LONGEST and value.isascii() and value.isprintable() and " " not in value

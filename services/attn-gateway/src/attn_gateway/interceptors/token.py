@@ -1,4 +1,4 @@
-"""Lets in only callers that give the bearer token."""
+"""Admits only calls with a valid bearer token."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ REFUSAL = "this server wants the metadata 'authorization: Bearer TOKEN' with its
 
 
 class BearerToken(grpc.aio.ServerInterceptor):
-    """Asks every call for `authorization: Bearer TOKEN` with one of the tokens; health is open, as probes have none."""
+    """Requires `authorization: Bearer TOKEN` with one of the tokens in all calls but health, as probes have none."""
 
     def __init__(self, tenants: Tenants) -> None:
         self._tenants = tenants
 
     def variant(self, details: grpc.HandlerCallDetails) -> Tenant | None:
-        """The tenant of the call; None for one that is refused."""
+        """The tenant of the call; None for a call that is refused."""
         return self._tenants.of(authorization_in(details.invocation_metadata))
 
     async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler | None:
-        """Let the call in, as one of its tenant, or answer it with a refusal."""
+        """Return the handler, run as the tenant of the token, or a handler that refuses the call."""
         if details.method.startswith(HEALTH):
             return await continuation(details)
         tenant = self.variant(details)
         if tenant is None:
-            # The kinds of calls look the same on the wire, and this one reads no request before it refuses.
+            # All kinds of calls look the same on the wire, and a stream-stream handler refuses before any request.
             return grpc.stream_stream_rpc_method_handler(_refuse)
         handler = await continuation(details)
         if handler is None:
@@ -43,14 +43,14 @@ class BearerToken(grpc.aio.ServerInterceptor):
 
         @asynccontextmanager
         async def guard(_: Context) -> AsyncIterator[None]:
-            # Every call runs in a task of its own, so this is not undone: a stream can be closed in another task.
+            # Every call has its own task, so this is not reset: a stream can be closed in another task.
             CALLER.set(caller)
             yield
 
         return around(handler, guard)
 
     def admits(self, metadata: Any) -> bool:
-        """Whether this metadata gives one of the tokens."""
+        """Whether this metadata contains one of the tokens."""
         return self._tenants.of(authorization_in(metadata)) is not None
 
 

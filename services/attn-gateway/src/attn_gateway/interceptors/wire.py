@@ -1,4 +1,4 @@
-"""Between bytes and messages: what is not the message that a method expects is refused as the client's mistake."""
+"""Decoding and encoding of messages: bytes that are not the expected message are refused as the client's error."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from attn_gateway.call import Context
 from attn_gateway.interceptors.handlers import Continuation, Handler, behaviour_of, rebuild
 
 LARGE_BYTES = 64 * 1024
-"""Requests of more bytes are read, and their answers written, in a thread; millions of tokens hold up all calls."""
+"""Larger requests are decoded, and their responses encoded, in a thread; millions of tokens would block all calls."""
 
 
 class InvalidMessage(UserError):  # noqa: N818 - named as its family in attn_core.errors
-    """The request's bytes are not the protobuf message that the method takes."""
+    """The request's bytes are not the protobuf message that the method expects."""
 
     reason = "INVALID_MESSAGE"
 
 
 @dataclass(frozen=True)
 class _Undecodable:
-    """Stands for a request that could not be decoded, until a handler can answer it."""
+    """The placeholder for a request that could not be decoded, which the handler refuses."""
 
     method: str
 
@@ -38,13 +38,13 @@ class _Undecodable:
 
 
 class Wire(grpc.aio.ServerInterceptor):
-    """Answers undecodable requests with INVALID_ARGUMENT; gRPC alone says UNKNOWN and shows the Python error.
+    """Answers undecodable requests with INVALID_ARGUMENT; gRPC alone returns UNKNOWN and exposes the Python error.
 
-    gRPC decodes before any interceptor can catch, so the decoder returns a mark and the handler refuses it.
+    gRPC decodes before any interceptor can catch errors, so the decoder returns a mark and the handler refuses it.
     """
 
     async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler | None:
-        """Make the decoder mark what it cannot read and the handler refuse the mark."""
+        """Wrap the decoder to mark undecodable requests, and the handler to refuse marked requests."""
         handler = await continuation(details)
         if handler is None or handler.request_deserializer is None or handler.response_serializer is None:
             return handler

@@ -1,1 +1,1 @@
-"""Mechanisms and options compared by training: equal budgets, several seeds, intervals, a report."""
+"""Comparison of mechanisms and options by training them with equal budgets and several seeds; writes a report."""

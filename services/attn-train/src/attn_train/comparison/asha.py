@@ -1,6 +1,7 @@
-"""Runs that stop early: which go on is decided by their validation losses at equal shares of their budgets.
+"""Early stopping: runs are promoted or stopped by their validation losses at equal shares of their budgets.
 
-Li et al. 2020, A System for Massively Parallel Hyperparameter Tuning, arXiv 1810.05934, algorithm 2.
+Asynchronous successive halving, ASHA: Li et al. 2020, A System for Massively Parallel Hyperparameter Tuning,
+arXiv 1810.05934, algorithm 2.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from attn_train.comparison.schedule import Asha
 
 @dataclass(eq=False)
 class Contender:
-    """The runs of one mechanism or combination, which differ in the seed; their mean losses at the rungs reached.
+    """The runs of one mechanism or combination of options, which differ in the seed, with their mean losses by rung.
 
-    `measured` is the rung that all of them had reached before, -1 for none: they go on to it again, whoever is better.
+    `measured` is the rung that all of them had reached in an earlier call, -1 for none: they are promoted up to it
+    whatever their rank.
     """
 
     runs: Sequence[Run]
@@ -32,7 +34,10 @@ class Contender:
     _arrived: dict[str, float] = field(default_factory=dict)
 
     def arrive(self, run: Run, found: Course | AttnError, step: int) -> None:
-        """Note a run that has reached the step of the next rung, or failed: then none of the seeds goes on."""
+        """Record that a run reached the next rung, at `step`, or failed; a failure stops all seeds of the contender.
+
+        Raises `WrongState` for a run without a validation loss at `step`.
+        """
         if isinstance(found, AttnError):
             self.failed = True
             return
@@ -46,16 +51,16 @@ class Contender:
 
 
 class Bracket:
-    """Contenders that are compared with each other: which of them trains next, and to which rung."""
+    """Contenders that compete with each other; decides which of them trains next, and up to which rung."""
 
     def __init__(self, schedule: Asha, contenders: Sequence[Contender]) -> None:
         self._schedule = schedule
         self._begun = dict.fromkeys(contenders, -1)
 
     def following(self) -> tuple[Contender, int] | None:
-        """Who trains next, to which rung; None while that depends on those who train now, and at the end.
+        """Return the contender to train next and its rung; None while this depends on runs in progress, and at the end.
 
-        Whoever has not begun comes first: the more have reached a rung, the fewer go on from it that should not.
+        Contenders that have not begun come first: the more results a rung has, the fewer wrong promotions there are.
         """
         for rung in range(-1, self._schedule.promotions):
             for contender in self._going_on(rung):
@@ -65,7 +70,10 @@ class Bracket:
         return None
 
     def _going_on(self, rung: int) -> list[Contender]:
-        """The best who have reached a rung; the place of one who failed before the next is another's. All begin."""
+        """Return the contenders to promote from a rung: the best of those that reached it; all of them for rung -1.
+
+        A contender that failed before the next rung is replaced by the next best one.
+        """
         if rung < 0:
             return list(self._begun)
         arrived = [contender for contender in self._begun if len(contender.losses) > rung]
@@ -75,7 +83,7 @@ class Bracket:
         return best[:count] + [contender for contender in best[count:] if contender.measured > rung]
 
     def _is_complete(self, rung: int) -> bool:
-        """Whether nobody else can reach a rung."""
+        """Whether no other contender can still reach a rung."""
         if rung < 0:
             return True
         on_the_way = any(
@@ -87,9 +95,10 @@ class Bracket:
 
 
 def trained_by_asha(schedule: Asha, runs: Sequence[Run], runner: Runner, say: Say) -> Iterator[Found]:
-    """Each run each time it has reached a rung, its course cut there, or the error with which it failed.
+    """Train runs with early stopping; yield each run at every rung that it reaches, with its course or its error.
 
-    Runs of the same size and dataset are compared, seeds of a mechanism as one. What was measured is not run again.
+    A course ends at the rung. Runs of the same size and dataset compete, the seeds of a mechanism as one contender.
+    Steps that were measured before are not run again.
     """
     brackets = _brackets(schedule, runs, runner)
     training: dict[str, tuple[Contender, int]] = {}
@@ -115,7 +124,7 @@ def trained_by_asha(schedule: Asha, runs: Sequence[Run], runner: Runner, say: Sa
 
 
 def _reached(runner: Runner, run: Run, step: int, until: int | None) -> Course | None:
-    """The course to a rung of a run that has reached it, `until` being None at the last."""
+    """Return the course of a run up to a rung, if it has reached it, else None; `until` is None at the last rung."""
     course = runner.course(run)
     if course is None or LOSS not in course.at(step):
         return None
@@ -136,7 +145,7 @@ def _brackets(schedule: Asha, runs: Sequence[Run], runner: Runner) -> list[Brack
 
 
 def _measured(schedule: Asha, run: Run, runner: Runner) -> int:
-    """The last rung that a run has reached, -1 for none."""
+    """Return the index of the last rung that a run has reached, -1 for none."""
     course = runner.course(run)
     steps = schedule.steps(run.config.optimizer.steps)
     return -1 if course is None else sum(step <= course.steps for step in steps) - 1

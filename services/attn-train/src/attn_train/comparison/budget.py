@@ -1,4 +1,4 @@
-"""A budget that every run of a comparison may spend: FLOPs, minutes or tokens; and the steps that it buys."""
+"""The budget of every run of a comparison, in FLOPs, minutes or tokens, and the number of steps that it allows."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ UNITS: tuple[Unit, ...] = get_args(Unit)
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """`amount` of FLOPs, minutes of training or tokens, above 0."""
+    """A budget of `amount` FLOPs, minutes of training or tokens; `amount` is above 0."""
 
     unit: Unit
     amount: float
 
     @classmethod
     def parse(cls, text: str) -> Budget:
-        """The budget of "flops=1e12"; raises `InvalidValue`."""
+        """Parse a text such as "flops=1e12"; raises `InvalidValue` for other texts."""
         unit, _, number = text.partition("=")
         try:
             amount = float(number)
@@ -34,7 +34,7 @@ class Budget:
         raise InvalidValue.of("--budget", text, f"{allowed}, with a number above 0, such as flops=1e12")
 
     def steps(self, *, flops: float, tokens: float, seconds: float) -> int:
-        """The whole steps it buys at the price of one: in FLOPs, tokens and seconds; 0 if not even one."""
+        """Return the number of whole steps that the budget allows, given the FLOPs, tokens and seconds of one step."""
         price = {"flops": flops, "tokens": tokens, "minutes": seconds / 60}[self.unit]
         return int(self.amount / price)
 

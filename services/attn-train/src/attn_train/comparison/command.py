@@ -1,4 +1,4 @@
-"""`attn compare --train` and `attn sweep`."""
+"""The commands `attn compare --train` and `attn sweep`."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def compare_training_command(  # noqa: PLR0913 - options, given by name
     training: TrainingConfig,
     connection: ConnectionOptions,
 ) -> None:
-    """Train mechanisms with equal budgets and several seeds, and compare them: table, pictures, a page.
+    """Train mechanisms with equal budgets and several seeds, and compare them in a table, plots and an HTML report.
 
-    Example: `attn compare --train mha,gqa:num_kv_heads=2,linear --budget flops=1e12 --dataset shakespeare`. A run that
-    has finished is not run again, one that was interrupted goes on: give the same command again. Results are in
+    Example: `attn compare --train mha,gqa:num_kv_heads=2,linear --budget flops=1e12 --dataset shakespeare`. Repeat the
+    command to resume an interrupted comparison: finished runs are not run again. Results are written to
     ATTN_HOME/comparisons/NAME; the model of every run can be served by its name.
     """
     from attn_train.comparison.budget import Budget
@@ -111,11 +111,11 @@ def sweep_command(  # noqa: PLR0913 - options, given by name
     training: TrainingConfig,
     connection: ConnectionOptions,
 ) -> None:
-    """Train with combinations of options, and rank them: table, pictures, a page.
+    """Train with combinations of options, and rank them in a table, plots and an HTML report.
 
     Examples: `attn sweep --vary learning_rate=1e-3,3e-3 --vary num_layers=2,4 --dataset shakespeare`,
     `attn sweep --vary learning_rate=1e-4..1e-2 --samples 8 --budget flops=1e12 --dataset shakespeare`. As with
-    `attn compare --train`, the same command again trains only what is not finished.
+    `attn compare --train`, repeating the command trains only the runs that are not finished.
     """
     from attn_train.comparison.budget import Budget
     from attn_train.comparison.plan import Question
@@ -144,7 +144,7 @@ def sweep_command(  # noqa: PLR0913 - options, given by name
 
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """Where runs train and how it is told."""
+    """Where the runs are trained, and how results are printed."""
 
     dry_run: bool
     threads: int | None
@@ -153,7 +153,7 @@ class Where:
 
 
 def _start(question: Any, runs: Any, where: Where, connection: ConnectionOptions) -> None:
-    """Show prices, or train."""
+    """Print the cost of the runs with `--dry-run`, else train them."""
     from attn_train.comparison.runs import ComparisonFolder, Runner, RunsHere, RunsOnServer
 
     home = home_folder()
@@ -171,7 +171,7 @@ def _start(question: Any, runs: Any, where: Where, connection: ConnectionOptions
 
 
 def _run_all(question: Any, runs: Any, runner: Any, folder: Any, *, json: bool) -> None:
-    """Train, and write results and report anew after each run."""
+    """Train all runs; the results file is updated after each run, the report is written at the end."""
     from attn_train.comparison.asha import trained_by_asha
     from attn_train.comparison.report import page, picture, png
     from attn_train.comparison.results import as_json, grouped, scaling, table
@@ -204,7 +204,7 @@ def _run_all(question: Any, runs: Any, runner: Any, folder: Any, *, json: bool) 
 
 
 def _priced(run: Any) -> dict[str, Any]:
-    """A kind of run before it starts."""
+    """Return the row of `--dry-run` for one kind of run."""
     return {
         "mechanism": f"{run.label} {run.size}".strip(),
         "data": run.dataset,
@@ -217,14 +217,14 @@ def _priced(run: Any) -> dict[str, Any]:
 
 
 def _in_words(row: dict[str, Any]) -> dict[str, Any]:
-    """The row as people read it."""
+    """Format the large numbers of a row for the terminal."""
     return row | {heading: f"{row[heading]:.4g}" for heading in ("FLOPs a step", "FLOPs")}
 
 
 def _say(*, json: bool) -> Callable[[str], None]:
-    """What tells of the progress, which programs do not read."""
+    """Return the function that prints progress; with `--json` it prints nothing."""
     return _silent if json else note
 
 
 def _silent(_words: str) -> None:
-    """Programs read the results alone."""
+    """Discard a progress message."""

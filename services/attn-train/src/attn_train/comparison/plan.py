@@ -1,4 +1,4 @@
-"""What a comparison trains: mechanisms, sizes, data and seeds, each run with the steps that the budget buys."""
+"""The plan of a comparison: one run per mechanism, size, dataset and seed, with the steps that the budget allows."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from attn_train.settings import TrainSettings
 from attn_train.tasks.base import Dataset
 
 FIELDS = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "positions")
-"""Fields of the model that may be given with a mechanism, as its options are."""
+"""Fields of the model config that may be given together with a mechanism, like its options."""
 ID_LENGTH = 64
 NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A mechanism that takes part: its name, its options, and fields of the model that are its own."""
+    """A mechanism to compare: its name, its options, and the fields of the model config that apply to it alone."""
 
     mechanism: str
     options: tuple[tuple[str, Any], ...] = ()
@@ -41,12 +41,15 @@ class Entry:
 
     @property
     def label(self) -> str:
-        """As it was written: `sliding_window:window=16`."""
+        """The entry as text, such as `sliding_window:window=16`."""
         return ":".join([self.mechanism, *(f"{name}={value}" for name, value in (*self.fields, *self.options))])
 
     @classmethod
     def parse(cls, text: str) -> Entry:
-        """Of "sliding_window:window=16"; raises `UnknownName` with near names, and `InvalidValue`."""
+        """Parse a text such as "sliding_window:window=16".
+
+        Raises `UnknownName`, with similar names, and `InvalidValue` for a mechanism that cannot be causal.
+        """
         name, *given = text.strip().split(":")
         mechanism = installed().mechanisms.get(name)
         if not mechanism.can(Capability.CAUSAL):
@@ -58,7 +61,7 @@ class Entry:
 
 
 def parse_entries(text: str) -> list[Entry]:
-    """The mechanisms of "mha,gqa:num_kv_heads=2", each once; raises `InvalidValue` where there is none or one twice."""
+    """Parse a list such as "mha,gqa:num_kv_heads=2"; raises `InvalidValue` if it is empty or has duplicates."""
     entries = [Entry.parse(part) for part in text.split(",") if part.strip()]
     if not entries:
         raise InvalidValue.of("--train", text, "mechanisms with commas between them, such as mha,gqa,mla")
@@ -69,7 +72,10 @@ def parse_entries(text: str) -> list[Entry]:
 
 
 def parse_sizes(text: str) -> list[dict[str, int]]:
-    """Fields of models of "32x2,64x2": hidden_size x num_layers, at least three; one empty where nothing is given."""
+    """Parse sizes such as "32x2,64x2,128x4", hidden_size x num_layers, into model fields; "" gives one empty dict.
+
+    Raises `InvalidValue` for other texts, and for fewer than three sizes.
+    """
     if not text:
         return [{}]
     pairs = [part.strip().split("x") for part in text.split(",")]
@@ -83,7 +89,7 @@ def parse_sizes(text: str) -> list[dict[str, int]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One job of a comparison: its id, what it stands for, its configuration and the price of its step."""
+    """One run of a comparison: its job id, mechanism, size, dataset and seed, its config, and the cost of a step."""
 
     id: str
     label: str
@@ -95,20 +101,20 @@ class Run:
 
     @property
     def flops(self) -> float:
-        """FLOPs of all steps."""
+        """The FLOPs of all steps."""
         return self.config.optimizer.steps * self.price.flops
 
     def facts(self) -> dict[str, Any]:
-        """The run as JSON holds it, without its configuration."""
+        """Return the run as JSON values, without its configuration."""
         kept = {name: getattr(self, name) for name in ("id", "label", "size", "dataset", "seed", "flops")}
         return kept | {"steps": self.config.optimizer.steps, "price": asdict(self.price)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is compared: `entries` at `sizes`, with `seeds`, on the dataset of `config` and on `probes`.
+    """What is compared: `entries` at `sizes`, with `seeds` seeds, on the dataset of `config` and on `probes`.
 
-    Without a budget each run has the steps of `config`; without a schedule all runs have their whole budgets.
+    Without a budget, each run has the steps of `config`; without a schedule, no run is stopped early.
     """
 
     config: TrainingConfig
@@ -138,12 +144,12 @@ class Question:
 
     @property
     def spent(self) -> str:
-        """What each run may spend."""
+        """The budget of each run, as text."""
         return f"{self.config.optimizer.steps} steps" if self.budget is None else str(self.budget)
 
     @property
     def title(self) -> str:
-        """The name; by default one that follows from everything that is asked, so that asking again goes on."""
+        """The given name, or one derived from all options, so that the same command resumes the same comparison."""
         if self.name:
             return self.name
         asked = [self.config, [entry.label for entry in self.entries], self.spent, self.seeds, self.probes]
@@ -152,14 +158,15 @@ class Question:
         return f"compare-{hashlib.sha256(text).hexdigest()[:8]}"
 
     def datasets(self) -> list[str]:
-        """The dataset that is trained on, then the probes."""
+        """Return the dataset of the config, followed by the probes."""
         return list(dict.fromkeys([self.config.data.dataset, *self.probes]))
 
 
 def planned(question: Question, home: Path, settings: TrainSettings, say: Callable[[str], None]) -> list[Run]:
-    """All runs, checked as a job is at submission, seeds outermost: an unfinished comparison has all mechanisms.
+    """Return all runs, validated as jobs are at submission.
 
-    Raises the first error: `InvalidValue` for a budget that does not buy a step of one of them, with what one costs.
+    Seeds are the outermost loop, so that an unfinished comparison covers all mechanisms. Raises the first error that is
+    found, such as `InvalidValue` for a budget smaller than one step, with the cost of a step.
     """
     kinds: list[tuple[Entry, dict[str, int], str, TrainingConfig, StepPrice]] = []
     for dataset in question.datasets():
@@ -194,7 +201,7 @@ def _run(question: Question, kind: tuple[Entry, dict[str, int], str, TrainingCon
 
 
 def run_name(words: Sequence[str], seed: int) -> str:
-    """The id of a job, from words that tell it from others and its seed."""
+    """Return the id of a job, made from `words`, which identify it, and its seed; at most `ID_LENGTH` characters."""
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", "-".join(words))
     end = f"-s{seed}"
     if len(name) + len(end) > ID_LENGTH:
@@ -204,7 +211,10 @@ def run_name(words: Sequence[str], seed: int) -> str:
 
 
 def _config(question: Question, entry: Entry, size: dict[str, int], dataset: str) -> TrainingConfig:
-    """The configuration of one kind of run; key/value heads for all are given only to mechanisms that share them."""
+    """Return the configuration of one kind of run.
+
+    `num_kv_heads` of the base configuration applies only to mechanisms with grouped key/value heads.
+    """
     base = question.config
     fields = {"mechanism": entry.mechanism, "options": dict(entry.options), **size, **dict(entry.fields)}
     mechanism = installed().mechanisms.get(entry.mechanism)
@@ -227,7 +237,7 @@ def _plain(model: ModelConfig) -> dict[str, Any]:
 
 
 def with_steps(config: TrainingConfig, question: Question, price: StepPrice, dataset: Dataset) -> TrainingConfig:
-    """The configuration with the steps that the budget buys; warm-up and measurements fit into them."""
+    """Return the configuration with the steps that the budget allows; warm-up and evaluations are adapted to them."""
     budget = question.budget
     if budget is None:
         return _on_schedule(config, question, question.spent)
@@ -242,7 +252,7 @@ def with_steps(config: TrainingConfig, question: Question, price: StepPrice, dat
 
 
 def _on_schedule(config: TrainingConfig, question: Question, given: str) -> TrainingConfig:
-    """With measurements all along, and at each rung of the schedule."""
+    """Set the interval of evaluations and logs; with a schedule, also round the steps so that each rung has one."""
     steps, schedule = config.optimizer.steps, question.schedule
     if schedule is None:
         every = max(1, min(config.evaluation.eval_steps, steps // POINTS))

@@ -1,4 +1,4 @@
-"""The report of a comparison: one page of HTML with its tables and pictures inside, and the picture as a file."""
+"""The report of a comparison: a self-contained HTML page with tables and plots, and the plots as an image file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ svg { max-width: 100%; height: auto; } code { background: #f3f3f3; padding: .1re
 
 
 def figure_class() -> Any:
-    """matplotlib's `Figure`; raises `MissingPackage`."""
+    """Return matplotlib's `Figure`; raises `MissingPackage` if it is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -32,7 +32,7 @@ def figure_class() -> Any:
 
 
 def picture(question: Question, groups: Sequence[Group]) -> Any:
-    """A figure: loss against FLOPs, seconds and KV cache bytes; probes, and losses against sizes where there are."""
+    """Plot the loss against FLOPs, seconds and KV cache bytes, and the accuracy of probes and the scaling, if any."""
     main = [group for group in groups if group.dataset == question.config.data.dataset and group.runs]
     panels = [_against_flops, _against_seconds, _against_cache]
     asked = [group for group in groups if group.interval(ACCURACY) is not None]
@@ -52,7 +52,7 @@ def picture(question: Question, groups: Sequence[Group]) -> Any:
 
 
 def _color(number: int) -> tuple[str, str]:
-    """Colour and line style of a mechanism; they repeat together after thirty."""
+    """Return the colour and line style of a mechanism; the combinations repeat after thirty."""
     return f"C{number % 10}", ("-", "--", ":")[number // 10 % 3]
 
 
@@ -84,7 +84,7 @@ def _against_cache(axes: Any, groups: Sequence[Group]) -> None:
         if loss is not None:
             width = 0.0 if loss.half_width != loss.half_width else loss.half_width
             bytes_kept = group.runs[0][0].price.cache_bytes
-            # In the right half of the axis, which is logarithmic, the name stands on the left: there is room for it.
+            # In the right half of the logarithmic axis, the label is placed to the left of its point, where it fits.
             right = bytes_kept**2 > min(sizes) * max(sizes)
             place = {"xytext": (-6, 3), "ha": "right"} if right else {"xytext": (6, 3), "ha": "left"}
             hollow = {"markerfacecolor": "none"} if group.stopped else {}
@@ -127,14 +127,14 @@ def _sizes(axes: Any, groups: Sequence[Group], dataset: str) -> None:
 
 
 def png(figure: Any) -> bytes:
-    """The figure as PNG."""
+    """Return the figure as PNG."""
     target = io.BytesIO()
     figure.savefig(target, format="png", dpi=110)
     return target.getvalue()
 
 
 def page(question: Question, groups: Sequence[Group], figure: Any, command: str) -> str:
-    """One page of HTML that needs no other file and no network."""
+    """Return one HTML page that needs no other files and no network."""
     target = io.StringIO()
     figure.savefig(target, format="svg")
     drawn = target.getvalue()
@@ -177,7 +177,7 @@ def _model(question: Question, group: Group, run: Run, course: Course) -> dict[s
 
 
 def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows with the same keys as a table."""
+    """Return rows as an HTML table with a column for each key."""
     if not rows:
         return "<p>none</p>"
     keys = list(dict.fromkeys(key for row in rows for key in row))

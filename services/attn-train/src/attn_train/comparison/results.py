@@ -1,4 +1,4 @@
-"""What came out of a comparison: a row for each mechanism with intervals over seeds, and fits over sizes."""
+"""The results of a comparison: a row per mechanism with confidence intervals over seeds, and scaling fits."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ class Group:
 
     @property
     def steps(self) -> int:
-        """The steps that every run has done."""
+        """The number of steps that every run of the group has done."""
         return min((course.steps for _, course in self.runs), default=0)
 
     @property
     def stopped(self) -> bool:
-        """Whether runs have not spent their budgets."""
+        """Whether a run was stopped before it spent its budget."""
         return not all(course.finished for _, course in self.runs)
 
     @property
     def name(self) -> str:
-        """The mechanism, and its size where there are several."""
+        """The mechanism, followed by the size if the comparison has several."""
         return f"{self.label} {self.size}".strip()
 
     def interval(self, metric: str) -> Interval | None:
-        """The mean of the last values of a metric over seeds; None where none was measured."""
+        """Return the mean over seeds of the last values of a metric; None if no run measured it."""
         values = [course.last[metric] for _, course in self.runs if metric in course.last]
         return Interval.of_mean(values) if values else None
 
     def curve(self, metric: str) -> list[tuple[float, float, Interval]]:
-        """(FLOPs, mean seconds, interval) of a metric along the course, at steps that every seed has measured."""
+        """Return (FLOPs, mean seconds, interval) of a metric at each step at which every seed measured it."""
         curves = [{step: (s, value) for step, s, value in course.curve(metric)} for _, course in self.runs]
         shared = sorted(set.intersection(*map(set, curves))) if curves else []
         price = self.runs[0][0].price.flops if self.runs else 0.0
@@ -64,7 +64,7 @@ class Group:
 
 
 def grouped(found: Mapping[str, Found]) -> list[Group]:
-    """The groups of runs by id, in their order."""
+    """Group runs that differ only in the seed; groups are in the order of their first run."""
     keys: dict[tuple[str, str, str], list[tuple[Run, Course | AttnError]]] = {}
     for run, course in found.values():
         keys.setdefault((run.label, run.size, run.dataset), []).append((run, course))
@@ -81,9 +81,10 @@ def grouped(found: Mapping[str, Found]) -> list[Group]:
 
 
 def table(question: Question, groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """A row for each mechanism and size, best loss first: prices, loss, accuracy of probes, seconds, KV cache.
+    """Return a row for each mechanism and size, lowest loss first: costs, loss, probe accuracy, seconds, KV cache.
 
-    With a schedule those that spent more of their budget come first, and a column says where the others were stopped.
+    With a schedule, groups that spent a larger share of their budget come first, and a column says at which rung the
+    others were stopped.
     """
     main = question.config.data.dataset
     rows = []
@@ -112,7 +113,7 @@ def table(question: Question, groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 
 def stopped_at(question: Question, group: Group) -> str:
-    """`rung 1 of 3, 1/9`: where a group was stopped, and the share of its budget; empty where it was not."""
+    """Return the rung at which a group was stopped and its share of the budget, as `rung 1 of 3, 1/9`, else ""."""
     if question.schedule is None or not group.stopped or not group.runs:
         return ""
     rungs = question.schedule.rungs
@@ -122,7 +123,7 @@ def stopped_at(question: Question, group: Group) -> str:
 
 
 def _probe(question: Question, groups: Sequence[Group], like: Group, probe: str) -> dict[str, str]:
-    """Share of right answers to a probe, or where the mechanism was stopped on it."""
+    """Return the accuracy on a probe, or the rung at which the mechanism was stopped before it was measured."""
     for group in groups:
         if (group.label, group.size, group.dataset) == (like.label, like.size, probe) and group.runs:
             right = group.interval(ACCURACY)
@@ -131,7 +132,7 @@ def _probe(question: Question, groups: Sequence[Group], like: Group, probe: str)
 
 
 def scaling(question: Question, groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """A row for each mechanism with the exponent that `exponents` finds."""
+    """Return the scaling table: a row for each mechanism with its exponent, see `exponents`."""
     return [
         {"mechanism": label, "exponent of parameters": fit.text(), "points": points}
         for label, fit, points in exponents(question, groups)
@@ -139,7 +140,10 @@ def scaling(question: Question, groups: Sequence[Group]) -> list[dict[str, Any]]
 
 
 def exponents(question: Question, groups: Sequence[Group]) -> list[tuple[str, Interval, int]]:
-    """(mechanism, exponent of its loss in parameters outside of embeddings, points); empty with fewer than 3 sizes."""
+    """Return (mechanism, scaling exponent of the loss, number of points); empty with fewer than 3 sizes.
+
+    The exponent is that of the number of parameters without embeddings.
+    """
     if len(question.sizes) < 3:
         return []
     found = []
@@ -152,7 +156,7 @@ def exponents(question: Question, groups: Sequence[Group]) -> list[tuple[str, In
 
 
 def scaling_points(groups: Sequence[Group], label: str, dataset: str) -> list[tuple[float, float]]:
-    """(parameters outside of embeddings, validation loss) of every run of a mechanism that spent its budget."""
+    """Return (parameters without embeddings, validation loss) of each run of a mechanism that spent its budget."""
     return [
         (float(run.price.parameters - run.price.embedding_parameters), course.last[LOSS])
         for group in groups
@@ -163,7 +167,7 @@ def scaling_points(groups: Sequence[Group], label: str, dataset: str) -> list[tu
 
 
 def as_json(question: Question, groups: Sequence[Group]) -> dict[str, Any]:
-    """Everything that was found, as JSON holds it: groups of runs, fits, and each run with its curve and model."""
+    """Return all results as JSON values: the groups, the scaling fits, and each run with its loss curve and model."""
     return {
         "name": question.title,
         "budget": question.spent,
@@ -187,7 +191,7 @@ def as_json(question: Question, groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def _plain_group(question: Question, group: Group) -> dict[str, Any]:
-    """The prices of a group, and the means of what its runs measured."""
+    """Return the costs of a group and the means of its metrics as JSON values."""
     run, _ = group.runs[0]
     measured = {name: group.interval(name) for name in (LOSS, ACCURACY, "elapsed_seconds")}
     return {

@@ -1,4 +1,4 @@
-"""The runs of a comparison: in this process, or as jobs of a server; what is finished is not run again."""
+"""Executes the runs of a comparison in this process or as jobs of a server; finished runs are not repeated."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from attn_train.settings import Layout
 Say = Callable[[str], None]
 PLAN = "plan.json"
 POLL_SECONDS = 0.5
-"""How often jobs of a server are looked at."""
+"""Interval between polls of the jobs of a server."""
 
 
 @dataclass(frozen=True)
 class Course:
-    """What was measured of a run: points by step, and the last value of each metric."""
+    """The measurements of a run: its metrics by step, whether it finished, and the path of its model."""
 
     points: tuple[tuple[int, dict[str, float]], ...]
     finished: bool
@@ -39,7 +39,7 @@ class Course:
 
     @property
     def last(self) -> dict[str, float]:
-        """The newest value of each metric."""
+        """The last value of each metric."""
         found: dict[str, float] = {}
         for _, values in self.points:
             found |= values
@@ -51,15 +51,15 @@ class Course:
         return self.points[-1][0] if self.points else 0
 
     def at(self, step: int) -> dict[str, float]:
-        """What was measured at a step."""
+        """Return the metrics measured at a step; empty if there are none."""
         return dict(self.points).get(step, {})
 
     def until(self, step: int) -> Course:
-        """The course of a run that stopped at a step."""
+        """Return the course up to a step, as that of a run that was stopped there."""
         return Course(tuple(point for point in self.points if point[0] <= step), finished=False)
 
     def curve(self, metric: str) -> list[tuple[int, float, float]]:
-        """(step, seconds of training, value) where the metric was measured."""
+        """Return (step, seconds of training, value) for each measurement of the metric."""
         found, seconds = [], 0.0
         for step, values in self.points:
             seconds = values.get("elapsed_seconds", seconds)
@@ -69,40 +69,40 @@ class Course:
 
 
 Found: TypeAlias = tuple[Run, Course | AttnError]
-"""A run with what was measured of it, or the error with which it failed."""
+"""A run with its measurements, or the error with which it failed."""
 
 
 class Runner(Protocol):
-    """Where runs train."""
+    """Executes training runs."""
 
     side_by_side: bool
-    """Whether several that were begun train at the same time."""
+    """Whether runs that were begun train concurrently."""
 
     def course(self, run: Run) -> Course | None:
-        """What is there of a run; None before it was started, or while it trains."""
+        """Return the existing measurements of a run; None if it was not started, or is still training."""
         ...
 
     def begin(self, run: Run, until: int | None = None) -> None:
-        """Start a run, or go on with it, to its end, or to a step where it stops with a checkpoint."""
+        """Start or resume a run; it trains to its end, or stops with a checkpoint at the step `until`."""
         ...
 
     def ended(self, say: Say) -> Found:
-        """Wait for one of those that were begun."""
+        """Wait until one of the runs that were begun has ended, and return it."""
         ...
 
 
 class ComparisonFolder:
-    """`home/comparisons/NAME`: the plan, the measurements of runs in this process, results and report."""
+    """The folder `home/comparisons/NAME`: the plan, the measurements of local runs, the results and the report."""
 
     def __init__(self, home: Path, name: str) -> None:
         self.path = home / "comparisons" / name
 
     def settled(self, question: Question, runs: Sequence[Run]) -> list[Run]:
-        """The runs, with the configurations of the plan that is there; else they become the plan.
+        """Return the runs with the configurations of the saved plan; without one, save them as the plan.
 
-        Minutes buy other steps each time they are measured; what was planned once is what is run. What a schedule
-        has stopped goes on to its end without one. Raises `AlreadyExists` where the folder has the plan of another
-        question.
+        A budget in minutes allows another number of steps each time that it is measured, so the first plan is kept.
+        Without a schedule, runs that an earlier schedule stopped are completed. Raises `AlreadyExists` if the folder
+        has the plan of a different comparison.
         """
         path, ids = self.path / PLAN, [run.id for run in runs]
         if path.is_file():
@@ -119,7 +119,7 @@ class ComparisonFolder:
         return list(runs)
 
     def write(self, name: str, content: str | bytes) -> Path:
-        """Write a file in place of what was there, whole at any moment."""
+        """Write a file atomically, replacing an existing one."""
         self.path.mkdir(parents=True, exist_ok=True)
         fresh = self.path / f".{name}.partial"
         fresh.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -127,14 +127,14 @@ class ComparisonFolder:
 
 
 def _asked(config: TrainingConfig) -> TrainingConfig:
-    """A configuration without what the budget decides."""
+    """Return the configuration without the fields that depend on the budget, for comparisons."""
     optimizer = config.optimizer.replace(steps=1, warmup_steps=0, min_learning_rate=None)
     optimizer = optimizer.replace(start_decay_steps=None, decay_steps=None, lr_scheduler_type="constant")
     return config.replace(optimizer=optimizer, evaluation=config.evaluation.replace(eval_steps=1, logging_steps=1))
 
 
 class RunsHere:
-    """Runs in this process, one after the other; models and checkpoints lie where a server has those of jobs."""
+    """Executes runs in this process, one after the other; models and checkpoints are stored like those of jobs."""
 
     side_by_side = False
 
@@ -144,11 +144,11 @@ class RunsHere:
         self._begun: deque[tuple[Run, int | None]] = deque()
 
     def begin(self, run: Run, until: int | None = None) -> None:
-        """See `Runner.begin`; it starts with `ended`."""
+        """See `Runner.begin`; the run is queued and trains when `ended` is called."""
         self._begun.append((run, until))
 
     def ended(self, say: Say) -> Found:
-        """See `Runner.ended`: those that were begun first come first."""
+        """See `Runner.ended`; runs train in the order in which they were begun."""
         run, until = self._begun.popleft()
         steps = run.config.optimizer.steps
         say(f"{run.id}: {steps} steps" if until is None else f"{run.id}: {until} of {steps} steps")
@@ -159,7 +159,7 @@ class RunsHere:
             return run, error
 
     def course(self, run: Run) -> Course | None:
-        """From its measurements, a line of JSON each; a step that was measured again counts once."""
+        """See `Runner.course`; read from a file of JSON lines, of which the last one counts for each step."""
         path = self._folder / f"{run.id}.jsonl"
         if not path.is_file():
             return None
@@ -168,7 +168,7 @@ class RunsHere:
         for line in path.read_text("utf-8").splitlines():
             try:
                 found = json.loads(line)
-            except json.JSONDecodeError:  # the line that a killed process was writing
+            except json.JSONDecodeError:  # an incomplete line of a killed process
                 continue
             if "model_path" in found:
                 model = found["model_path"]
@@ -177,9 +177,9 @@ class RunsHere:
         return Course(tuple(sorted(points.items())), bool(model) and Path(model).is_dir(), model)
 
     def train(self, run: Run, say: Say, until: int | None = None) -> Course:
-        """By the worker that jobs have, from the newest checkpoint; Ctrl-C writes one first.
+        """Train a run from its newest checkpoint with the same worker as jobs have.
 
-        Raises the error with which it failed, and `KeyboardInterrupt`.
+        Raises the error with which it failed. On Ctrl-C a checkpoint is written before `KeyboardInterrupt` is raised.
         """
         from attn_train.worker import work
 
@@ -217,7 +217,7 @@ class RunsHere:
 
 @contextmanager
 def _stopping_on_interrupt() -> Iterator[StopFlag]:
-    """A flag that Ctrl-C sets, so that a checkpoint is written; a second Ctrl-C ends at once."""
+    """Give a flag that Ctrl-C sets, so that a checkpoint is written; a second Ctrl-C interrupts at once."""
     flag = StopFlag()
 
     def interrupted(_number: int, _frame: FrameType | None) -> None:
@@ -227,7 +227,7 @@ def _stopping_on_interrupt() -> Iterator[StopFlag]:
 
     try:
         before = signal.signal(signal.SIGINT, interrupted)
-    except ValueError:  # not the main thread, which alone gets signals
+    except ValueError:  # only the main thread can handle signals
         yield flag
         return
     try:
@@ -237,7 +237,10 @@ def _stopping_on_interrupt() -> Iterator[StopFlag]:
 
 
 class RunsOnServer:
-    """A job of a server each, which train side by side as the server has room; `client` is attn-client's."""
+    """Executes each run as a job of a server, concurrently as far as the server has room.
+
+    `client` is attn-client's `Client`.
+    """
 
     side_by_side = True
 
@@ -247,7 +250,7 @@ class RunsOnServer:
         self._stopping: set[str] = set()
 
     def course(self, run: Run) -> Course | None:
-        """Of a job that has ended well or was stopped."""
+        """See `Runner.course`; only for jobs that succeeded or were cancelled."""
         try:
             job: TrainingJob = self._client.jobs.get(run.id)
         except UnknownName:
@@ -262,7 +265,7 @@ class RunsOnServer:
         self._begun[run.id] = run, until
 
     def ended(self, say: Say) -> Found:
-        """Look at the jobs until one has ended; one that has measured the step where it stops is cancelled."""
+        """Poll the jobs until one has ended; a job that has reached the step where it is to stop is cancelled."""
         while True:
             for run, until in list(self._begun.values()):
                 job: TrainingJob = self._client.jobs.get(run.id)
@@ -272,7 +275,7 @@ class RunsOnServer:
                     return run, self._outcome(job, until, say)
                 if until is not None and job.step >= until and run.id not in self._stopping:
                     self._stopping.add(run.id)
-                    with suppress(WrongState):  # it has ended meanwhile
+                    with suppress(WrongState):  # the job has ended meanwhile
                         self._client.jobs.cancel(run.id)
             time.sleep(POLL_SECONDS)
 
@@ -291,7 +294,7 @@ class RunsOnServer:
         return WrongState(f"job {job.id!r} is {job.state}; compare again to go on with it", job=job.id)
 
     def _measured(self, job: TrainingJob) -> Course:
-        """What the events of a job say that has ended."""
+        """Return the course of a job that has ended, from its events."""
         points: dict[int, dict[str, float]] = {}
         for update in self._client.jobs.watch(job.id):
             if isinstance(update, JobEvent) and update.metrics is not None:
@@ -300,7 +303,7 @@ class RunsOnServer:
 
 
 def trained(runs: Sequence[Run], runner: Runner, say: Say) -> Iterator[Found]:
-    """Each run with what was measured of it, or the error with which it failed; the others go on."""
+    """Train all runs; yield each with its measurements or its error. A failed run does not stop the others."""
     left = 0
     for run in runs:
         found = runner.course(run)

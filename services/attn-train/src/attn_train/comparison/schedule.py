@@ -1,4 +1,4 @@
-"""The rungs of a comparison whose runs stop early, and how many go on from each."""
+"""The early-stopping schedule of a comparison: its rungs, and how many runs are promoted from each."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from fractions import Fraction
 from attn_core.errors import InvalidValue
 
 POINTS = 10
-"""Measurements along the course of a run."""
+"""The number of evaluations during a run."""
 ASHA = "asha"
 LEAST_PARTS = 10
-"""Least steps between measurements: at each rung whole steps make budgets differ by one in so many at most."""
+"""Minimum steps between evaluations: rounding to whole steps then changes a rung's budget by at most 1 in 10."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asha:
-    """Asynchronous successive halving (Li et al. 2020, arXiv 1810.05934): most runs stop early.
+    """Asynchronous successive halving (Li et al. 2020, arXiv 1810.05934): most runs are stopped early.
 
-    Of those who reach a rung, the best one in `reduction_factor` goes on, to a budget that is so many times larger;
-    this happens `promotions` times, so that there is one rung more. The last is the whole budget.
+    Of the contenders that reach a rung, the best 1 in `reduction_factor` is promoted to the next rung, whose budget is
+    `reduction_factor` times larger. There are `promotions` + 1 rungs; the last one is the whole budget.
     """
 
     reduction_factor: int
@@ -27,9 +27,9 @@ class Asha:
 
     @classmethod
     def of(cls, name: str, reduction_factor: int, contenders: int) -> Asha | None:
-        """The schedule of a name for so many contenders, of whom one is to reach the last rung; None for "".
+        """Return the schedule of this name with as many rungs as leave about one contender at the last; None for "".
 
-        Raises `InvalidValue` for another name, a factor below 2 and fewer than two contenders.
+        Raises `InvalidValue` for an unknown name, a factor below 2, or fewer than two contenders.
         """
         if not name:
             return None
@@ -46,30 +46,33 @@ class Asha:
 
     @property
     def rungs(self) -> list[Fraction]:
-        """The share of the budget that is spent at each rung; the last is 1."""
+        """The share of the budget at each rung; the last is 1."""
         return [Fraction(1, self.reduction_factor**left) for left in range(self.promotions, -1, -1)]
 
     @property
     def parts(self) -> int:
-        """Into how many equal parts steps are divided, so that each rung is at the end of one."""
+        """The number of equal parts into which the steps are divided, so that each rung is at the end of a part."""
         smallest: int = self.reduction_factor**self.promotions
         return smallest * max(1, POINTS // smallest)
 
     @property
     def least_steps(self) -> int:
-        """Fewer steps are not enough for budgets that are equal at each rung."""
+        """The minimum number of steps of a run, for budgets that are about equal at each rung."""
         return LEAST_PARTS * self.parts
 
     def whole_steps(self, steps: int) -> int:
-        """The steps, less those that do not fill a part."""
+        """Round a number of steps down to whole parts."""
         return steps - steps % self.parts
 
     def steps(self, steps: int) -> list[int]:
-        """The step of each rung of a run of so many steps, which fill whole parts."""
+        """Return the step of each rung of a run with `steps` steps, a multiple of `parts`."""
         return [int(share * steps) for share in self.rungs]
 
     def promoted(self, arrived: int, *, complete: bool) -> int:
-        """How many of so many who have reached a rung go on: at least one once nobody else can reach it."""
+        """Return how many of `arrived` contenders at a rung are promoted.
+
+        At least one is, if the rung is `complete`: no other contender can reach it.
+        """
         return max(arrived // self.reduction_factor, int(complete and arrived > 0))
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""A sweep: combinations of values of training options, all of a grid or drawn at random, run as a comparison's runs."""
+"""A sweep over training options: all combinations of a grid, or random ones, trained as the runs of a comparison."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ from attn_train.tasks.base import Dataset
 
 RANGE = ".."
 FIXED = ("seed", "dataset", "prepared", "workers", "device")
-"""Options that do not vary: seeds have an option of their own, and losses on other data cannot be compared."""
+"""Options that cannot vary: seeds have an option of their own, and losses on different data are not comparable."""
 
 
 def parse_axes(given: Sequence[str]) -> dict[str, Any]:
-    """Values by option of "learning_rate=1e-3,3e-3", or the ends of a range of "learning_rate=1e-4..1e-2".
+    """Parse texts such as "learning_rate=1e-3,3e-3" into lists of values, by option.
 
-    Raises `InvalidValue` where there is none, and `UnknownName` for what is no option of training.
+    A range such as "learning_rate=1e-4..1e-2" becomes the tuple of its ends. Raises `InvalidValue` for a wrong format
+    or no axes at all, and `UnknownName` for an unknown option.
     """
     known, axes = _options(), dict[str, Any]()
     for text in given:
@@ -46,7 +47,7 @@ def parse_axes(given: Sequence[str]) -> dict[str, Any]:
 
 
 def _options() -> list[str]:
-    """Options that can vary: fields of the configuration and of its parts."""
+    """Return the options that can vary: the fields of the configuration and of its parts."""
     parts = msgspec.structs.asdict(TrainingConfig())
     names = [name for name, part in parts.items() if not isinstance(part, msgspec.Struct)]
     names += [name for part in parts.values() if isinstance(part, msgspec.Struct) for name in part.__struct_fields__]
@@ -69,9 +70,9 @@ def _range(text: str, values: str) -> tuple[float, float]:
 
 
 def combinations(axes: Mapping[str, Any], samples: int | None, seed: int) -> list[dict[str, Any]]:
-    """All combinations of values, or `samples` of them drawn at random from `seed`: of a grid none twice.
+    """Return all combinations of values, or `samples` random ones drawn with `seed`.
 
-    Raises `InvalidValue` for a range without `samples`.
+    Samples of a grid have no duplicates. Raises `InvalidValue` for a range without `samples`.
     """
     ranges = [name for name, values in axes.items() if isinstance(values, tuple)]
     if samples is None and ranges:
@@ -90,7 +91,7 @@ def _drawn(draw: random.Random, values: Any) -> Any:
 
 
 def with_options(config: TrainingConfig, options: Mapping[str, Any]) -> TrainingConfig:
-    """The configuration with these options; raises `InvalidValue` for a value that is not allowed, or not together."""
+    """Return the configuration with these options; raises `InvalidValue` for invalid values or combinations."""
     plain = msgspec.to_builtins(config)
     for name, value in options.items():
         *parts, last = field_path(name).split(".")
@@ -109,7 +110,10 @@ def planned_sweep(
     settings: TrainSettings,
     say: Callable[[str], None],
 ) -> list[Run]:
-    """The runs of all combinations, checked as a job is at submission; raises the first error, with its combination."""
+    """Return the runs of all combinations, validated as jobs are at submission.
+
+    Raises the first error that is found, with the combination in its message.
+    """
     runs: dict[tuple[int, int], Run] = {}
     datasets: dict[tuple[Any, ...], Dataset] = {}
     for number, options in enumerate(chosen):

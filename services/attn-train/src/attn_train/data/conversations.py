@@ -1,4 +1,4 @@
-"""Conversations to learn from: JSON lines of messages, and of preferred and rejected answers."""
+"""Conversation data: JSON lines of messages, or of prompts with preferred and rejected answers."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ Messages = Sequence[Mapping[str, str]]
 
 @dataclass(frozen=True, eq=False)
 class TokenizedChat:
-    """Token ids of a conversation, and of each the token that is to be predicted after it: IGNORED but in answers."""
+    """A conversation as input ids and target ids, one ahead; targets outside of the assistant's answers are IGNORED."""
 
     inputs: tuple[int, ...]
     targets: tuple[int, ...]
 
     @property
     def answered(self) -> int:
-        """Tokens of answers."""
+        """The number of target tokens in answers."""
         return sum(target != IGNORED for target in self.targets)
 
 
 @dataclass(frozen=True, eq=False)
 class PreferencePair:
-    """Two conversations that differ in their answers: the first is preferred."""
+    """Two conversations that differ in their answers; `chosen` is the preferred one."""
 
     chosen: TokenizedChat
     rejected: TokenizedChat
 
 
 def read_lines(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, list[dict[str, str]]]]]:
-    """The number of each line of a .jsonl file, or of the files of a folder in sorted order, and its columns.
+    """Yield the number and the columns of each line of a .jsonl file, or of the files of a folder in sorted order.
 
-    Raises `InvalidValue` that names file and line for what is no JSON object of exactly these columns, each a list of
-    messages with a role and a content.
+    Each line must be a JSON object with exactly these columns, each a list of messages with a role and a content; for
+    other lines raises `InvalidValue` with the file and the line.
     """
     files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
     for file in files:
@@ -81,10 +81,10 @@ def _columns(line: str, columns: Sequence[str], place: str) -> dict[str, list[di
 
 
 def tokenized_chat(tokenizer: Tokenizer, messages: Messages, place: str) -> TokenizedChat:
-    """A conversation in the model's chat template; what the assistant writes, and what ends it, is to be predicted.
+    """Tokenize a conversation with the chat template; targets are the assistant's messages and their end tokens.
 
-    Raises `InvalidValue` for a conversation without an answer, and for a template that writes a conversation otherwise
-    once it goes on.
+    Raises `InvalidValue` for a conversation without an answer, and for a template that formats earlier messages
+    differently once more messages follow.
     """
     whole = tokenizer.encode_chat(messages, add_generation_prompt=False)
     targets = [IGNORED] * len(whole)
@@ -107,7 +107,7 @@ def tokenized_chat(tokenizer: Tokenizer, messages: Messages, place: str) -> Toke
 
 
 def read_chats(path: Path, tokenizer: Tokenizer) -> list[TokenizedChat]:
-    """The conversations of lines with `messages`; raises as `read_lines` and `tokenized_chat`."""
+    """Read and tokenize lines with a column `messages`; raises as `read_lines` and `tokenized_chat` do."""
     require_template(tokenizer)
     return [
         tokenized_chat(tokenizer, values[MESSAGES], f"{path.name}, line {number}")
@@ -116,7 +116,7 @@ def read_chats(path: Path, tokenizer: Tokenizer) -> list[TokenizedChat]:
 
 
 def read_preferences(path: Path, tokenizer: Tokenizer) -> list[PreferencePair]:
-    """The pairs of lines with `prompt`, `chosen` and `rejected`; only their last answers are compared."""
+    """Read and tokenize lines with columns `prompt`, `chosen` and `rejected`; prompts must not contain answers."""
     require_template(tokenizer)
     pairs = []
     for number, values in read_lines(path, (PROMPT, CHOSEN, REJECTED)):

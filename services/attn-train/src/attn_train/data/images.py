@@ -1,4 +1,4 @@
-"""Images and their classes: the digits that come along, NumPy archives, and folders of pictures."""
+"""Labelled images: the digits sample that is included, NumPy archives, and folders of image files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attn_train.tasks.image_classification import ImageDataset, LabelledImages
 
 Array = NDArray[Any]
 MAX_BYTES = 4 << 30
-"""Images are held in memory."""
+"""Maximum size of a set of images, which is held in memory."""
 NAMES = (("x", "y"), ("x_train", "y_train"))
 HELD_NAMES = ("x_test", "y_test")
 PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp"}
@@ -26,9 +26,9 @@ FIELD = "data.dataset"
 
 
 def read_arrays(path: Path) -> dict[str, Array]:
-    """The arrays of a .npz file by name, nothing in it run.
+    """Return the arrays of a .npz file by name; no pickled data is loaded.
 
-    Raises `InvalidValue` for a file that is none, that holds objects, or more bytes than fit.
+    Raises `InvalidValue` for other files, for arrays of objects, and for more than `MAX_BYTES` bytes.
     """
     try:
         _require_small(path)
@@ -43,7 +43,10 @@ def read_arrays(path: Path) -> dict[str, Array]:
 
 
 def labelled_arrays(arrays: Mapping[str, Array], path: Path) -> tuple[Array, Array, tuple[Array, Array] | None]:
-    """Images, what they show, and both of a test set where there is one; raises `InvalidValue` without x and y."""
+    """Return images, labels, and the pair of both for the test set if there is one.
+
+    Raises `InvalidValue` if the arrays x and y, or x_train and y_train, are missing.
+    """
     for images, labels in NAMES:
         if images in arrays and labels in arrays:
             held = tuple(arrays[name] for name in HELD_NAMES if name in arrays)
@@ -53,10 +56,10 @@ def labelled_arrays(arrays: Mapping[str, Array], path: Path) -> tuple[Array, Arr
 
 
 def to_pixels(images: Array, path: Path) -> Array:
-    """Images [count, channels, side, side] of [count, pixels], [count, side, side] or [count, side, side, channels].
+    """Convert images to uint8 [count, channels, side, side].
 
-    Raises `InvalidValue` for other shapes, sides that differ, and numbers that are no shades: whole ones from 0 to 255,
-    or others from 0 to 1.
+    The input is [count, pixels], [count, side, side] or [count, side, side, channels], as uint8 from 0 to 255 or as
+    floats from 0 to 1. Raises `InvalidValue` for other shapes, images that are not square, and other values.
     """
     given = images.shape
     if images.ndim == 2 and (side := round(given[1] ** 0.5)) ** 2 == given[1]:
@@ -75,9 +78,9 @@ def to_pixels(images: Array, path: Path) -> Array:
 
 
 def read_pictures(folder: Path) -> tuple[Array, list[str]]:
-    """Pictures [count, side, side, channels] of FOLDER/KIND/PICTURE, in sorted order, and the kind of each.
+    """Read image files FOLDER/CLASS/FILE, in sorted order: pixels [count, height, width, channels] and class names.
 
-    Raises `InvalidValue` for a file that is none, for sides that differ, and `MissingPackage` without Pillow.
+    Raises `InvalidValue` for a file that cannot be read and for different sizes, `MissingPackage` without Pillow.
     """
     try:
         from PIL import Image, UnidentifiedImageError
@@ -102,7 +105,7 @@ def read_pictures(folder: Path) -> tuple[Array, list[str]]:
 
 
 def picture_files(folder: Path) -> list[Path]:
-    """The pictures of a folder with a folder for each kind; raises `InvalidValue` where there are none."""
+    """Return the image files of a folder with a subfolder for each class; raises `InvalidValue` if there are none."""
     files = sorted(file for file in folder.glob("*/*") if file.suffix.lower() in PICTURES and file.is_file())
     if not files:
         raise InvalidValue.of(FIELD, str(folder), f"KIND/PICTURE in it, pictures being {', '.join(sorted(PICTURES))}")
@@ -120,7 +123,7 @@ def _require_small(path: Path) -> None:
 
 
 def _require_fits(file: Any, size: int, path: Path) -> None:
-    """An array that claims more than its file holds would take the memory first and fail then."""
+    """Raise `InvalidValue` for an array header that claims more bytes than follow: NumPy would allocate them first."""
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read(file)
@@ -130,24 +133,24 @@ def _require_fits(file: Any, size: int, path: Path) -> None:
 
 
 DIGITS = "digits"
-"""Handwritten digits of 8 x 8 shades from 0 to 16."""
+"""Handwritten digits of 8 x 8 pixels from 0 to 16."""
 SHADES = 16
 ORDER_SEED = 1
 CLASSES = 100_000
 
 
 def known_images() -> list[str]:
-    """The sets of images known by name."""
+    """Return the names of the included sets of images."""
     return [DIGITS]
 
 
 def load_images(config: DataConfig) -> ImageDataset:
-    """The images; those kept for validation are a test set of their own, or else some of all.
+    """Load the images of a config; validation images are the test set of the file, or else a fraction of all images.
 
-    Raises `InvalidValue` for what cannot be read, and for images that do not belong together.
+    Raises `InvalidValue` for files that cannot be read, and for a test set with another image shape.
     """
     if config.name is not None:
-        # As they come: the last ones are of other writers.
+        # Not shuffled: the last ones, used for validation, are by other writers.
         return _divided(*_digits(), config.validation_fraction)
     path = Path(config.path or "")
     if path.is_dir():
@@ -187,7 +190,7 @@ def _numbers(*sets: LabelledImages) -> tuple[str, ...]:
 
 
 def _shuffled(found: LabelledImages) -> LabelledImages:
-    """In another order, the same each time: files are often sorted by what they show."""
+    """Shuffle the images in a fixed order: files are often sorted by class."""
     order = torch.randperm(len(found.labels), generator=torch.Generator().manual_seed(ORDER_SEED))
     return LabelledImages(found.images[order], found.labels[order])
 

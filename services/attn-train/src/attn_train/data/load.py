@@ -1,4 +1,4 @@
-"""The dataset that a training configuration names."""
+"""Loads the dataset that a training configuration names."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from attn_train.tasks.preferences import preference_dataset
 from attn_train.tasks.seq2seq import BYTE_PAIRS, WORD, is_byte_pairs, is_learned_tokenizer
 
 TEXT, PAIRS, MASKED, TAGS, IMAGES = "text", "pairs", "masked", "tags", "images"
-"""Kinds of data, as in `ModelFamily.learns`."""
+"""Kinds of data; the values of `ModelFamily.learns`."""
 
 
 def known_texts() -> list[str]:
-    """The data sets known by name."""
+    """Return the names of the known text datasets."""
     return sorted(source.name for source in known_sources() if source.kind == "text")
 
 
 def require_known_text(name: str) -> None:
-    """Raise `UnknownName` with near names unless `name` is a text or a synthetic task."""
+    """Raise `UnknownName`, with similar names, unless `name` is a known text or a synthetic task."""
     known = sorted([*known_texts(), *TASKS])
     if name not in known:
         raise UnknownName.of("data set", name, known)
 
 
 def family_named(name: str) -> ModelFamily:
-    """The installed family of this name; `decoder` alone is attn-models' own, whoever else offers one of that name.
+    """Return the installed model family of this name; the plain name `decoder` always means that of attn-models.
 
     Raises `UnknownName` and `AmbiguousName`.
     """
@@ -49,7 +49,7 @@ def family_named(name: str) -> ModelFamily:
 
 
 def data_kind_of(model: ModelConfig) -> str:
-    """The kind of data of the model's family, `ModelFamily.learns`; "pairs" for encoder-decoders."""
+    """Return `ModelFamily.learns` of the model's family; "pairs" for encoder-decoders, "text" for unknown families."""
     if model.is_encoder_decoder:
         return PAIRS
     try:
@@ -59,7 +59,7 @@ def data_kind_of(model: ModelConfig) -> str:
 
 
 def load_dataset(config: TrainingConfig, home: Path, log: Callable[[str], None]) -> Dataset:
-    """What the model is to learn from; raises as `load_text`."""
+    """Load the dataset of a configuration; raises as `load_text` does."""
     if config.data.prepared:
         return open_prepared(config.data.sources)
     if config.data.format != "text":
@@ -88,7 +88,7 @@ def _load_dataset(config: TrainingConfig, home: Path, log: Callable[[str], None]
 
 
 def load_conversations(config: TrainingConfig, home: Path) -> Dataset:
-    """The conversations of the file that the config names, in the chat template of its tokenizer."""
+    """Load the conversations of the file that the config names, formatted with the chat template of its tokenizer."""
     data, longest = config.data, config.model.sequence_length
     tokenizer = Tokenizer.from_folder(tokenizer_folder(data.tokenizer, home))
     make = chat_dataset if data.format == "chat" else preference_dataset
@@ -96,22 +96,22 @@ def load_conversations(config: TrainingConfig, home: Path) -> Dataset:
 
 
 def tokenizer_of(config: DataConfig, home: Path) -> str:
-    """The tokenizer of pairs or sentences: one that is learned, or a folder."""
+    """Return the tokenizer of pairs or sentences: the name of a learned one, or a folder."""
     named = default_tokenizer(config)
     return named if is_learned_tokenizer(named) else tokenizer_folder(named, home)
 
 
 def default_tokenizer(config: DataConfig) -> str:
-    """The tokenizer of pairs: words for synthetic tasks, else byte pairs, if none is given."""
+    """Return the given tokenizer, or the default for pairs: words for synthetic tasks and captions, else byte pairs."""
     if config.tokenizer != CHARACTER:
         return config.tokenizer
     return WORD if config.name in {*TASKS, CAPTIONS} else BYTE_PAIRS
 
 
 def load_text(config: DataConfig, home: Path, log: Callable[[str], None]) -> TextDataset:
-    """The tokens of the text; a data set known by name is fetched into `home` the first time.
+    """Tokenize the text of a config; a known dataset is downloaded into `home` the first time.
 
-    Raises InvalidValue or UnknownName for what cannot be read, Unavailable if it cannot be fetched.
+    Raises `InvalidValue` or `UnknownName` for a text that cannot be read, `Unavailable` if the download fails.
     """
     return tokenize(
         read_text(text_path(config, home, log)),
@@ -121,7 +121,7 @@ def load_text(config: DataConfig, home: Path, log: Callable[[str], None]) -> Tex
 
 
 def tokenizer_folder(tokenizer: str, home: Path) -> str:
-    """ "character", or the folder of a tokenizer: of the model of that name in `home`, or at that path."""
+    """Return "character" as it is, else the folder of the tokenizer: the model of this name in `home`, or a path."""
     if tokenizer == CHARACTER:
         return CHARACTER
     named = home / "models" / tokenizer
@@ -129,7 +129,7 @@ def tokenizer_folder(tokenizer: str, home: Path) -> str:
 
 
 def text_path(config: DataConfig, home: Path, log: Callable[[str], None]) -> Path:
-    """Where the text is, fetched into `home` where it is known by name; raises as `load_text`."""
+    """Return the path of the text; a known dataset is downloaded into `home`. Raises as `load_text` does."""
     if config.path is not None:
         return Path(config.path)
     if not config.name:

@@ -1,4 +1,4 @@
-"""Pairs of source and target: synthetic, from a sample, or from files."""
+"""Pairs of source and target: synthetic tasks, the included sample, or files."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from attn_train.data.treebank import text_lines
 from attn_train.tasks.seq2seq import PairDataset, TextPair, tokenize_pairs
 
 SAMPLE = "tatoeba-en-zh"
-"""Sentences of Tatoeba, English and Chinese (CC BY 2.0 FR; the third column says by whom)."""
+"""English and Chinese sentences of Tatoeba (CC BY 2.0 FR; the third column names the authors)."""
 SAMPLE_FILE = Path(__file__).parent / "samples" / "tatoeba-en-zh.tsv.gz"
 CAPTIONS, IMAGES = "captions", 10_000
-"""Images of handwritten digits and what they show, and how many are made."""
+"""The name of the captioned images of handwritten digits, and their maximum number."""
 RULE_SEED = 1
 MAX_PAIRS = 10_000_000
 
 
 def known_pair_sets() -> list[str]:
-    """The sets of pairs known by name."""
+    """Return the names of the known sets of pairs."""
     return sorted([*TASKS, SAMPLE, CAPTIONS])
 
 
 def load_pairs(config: DataConfig, model: ModelConfig, tokenizer: str) -> PairDataset:
-    """The tokens of the pairs; raises `InvalidValue` or `UnknownName` for what cannot be read."""
+    """Load and tokenize the pairs of a config; raises `InvalidValue` or `UnknownName` if they cannot be read."""
     training, validation = _texts(config)
     if not validation:
         held = int(len(training) * config.validation_fraction)
@@ -38,14 +38,14 @@ def load_pairs(config: DataConfig, model: ModelConfig, tokenizer: str) -> PairDa
 
 
 def synthetic_task_pairs(rule: str, most: int = 0) -> list[TextPair]:
-    """The pairs of a synthetic task, at most `most` of them; 0 is all."""
+    """Return the pairs of a synthetic task, at most `most` of them; 0 means all."""
     return synthetic_pairs(rule, min(most or PAIRS, PAIRS), RULE_SEED)
 
 
 def pair_paths(path: Path, languages: str) -> list[Path]:
-    """The files that a path of pairs stands for: itself, or the two sides of a folder for training, then validation.
+    """Return the files of a path: the file itself, or in a folder the source and target for training, then validation.
 
-    Raises `InvalidValue` for languages where there is a file, none where there is a folder, or files that are missing.
+    Raises `InvalidValue` for a file with `languages`, a folder without them, and for missing training files.
     """
     if not path.is_dir():
         if languages:

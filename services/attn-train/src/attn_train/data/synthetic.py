@@ -1,4 +1,4 @@
-"""Synthetic pairs: small tasks on which models can be compared, and captions of handwritten digits."""
+"""Synthetic pairs: small tasks for comparing models, and captioned images of handwritten digits."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ WORDS, MAX_WORDS, PAIRS = 40, 20, 20_000
 MAX_NEEDLE_WORDS = 60
 """Maximum source length of the needle task, in words."""
 ENTRIES = 8
-"""The most keys that a text defines in the tasks of memory."""
+"""Maximum number of keys that a source defines in the recall and glossary tasks."""
 
 Rule = Callable[[Sequence[int]], Sequence[int]]
 Pair = tuple[list[str], list[str]]
 Maker = Callable[[random.Random, int, int], Pair]
-"""Makes a source, of the shortest to the longest length in words, and its target."""
+"""Makes a source, of about `shortest` to `longest` words, and its target: (random, shortest, longest) -> pair."""
 
 
 def swapped(words: Sequence[int]) -> list[int]:
-    """Every two neighbours exchanged: 1 2 3 4 5 becomes 2 1 4 3 5."""
+    """Swap each pair of neighbours: 1 2 3 4 5 becomes 2 1 4 3 5."""
     return [word for place in range(0, len(words), 2) for word in reversed(words[place : place + 2])]
 
 
@@ -31,15 +31,15 @@ RULES: dict[str, Rule] = {
     "words": lambda words: words,
     "dictionary": swapped,
 }
-"""What becomes of the order."""
+"""How each rule orders the words of the target."""
 REPLACED = {"words", "dictionary"}
-"""Rules that also replace each word by another one, so that the target is a language of its own."""
+"""Rules that also replace each word by another one, so that the target has a vocabulary of its own."""
 
 
 def recall_pair(choose: random.Random, shortest: int, longest: int) -> Pair:
-    """Keys with values, then one of the keys: its value (associative recall, Graves et al. 2014, arXiv 1410.5401).
+    """Associative recall (Graves et al. 2014, arXiv 1410.5401): key-value pairs, then a key; the target is its value.
 
-    "k3 v9 k1 v4 k7 v4 k1" is answered by "v4".
+    The target of "k3 v9 k1 v4 k7 v4 k1" is "v4".
     """
     keys, values = _entries(choose, shortest, longest)
     asked = choose.randrange(len(keys))
@@ -47,9 +47,9 @@ def recall_pair(choose: random.Random, shortest: int, longest: int) -> Pair:
 
 
 def found(choose: random.Random, shortest: int, longest: int) -> Pair:
-    """Words of which one, anywhere, follows a mark, then a question: that word (a needle in a haystack).
+    """Needle in a haystack: the target is the word after the mark "needle", which is at a random position.
 
-    "s5 s2 needle s7 s2 s2 ?" is answered by "s7".
+    The target of "s5 s2 needle s7 s2 s2 ?" is "s7".
     """
     words = [f"s{choose.randrange(WORDS)}" for _ in range(choose.randint(max(2, shortest), max(2, longest)))]
     place = choose.randrange(len(words))
@@ -57,9 +57,9 @@ def found(choose: random.Random, shortest: int, longest: int) -> Pair:
 
 
 def glossary_pair(choose: random.Random, shortest: int, longest: int) -> Pair:
-    """A dictionary that only this text has, then some of its keys: their values, in the order of the keys.
+    """Recall of several values: key-value pairs, then some of the keys; the target is their values, in this order.
 
-    "k3 v9 k1 v4 k7 v2 : k7 k3" is answered by "v2 v9".
+    The target of "k3 v9 k1 v4 k7 v2 : k7 k3" is "v2 v9".
     """
     keys, values = _entries(choose, shortest, longest)
     asked = [choose.randrange(len(keys)) for _ in range(choose.randint(1, len(keys)))]
@@ -68,16 +68,16 @@ def glossary_pair(choose: random.Random, shortest: int, longest: int) -> Pair:
 
 
 MAKERS: dict[str, Maker] = {"recall": recall_pair, "needle": found, "glossary": glossary_pair}
-"""Tasks whose answer is in the source, at a position that must be found."""
+"""Retrieval tasks, whose answer has to be found in the source."""
 TASKS = (*RULES, *MAKERS)
 
 
 def synthetic_pairs(
     name: str, count: int, seed: int, *, shortest: int = 1, longest: int | None = None
 ) -> list[tuple[str, str]]:
-    """`count` pairs of about `shortest` to `longest` words, evenly spread; equal arguments give equal pairs.
+    """Return `count` pairs with sources of about `shortest` to `longest` words, uniformly distributed.
 
-    Without `longest` it is 60 words where something is to be found, else 20.
+    Equal arguments give equal pairs. `longest` defaults to 60 words for the needle task, else 20.
     """
     longest = longest or (MAX_NEEDLE_WORDS if name == "needle" else MAX_WORDS)
     choose = random.Random(f"{name}:{seed}")
@@ -97,7 +97,7 @@ def synthetic_pairs(
 
 
 def _entries(choose: random.Random, shortest: int, longest: int) -> tuple[list[int], list[int]]:
-    """Keys, none twice, and a value for each, in about as many words."""
+    """Draw distinct keys and a value for each, so that both together have about `shortest` to `longest` words."""
     most = max(1, min(ENTRIES, longest // 2))
     count = choose.randint(min(most, max(1, shortest // 2)), most)
     return choose.sample(range(WORDS), count), [choose.randrange(WORDS) for _ in range(count)]
@@ -109,18 +109,18 @@ def _listed(keys: Sequence[int], values: Sequence[int]) -> list[str]:
 
 SAMPLE_FILE = Path(__file__).parent / "samples" / "digits.csv.gz"
 SIDE = 8
-"""Rows and columns of a digit; an image has as many rows and twice as many columns."""
+"""The rows and columns of a digit; a captioned image is two digits side by side."""
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 HELD = 297
-"""Digits of which only images for validation are made."""
+"""The number of digits that are used for validation images only."""
 
 Digit = tuple[list[list[str]], str]
-"""Rows of shades from 0 to 16, written as words, and the number's name."""
+"""Rows of pixels from 0 to 16, written as words, and the number's name."""
 BLANK = [["0"] * SIDE for _ in range(SIDE)]
 
 
 def digits() -> list[Digit]:
-    """The digits of the sample, in its order."""
+    """Return the digits of the included sample, in the order of the file."""
     with gzip.open(SAMPLE_FILE, "rt", encoding="ascii") as file:
         rows = [[str(int(float(value))) for value in line.split(",")] for line in file]
     return [
@@ -129,9 +129,9 @@ def digits() -> list[Digit]:
 
 
 def caption_pairs(count: int, seed: int) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """`count` images with their captions to train on, and a tenth as many, of other digits, for validation.
+    """Return `count` training images with captions, and a tenth as many for validation, made of other digits.
 
-    A source is the shades of an image, row after row; equal arguments give equal pairs.
+    A source is the pixels of an image, row by row. Equal arguments give equal pairs.
     """
     known = digits()
     choose = random.Random(f"captions:{seed}")
@@ -140,7 +140,7 @@ def caption_pairs(count: int, seed: int) -> tuple[list[tuple[str, str]], list[tu
 
 
 def caption(choose: random.Random, known: list[Digit]) -> tuple[str, str]:
-    """One image, as words, and what is to be said of it."""
+    """Return one image, as words, and its caption."""
     (left, first), (right, second) = choose.choice(known), choose.choice(known)
     kind = choose.choice(("both", "both", "left", "right"))
     if kind == "left":

@@ -1,4 +1,4 @@
-"""Tagged sentences from treebanks (https://universaldependencies.org/format.html)."""
+"""Tagged sentences from treebanks in the CoNLL-U format (https://universaldependencies.org/format.html)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from attn_train.tasks.token_classification import TaggedDataset, TaggedTokens
 
 
 def text_lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file, compressed by gzip where it is called so, as they come, without their ends."""
+    """Yield the lines of a UTF-8 file without line ends; files named *.gz are decompressed.
+
+    Raises `InvalidValue` for a file that cannot be read or decoded.
+    """
     try:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
             for line in file:
@@ -34,7 +37,7 @@ ENDINGS = (".conllu", ".conllu.gz")
 
 @dataclass(frozen=True)
 class Sentence:
-    """Words, the universal part of speech of each, and for each the word that it depends on, -1 for the root."""
+    """The words of a sentence, their universal parts of speech, and the index of each word's head, -1 for the root."""
 
     words: tuple[str, ...]
     tags: tuple[str, ...]
@@ -42,13 +45,13 @@ class Sentence:
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """Steps from each word to the root of the tree; raises `InvalidValue` for heads that are no tree."""
+        """The depth of each word in the dependency tree; raises `InvalidValue` if the heads are not a tree."""
         return DependencyTree(self.heads).depths
 
 
 def treebank_files(path: Path) -> tuple[list[Path], list[Path]]:
-    """The files to train on and those kept for validation: one file, or those of a folder with `train` and `dev` in
-    their names. Raises `InvalidValue` for a folder without any to train on."""
+    """Return the training and validation files: a single file, or those of a folder with `train` and `dev` in their
+    names. Raises `InvalidValue` for a folder without training files."""
     if not path.is_dir():
         return [path], []
     files = sorted(file for file in path.iterdir() if file.name.endswith(ENDINGS) and file.is_file())
@@ -59,7 +62,7 @@ def treebank_files(path: Path) -> tuple[list[Path], list[Path]]:
 
 
 def read_sentences(paths: Sequence[Path]) -> list[Sentence]:
-    """The sentences of files; raises `InvalidValue` with the line for what is not in the format."""
+    """Read the sentences of files; raises `InvalidValue`, with the line, for text that is not CoNLL-U."""
     return [sentence for path in paths for sentence in _sentences(path)]
 
 
@@ -76,7 +79,7 @@ def _sentences(path: Path) -> Iterator[Sentence]:
         columns = line.split("\t")
         if len(columns) != COLUMNS:
             raise InvalidValue.of(FIELD, f"{path}, line {number}: {line[:60]!r}", f"{COLUMNS} columns between tabs")
-        # Words that were contracted stand alone in the lines below; words that are left out have a decimal number.
+        # Contractions (numbered as 1-2), whose words follow on lines of their own, and empty nodes (1.1) are skipped.
         if columns[0].isdecimal():
             rows.append(columns)
     if rows:
@@ -96,14 +99,14 @@ def _sentence(rows: Sequence[Sequence[str]], where: str) -> Sentence:
 
 
 UNTAGGED = "_"
-"""The format's mark for a missing tag; such words are ignored."""
+"""The mark of a missing tag in CoNLL-U; such words are ignored."""
 
 
 def load_tags(config: DataConfig, context: int, tokenizer: str) -> TaggedDataset:
-    """The tokens of the sentences; those longer than `context` are left out.
+    """Load and tokenize the sentences of a config; those of more than `context` tokens are left out.
 
-    Words begin with a space, so that byte pairs of words and of texts are the same; the tokens of a word have its
-    depth. Raises `InvalidValue` for what cannot be read, for heads that are no tree, and where nothing is left.
+    A space is put before each word, so that words get the same byte pairs as in running text. All tokens of a word have
+    its depth. Raises `InvalidValue` for files that cannot be read, heads that are not a tree, and if nothing is left.
     """
     training, validation = (read_sentences(paths) for paths in treebank_files(Path(config.path or "")))
     if not validation:
@@ -121,7 +124,10 @@ def load_tags(config: DataConfig, context: int, tokenizer: str) -> TaggedDataset
 def tokenize_sentences(
     sentences: Sequence[Sentence], tokenizer: Tokenizer, names: Sequence[str], context: int
 ) -> list[TaggedTokens]:
-    """The tokens of sentences that fit into the context and have a tag of those `names`; other tags are left out."""
+    """Tokenize sentences; those that do not fit into the context, or have no tag among `names`, are left out.
+
+    Words with other tags are ignored (`PADDED`), as are the later tokens of each word.
+    """
     numbers = {name: place for place, name in enumerate(names)}
     known: dict[str, list[int]] = {}
     found = []

@@ -1,1 +1,1 @@
-"""Data that does not fit into memory: token shards on disk, how they are made, and the order in which they are read."""
+"""Data that does not fit into memory: token shards on disk, their preparation, and the order of reading them."""

@@ -1,4 +1,4 @@
-"""`attn data prepare` and `attn data show`."""
+"""The commands `attn data prepare` and `attn data show`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from attn_train.tasks.seq2seq import is_byte_pairs
 app = typer.Typer(no_args_is_help=True, help="Prepare data for training that does not fit into memory, and look at it.")
 
 LINE_SECONDS = 10.0
-"""How often progress is told."""
+"""Interval between lines of progress."""
 
 
 @app.command("prepare")
@@ -39,11 +39,11 @@ def prepare_command(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Tokenize data once, in parallel, into shards that training reads from the disk in constant memory.
+    """Tokenize data once, in parallel, into shards that training reads from disk in constant memory.
 
     Examples: `attn data prepare corpus/ --tokenizer smollm2-135m-instruct --out tokens --validation held-out.txt`,
-    `attn data prepare 'web/*.jsonl.zst' --columns content --tokenizer byte_pairs:32000 --out web`. A call that was cut
-    off goes on where it was when it is repeated. Then: `attn train --data tokens`, `attn train --data web:7,books:3`.
+    `attn data prepare 'web/*.jsonl.zst' --columns content --tokenizer byte_pairs:32000 --out web`. Repeat a command to
+    resume a preparation that was interrupted. Then: `attn train --data tokens`, `attn train --data web:7,books:3`.
     """
     named = preparation.tokenizer
     if not named:
@@ -68,7 +68,7 @@ def show_command(
     documents: Annotated[int, typer.Option(min=0, help="Print the beginnings of this many sequences.")] = 0,
     json: Json = False,
 ) -> None:
-    """Say what a folder of prepared data holds.
+    """Show the contents of a folder of prepared data: its sets, shards and vocabulary.
 
     Example: `attn data show tokens --verify --documents 3`.
     """

@@ -1,4 +1,4 @@
-"""Tokens of the rows of each kind of prepared data."""
+"""Tokenization of the rows of each kind of prepared data."""
 
 from __future__ import annotations
 
@@ -28,50 +28,50 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "preference": (PROMPT, CHOSEN, REJECTED),
     "pairs": ("source", "target"),
 }
-"""What is read of the rows of each kind, unless other columns are named."""
+"""The default columns of the rows of each kind."""
 Record = list[tuple[Sequence[int], Sequence[int] | None]]
-"""The sequences of a record: token ids, and whether each is learned."""
+"""The sequences of a record: token ids, and for each token whether it is a target (None: all are)."""
 
 
 def affixes(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """The tokens that begin a document, where texts of the tokenizer begin with one, and those that end it."""
+    """Return the tokens before and after each document: BOS if the tokenizer adds it, and an end token, if any."""
     begin = tokenizer.bos_id
     begins = begin is not None and tokenizer.encode("a")[:1] == [begin]
     return [begin] if begins and begin is not None else [], [min(tokenizer.end_ids)] if tokenizer.end_ids else []
 
 
 class TextEncoder:
-    """Documents, each in a column `text`."""
+    """Encodes documents, each in a column `text`."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._first, self._last = affixes(tokenizer)
 
     def __call__(self, rows: Sequence[Row]) -> list[Record]:
-        """The tokens of each that is not empty."""
+        """Tokenize each document that is not empty."""
         texts = [text for row in rows if (text := text_in(row, "text"))]
         found = self._tokenizer.encode_batch(texts, add_special=False)
         return [[([*self._first, *ids, *self._last], None)] for ids in found]
 
 
 class ChatEncoder:
-    """Conversations in the chat template of the tokenizer; answers are learned."""
+    """Encodes conversations with the chat template of the tokenizer; the targets are the assistant's answers."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         require_template(tokenizer)
         self._tokenizer = tokenizer
 
     def __call__(self, rows: Sequence[Row]) -> list[Record]:
-        """The tokens of each."""
+        """Tokenize each conversation."""
         chats = (tokenized_chat(self._tokenizer, _messages(row, MESSAGES), row.place) for row in rows)
         return [[_learned(chat)] for chat in chats]
 
 
 class PreferenceEncoder(ChatEncoder):
-    """A conversation with the preferred answer, and with the rejected one."""
+    """Encodes each conversation twice: with the chosen answer, and with the rejected one."""
 
     def __call__(self, rows: Sequence[Row]) -> list[Record]:
-        """The tokens of both."""
+        """Tokenize both conversations of each row."""
         records: list[Record] = []
         for row in rows:
             asked = _messages(row, PROMPT)
@@ -81,13 +81,13 @@ class PreferenceEncoder(ChatEncoder):
 
 
 class PairEncoder:
-    """Sources and targets, as encoder-decoders read them."""
+    """Encodes pairs of source and target for encoder-decoders."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
     def __call__(self, rows: Sequence[Row]) -> list[Record]:
-        """The tokens of both."""
+        """Tokenize the source and target of each row; rows in which one is empty are left out."""
         pairs = [(text_in(row, "source"), text_in(row, "target")) for row in rows]
         found = token_pairs([pair for pair in pairs if all(pair)], self._tokenizer)
         return [[(source, None), (target, None)] for source, target in found]
@@ -104,14 +104,14 @@ if ENCODERS.keys() != KINDS.keys():
 
 
 def _learned(chat: TokenizedChat) -> tuple[list[int], list[int]]:
-    """A conversation's tokens and whether each is to be predicted."""
+    """Return a conversation's token ids, and for each whether it is a target."""
     ids = [*chat.inputs, *chat.targets[-1:]] if chat.targets[-1] != IGNORED else list(chat.inputs)
     learned = [0, *(int(target != IGNORED) for target in chat.targets)]
     return ids, learned[: len(ids)]
 
 
 def text_in(row: Row, name: str) -> str:
-    """The string in a column; raises `InvalidValue` for anything else."""
+    """Return the string in a column; raises `InvalidValue` for other values."""
     value = row.values.get(name)
     if not isinstance(value, str):
         found = "nothing" if value is None else type(value).__name__

@@ -1,4 +1,4 @@
-"""What is prepared: files of text, JSON lines, Parquet and Arrow, cut into units that processes read side by side."""
+"""Input files of a preparation: text, JSON lines, Parquet and Arrow, divided into units that are read in parallel."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ FORMATS: Mapping[str, str] = {
     ".parquet": "parquet",
     ".arrow": "arrow",
 }
-"""Formats by the end of a file's name."""
+"""File formats by suffix."""
 COMPRESSED = (".gz", ".zst")
-"""What may follow the end of a text's or of JSON lines' name."""
+"""Suffixes of compressed files, allowed after those of text and JSON lines."""
 ALLOWED = f"files that end with {', '.join(FORMATS)}, text and JSON lines also with {' or '.join(COMPRESSED)}"
 PIECE = 1 << 16
-"""Bytes of a text that are tokenized together, up to the end of their last line."""
+"""Bytes of a text that are tokenized together, rounded up to whole lines."""
 LONGEST_LINE = 16 << 20
-"""Bytes of a line of JSON; text without line ends is cut where characters end."""
+"""Maximum bytes of a line of JSON; text without line ends is cut at this length, between characters."""
 ROWS = 256
-"""Rows of a table that are read together."""
+"""Rows of a table that are read at once."""
 
 
 class Unit(msgspec.Struct, frozen=True):
-    """Part of a file, which makes one shard: bytes `start` to `stop` of text and JSON lines, row groups of Parquet.
+    """The part of a file that becomes one shard: bytes `start` to `stop` of text and JSON lines, row groups of Parquet.
 
-    A `stop` of -1 is the end of a file that must be read from its beginning. `last`: the file ends with it.
+    A `stop` of -1 means the whole of a file that can only be read sequentially. `last`: it is the file's last unit.
     """
 
     file: str
@@ -51,7 +51,7 @@ class Unit(msgspec.Struct, frozen=True):
 
 
 class Row(NamedTuple):
-    """A record to be tokenized: its columns, where it stands, and whether the record ends with it."""
+    """A row to tokenize: its columns, its place for error messages, and whether the record ends with it."""
 
     values: Mapping[str, Any]
     place: str
@@ -59,7 +59,7 @@ class Row(NamedTuple):
 
 
 def format_of(path: Path) -> str:
-    """The format of a file; raises `InvalidValue` for an unknown ending."""
+    """Return the format of a file; raises `InvalidValue` for an unknown suffix."""
     name = path.name.lower()
     for ending in COMPRESSED:
         name = name.removesuffix(ending)
@@ -70,10 +70,10 @@ def format_of(path: Path) -> str:
 
 
 def input_files(given: Sequence[str]) -> list[Path]:
-    """The files that paths, folders and patterns stand for, each part sorted.
+    """Return the files that paths, folders and glob patterns match; the files of each are sorted.
 
-    A folder stands for all files below it of a known format. Raises `InvalidValue` for what finds no file, and for
-    files that are empty.
+    A folder matches all files below it that have a known format. Raises `InvalidValue` for an argument that matches no
+    file, and for empty files.
     """
     found: list[Path] = []
     for text in given:
@@ -104,7 +104,7 @@ def _is_known(path: Path) -> bool:
 
 
 def units_of(path: Path, set_name: str, unit_bytes: int, held: tuple[float, str] = (0.0, "")) -> Iterator[Unit]:
-    """The units of a file, each of about `unit_bytes`; the fraction `held[0]` at its end goes to the set `held[1]`."""
+    """Yield a file's units of about `unit_bytes` each; the fraction `held[0]` at its end is for the set `held[1]`."""
     kind = format_of(path)
     if kind == "parquet":
         yield from _row_groups(path, set_name, unit_bytes)
@@ -125,7 +125,7 @@ def units_of(path: Path, set_name: str, unit_bytes: int, held: tuple[float, str]
 
 
 def _aligned(file: BinaryIO, place: int, size: int) -> int:
-    """The end of the line that holds the byte before `place`; of a character, where the line has no end."""
+    """Return the end of the line that contains the byte before `place`; in a line without an end, of the character."""
     if place >= size:
         return size
     file.seek(place - 1)
@@ -152,7 +152,7 @@ def _row_groups(path: Path, set_name: str, unit_bytes: int) -> Iterator[Unit]:
 
 
 def columns_of(path: Path) -> list[str] | None:
-    """The columns of a file's rows as its first row or schema names them; None for text.
+    """Return the columns of a file, from its schema or first row; None for text.
 
     Raises `InvalidValue` for a file that cannot be read.
     """
@@ -170,9 +170,9 @@ def columns_of(path: Path) -> list[str] | None:
 
 
 def rows_of(unit: Unit, columns: Sequence[str] = (), *, lines: bool = False) -> Iterator[Row]:
-    """The rows of a unit; of a text {"text": ...}, in pieces, or line by line.
+    """Yield the rows of a unit; those of a text are {"text": ...}, in pieces or, with `lines`, line by line.
 
-    Raises `InvalidValue` that names file and line for what cannot be read.
+    Raises `InvalidValue`, which names the file and the line, for content that cannot be read.
     """
     path = Path(unit.file)
     if unit.format == "parquet":
@@ -189,7 +189,7 @@ def rows_of(unit: Unit, columns: Sequence[str] = (), *, lines: bool = False) -> 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Errors of damaged files become `InvalidValue` with the file."""
+    """A context in which errors of damaged files become `InvalidValue` with the file's path."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -224,7 +224,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 class _Whole(io.BufferedReader):
-    """The content of a zstd file; raises `EOFError` where the last frame has no end, which the library passes over."""
+    """The content of a zstd file; raises `EOFError` for an incomplete last frame, which the library would ignore."""
 
     def __init__(self, library: Any, raw: BinaryIO) -> None:
         super().__init__(_Frames(library, raw), buffer_size=1 << 20)
@@ -259,7 +259,7 @@ class _Frames(io.RawIOBase):
 
 
 def _lines(path: Path, unit: Unit) -> Iterator[tuple[int, bytes]]:
-    """The byte at which each line of a unit begins, and the line."""
+    """Yield the byte offset of each line of a unit, and the line."""
     with _opened(path) as file:
         if unit.start:
             file.seek(unit.start)
@@ -269,7 +269,7 @@ def _lines(path: Path, unit: Unit) -> Iterator[tuple[int, bytes]]:
             line = rest + file.readline(most - len(rest))
             if not line:
                 return
-            # A line that is too long is cut where a character ends.
+            # A line that is too long is cut between two characters.
             cut = len(line) if line.endswith(b"\n") or len(line) < LONGEST_LINE else _character_end(line)
             line, rest = line[:cut], line[cut:]
             yield at, line
@@ -277,7 +277,7 @@ def _lines(path: Path, unit: Unit) -> Iterator[tuple[int, bytes]]:
 
 
 def _character_end(data: bytes) -> int:
-    """The last place in UTF-8 at which a character begins."""
+    """Return the last offset in UTF-8 data at which a character begins."""
     return next((at for at in range(len(data) - 1, len(data) - 5, -1) if data[at] & 0xC0 != 0x80), len(data))
 
 
@@ -306,7 +306,7 @@ def _text_lines(path: Path, unit: Unit) -> Iterator[Row]:
 
 
 def _text_pieces(path: Path, unit: Unit) -> Iterator[Row]:
-    """The text in pieces of whole lines; the document ends with the last one where the file does."""
+    """Yield the text in pieces of whole lines; the last piece of the file's last unit ends the document."""
     held: list[bytes] = []
     size, begins = 0, unit.start
     waiting: Row | None = None
@@ -381,7 +381,7 @@ def _arrow_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
 
 @contextmanager
 def _arrow_batches(arrow: Any, file: Any) -> Iterator[Iterator[Any]]:
-    """The record batches of a stream, as Hugging Face datasets are saved, or of a file."""
+    """Give the record batches of an Arrow stream, the format of saved Hugging Face datasets, or of an Arrow file."""
     if file.read(6) == b"ARROW1":
         reader = arrow.ipc.open_file(file)
         yield (reader.get_batch(place) for place in range(reader.num_record_batches))

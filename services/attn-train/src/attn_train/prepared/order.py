@@ -1,6 +1,6 @@
-"""The order in which prepared data is read: shuffled epochs, mixtures with weights, and rows packed from documents.
+"""The order in which prepared data is read: shuffled epochs, weighted mixtures, and rows packed from documents.
 
-What a run reads next follows from its seed and its `Position`, a few numbers that checkpoints save.
+What a run reads next depends only on its seed and its position, a few numbers that are saved in checkpoints.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from attn_train.prepared.shards import FIELD, PreparedSet
 from attn_train.tasks.base import PADDED
 
 ROUNDS = 4
-"""Rounds of the Feistel network by which places are shuffled (Luby and Rackoff 1988: four are a permutation that
-cannot be told from a random one)."""
+"""Rounds of the Feistel network that shuffles indices (Luby and Rackoff 1988: a permutation of four rounds is
+indistinguishable from a random one)."""
 GOLDEN, ONE, OTHER = (np.uint64(value) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64 (Steele et al. 2014) of each number."""
+    """Hash each number with SplitMix64 (Steele et al. 2014)."""
     with np.errstate(over="ignore"):
         values = values + GOLDEN
         values = (values ^ (values >> np.uint64(30))) * ONE
@@ -35,7 +35,7 @@ def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def shuffled(place: int, count: int, seed: int) -> int:
-    """Where place `place` of 0 to `count`, exclusive, is in the order of this seed; no order is held in memory."""
+    """Return the index at `place` in a random permutation of range(count), given by `seed`, without storing it."""
     bits = max(1, math.ceil(math.log2(count) / 2)) if count > 1 else 1
     mask, found = (1 << bits) - 1, place
     keys = [int(mixed(np.array([(seed + number) & (2**64 - 1)], dtype=np.uint64))[0]) for number in range(ROUNDS)]
@@ -45,14 +45,14 @@ def shuffled(place: int, count: int, seed: int) -> int:
             turned = int(mixed(np.array([right ^ key], dtype=np.uint64))[0]) & mask
             left, right = right, left ^ turned
         found = left << bits | right
-        # Places beyond the count are walked on from: they lie on the same cycle.
+        # Cycle walking: a result beyond the count is permuted again, until it is in the range.
         if found < count:
             return found
 
 
 class PackedRow(NamedTuple):
-    """A training sequence: inputs and targets, int64 [tokens], targets that are not learned PADDED, and the number in
-    the row of the document of each input."""
+    """A training sequence: inputs and targets, with tokens that are not learned as PADDED targets, and for each input
+    the index of its document in the row; int64 [tokens] each."""
 
     inputs: NDArray[np.int64]
     targets: NDArray[np.int64]
@@ -60,19 +60,19 @@ class PackedRow(NamedTuple):
 
 
 class Reader(Protocol):
-    """Rows of one set in order."""
+    """Reads the rows of one set, in shuffled order."""
 
     items: int
-    """Windows or records of an epoch."""
+    """The number of windows or records in an epoch."""
 
     def row(self, position: int, seed: int) -> tuple[PackedRow, int]:
-        """The row that begins with item `position`, counted over all epochs, and the position after it."""
+        """Return the row that begins with item `position`, counted over all epochs, and the position after it."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class WindowReader:
-    """Consecutive windows of `context` tokens of texts that lie end to end, in shuffled order."""
+    """Reads consecutive windows of `context` tokens of concatenated texts, in shuffled order."""
 
     data: PreparedSet
     context: int
@@ -84,11 +84,11 @@ class WindowReader:
 
     @property
     def items(self) -> int:
-        """Windows."""
+        """The number of windows in an epoch."""
         return (self.data.tokens - 1) // self.context
 
     def row(self, position: int, seed: int) -> tuple[PackedRow, int]:
-        """One window; what is learned of the last token of a document is its end, and of the first one nothing."""
+        """See `Reader.row`; a row is one window, in which the first token of a document is not a target."""
         epoch, place = divmod(position, self.items)
         start = shuffled(place, self.items, seed + epoch) * self.context
         ids, _, ends = self.data.window(start, start + self.context + 1)
@@ -103,7 +103,7 @@ class WindowReader:
 
 @dataclass(frozen=True, eq=False)
 class RecordReader:
-    """Rows packed with whole records, in shuffled order, as many as fit; records longer than a row are left out."""
+    """Packs rows with as many whole records as fit, in shuffled order; records longer than a row are left out."""
 
     data: PreparedSet
     context: int
@@ -115,11 +115,11 @@ class RecordReader:
 
     @property
     def items(self) -> int:
-        """Records."""
+        """The number of records in an epoch."""
         return self.data.records
 
     def row(self, position: int, seed: int) -> tuple[PackedRow, int]:
-        """As many records as fit, and padding."""
+        """See `Reader.row`; a row is as many records as fit, followed by padding."""
         inputs, targets = np.zeros(self.context, dtype=np.int64), np.full(self.context, PADDED, dtype=np.int64)
         documents = np.zeros(self.context, dtype=np.int64)
         filled = number = 0
@@ -144,7 +144,7 @@ class RecordReader:
 
 @dataclass(frozen=True)
 class MixedSource:
-    """A part of a mixture: its share of the rows, and how often it is read at most (0: as often as needed)."""
+    """A source of a mixture: its weight, and the maximum number of epochs for which it is read (0: unlimited)."""
 
     name: str
     reader: Reader
@@ -153,14 +153,14 @@ class MixedSource:
 
     @property
     def most(self) -> float:
-        """Items that may be read."""
+        """The maximum number of items to read."""
         return self.epochs * self.reader.items if self.epochs else math.inf
 
 
 class Mixture:
-    """Rows of several sources, each drawn with the probability of its weight, from a seed.
+    """Draws rows from several sources, with probabilities proportional to their weights, from a seed.
 
-    `position` is all that a checkpoint needs. Raises `InvalidValue` where all sources are read as often as they may be.
+    `position` is all that a checkpoint needs. Raises `InvalidValue` when all sources are exhausted.
     """
 
     def __init__(self, sources: Sequence[MixedSource], seed: int) -> None:
@@ -170,22 +170,22 @@ class Mixture:
 
     @property
     def epochs(self) -> Mapping[str, float]:
-        """How often each source has been read, by name."""
+        """The number of epochs read of each source, by name."""
         return {s.name: read / s.reader.items for s, read in zip(self.sources, self._items, strict=True)}
 
     def position(self) -> dict[str, Tensor]:
-        """Rows drawn so far, and the items of each source that were read, int64."""
+        """Return the number of rows drawn so far, and of the items read of each source, int64."""
         return {"rows": torch.tensor([self._rows]), "items": torch.tensor(self._items)}
 
     def restore(self, position: Mapping[str, Tensor]) -> None:
-        """Go on from a `position`; raises `InvalidValue` for one of another number of sources."""
+        """Continue from a `position`; raises `InvalidValue` if it has another number of sources."""
         if len(position["items"]) != len(self.sources):
             given = f"{len(self.sources)} folders"
             raise InvalidValue.of(FIELD, given, f"{len(position['items'])}, as in the checkpoint")
         self._rows, self._items = int(position["rows"][0]), position["items"].tolist()
 
     def next_row(self) -> PackedRow:
-        """The next row."""
+        """Return the next row."""
         open_weights = [
             source.weight if read < source.most else 0.0 for source, read in zip(self.sources, self._items, strict=True)
         ]
@@ -200,7 +200,7 @@ class Mixture:
         return row
 
     def batch(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs, documents and targets of the next rows, int64 [rows, tokens] each."""
+        """Return the inputs, documents and targets of the next rows, int64 [rows, tokens] each."""
         drawn = [self.next_row() for _ in range(rows)]
         stacked = [torch.from_numpy(np.stack(parts)) for parts in zip(*drawn, strict=True)]
         inputs, targets, documents = stacked

@@ -1,4 +1,4 @@
-"""Where the units of a preparation are made: in this process, in a pool of processes, or on the machines of Ray."""
+"""Executors of the units of a preparation: this process, a pool of processes, or a Ray cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from attn_train.prepared.shards import Shard
 
 
 def inline(folder: Path, units: Sequence[tuple[int, Unit]], workers: int) -> Iterator[list[Shard]]:  # noqa: ARG001
-    """In this process, where the tokenizer's own threads share the work."""
+    """Process the units in this process, in parallel by the tokenizer's own threads."""
     maker = UnitMaker(folder)
     for number, _ in units:
         yield maker.shards(number)
@@ -29,7 +29,7 @@ _makers: dict[Path, UnitMaker] = {}
 
 
 def made(folder: Path, number: int) -> list[Shard] | tuple[str, str]:
-    """The shards of a unit, made in a process of a pool; the reason and message of what a user is to read."""
+    """Make the shards of a unit in a process of a pool; an `AttnError` is returned as its reason and message."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if folder not in _makers:
         _makers.clear()
@@ -47,7 +47,7 @@ def _made_or_raised(result: list[Shard] | tuple[str, str]) -> list[Shard]:
 
 
 def processes(folder: Path, units: Sequence[tuple[int, Unit]], workers: int) -> Iterator[list[Shard]]:
-    """In a pool of processes."""
+    """Process the units in a pool of processes."""
     if workers == 1 or len(units) < 2:
         yield from inline(folder, units, 1)
         return
@@ -63,7 +63,7 @@ def processes(folder: Path, units: Sequence[tuple[int, Unit]], workers: int) -> 
 
 
 def ray_tasks(folder: Path, units: Sequence[tuple[int, Unit]], workers: int) -> Iterator[list[Shard]]:
-    """As tasks of Ray: on the machines of the cluster at RAY_ADDRESS, which share the folder, or on this one."""
+    """Process the units as Ray tasks: on the cluster at RAY_ADDRESS, whose machines share the folder, or locally."""
     runner = asyncio.Runner()
     cluster = Cluster(ClusterSettings(address=os.environ.get("RAY_ADDRESS"), cpus=workers))
     runner.run(cluster.start())

@@ -1,4 +1,4 @@
-"""`attn data prepare`: tokens of many files, made by several processes, the same bytes for any number of them."""
+"""`attn data prepare`: tokenizes files in parallel; the output is identical for any number of processes."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from attn_train.prepared.shards import (
 from attn_train.tasks.seq2seq import is_byte_pairs, learned_tokenizer
 
 UNIT_BYTES = 32 << 20
-"""Bytes of a file that make a shard: what a killed preparation does again, for each process."""
+"""Bytes of a file per shard; an interrupted preparation repeats at most one unfinished shard per process."""
 LEARNED_FROM = 64 << 20
-"""Bytes of text from whose beginning byte pairs are learned."""
+"""Characters of text, from the beginning of the data, from which byte pairs are learned."""
 AT_ONCE = 64
-"""Rows that are tokenized together."""
+"""Rows that are tokenized at once."""
 
 
 class DataPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is prepared, from which everything that is written follows."""
+    """The plan of a preparation, which determines its whole output."""
 
     kind: str
     columns: tuple[str, ...]
@@ -56,11 +56,11 @@ class DataPlan(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     units: tuple[Unit, ...]
     files: tuple[tuple[str, int, int], ...]
-    """Path, bytes, and time of the last change in ns of each file."""
+    """Path, size in bytes, and modification time in ns of each file."""
 
 
 class Request(NamedTuple):
-    """What is to be prepared: files to train on, how, and the files of each set that is kept for validation."""
+    """A request to prepare data: the training files, the options, and the files of each validation set."""
 
     data: Sequence[str]
     config: PrepareConfig
@@ -69,22 +69,22 @@ class Request(NamedTuple):
 
 
 Progress = Callable[[int, int, int], None]
-"""Called with units done, units in all, and tokens of the last one."""
+"""Called with the number of units done, the total, and the number of tokens of the last unit."""
 
 
 class Pool(Protocol):
-    """Runs units side by side."""
+    """Processes units in parallel."""
 
     def __call__(self, folder: Path, units: Sequence[tuple[int, Unit]], workers: int) -> Iterable[list[Shard]]:
-        """The shards of the units, in any order."""
+        """Yield the shards of each unit, in any order."""
         ...
 
 
 def prepare(request: Request, out: Path, *, workers: int, pool: Pool, progress: Progress) -> PreparedData:
-    """Prepare data in the folder `out`; what an earlier call with the same request has done there is kept.
+    """Prepare data in the folder `out`, resuming an interrupted call with the same request.
 
-    Raises `InvalidValue` for data that cannot be read, for a folder that holds something else, and `Unavailable` while
-    another process prepares it.
+    Raises `InvalidValue` for data that cannot be read or a folder with other content, and `Unavailable` while another
+    process prepares the same folder.
     """
     if (out / MANIFEST).is_file() and not (out / PLAN).is_file():
         raise InvalidValue.of("out", str(out), "a new folder; this one holds prepared data")
@@ -106,7 +106,7 @@ def prepare(request: Request, out: Path, *, workers: int, pool: Pool, progress: 
 
 
 def plan_of(request: Request) -> DataPlan:
-    """The plan of a request; raises `InvalidValue` for files, columns or fractions that cannot be."""
+    """Return the plan of a request; raises `InvalidValue` for invalid files, columns, set names or fractions."""
     config = request.config
     columns = config.columns or COLUMNS[config.kind]
     if len(columns) != len(COLUMNS[config.kind]):
@@ -137,7 +137,7 @@ def plan_of(request: Request) -> DataPlan:
 
 
 def _tail(path: Path, held: float, config: PrepareConfig) -> float:
-    """The fraction at the end of a file that is held out: of texts; of rows single ones are drawn."""
+    """Return the fraction at the end of a file to hold out: for whole texts only, as rows are drawn one by one."""
     whole = columns_of(path) is None and config.documents == "file"
     if held and whole and path.suffix.lower() in (".gz", ".zst"):
         allowed = "0 for a compressed text: name another file with --validation NAME=FILE, or make each line a document"
@@ -161,7 +161,7 @@ def _alone(out: Path) -> Any:
 
 
 def _begin(plan: DataPlan, out: Path) -> None:
-    """Write the plan and the tokenizer, or find that they are those of before."""
+    """Write the plan and the tokenizer, or check that the existing plan is the same."""
     content = msgspec.json.encode(plan)
     known = out / PLAN
     if known.is_file():
@@ -189,7 +189,7 @@ def _tokenizer(plan: DataPlan) -> Tokenizer:
 
 
 def _sample(plan: DataPlan) -> Iterator[str]:
-    """The first texts to train on, up to `LEARNED_FROM` bytes."""
+    """Yield the first training texts, up to `LEARNED_FROM` characters."""
     size = 0
     for unit in plan.units:
         if unit.set != TRAIN:
@@ -208,14 +208,14 @@ def _is_done(out: Path, plan: DataPlan, number: int) -> bool:
 
 
 def _names(plan: DataPlan, number: int) -> dict[str, str]:
-    """The names of the shards of a unit by set."""
+    """Return the names of the shards of a unit, by set."""
     unit = plan.units[number]
     sets = [unit.set, VALIDATION] if _draws(plan, unit) else [unit.set]
     return {name: f"{name}-{number:05d}" for name in sets}
 
 
 def _draws(plan: DataPlan, unit: Unit) -> bool:
-    """Whether single records of a unit are held out."""
+    """Whether records of a unit are drawn at random for validation."""
     whole = unit.format == "text" and plan.documents == "file"
     return bool(plan.validation_fraction) and unit.set == TRAIN and not whole
 
@@ -250,7 +250,7 @@ def _finish(plan: DataPlan, out: Path, dtype: str) -> None:
 
 
 class UnitMaker:
-    """Makes the shards of units, in whatever process."""
+    """Makes the shards of units, in any process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -260,7 +260,7 @@ class UnitMaker:
         self.encode = ENCODERS[self.plan.kind](self.tokenizer)
 
     def shards(self, number: int) -> list[Shard]:
-        """Make the shards of the unit of this number."""
+        """Make the shards of the unit with this number."""
         plan, unit = self.plan, self.plan.units[number]
         names = _names(plan, number)
         masked = plan.kind in MASKED
@@ -283,7 +283,7 @@ class UnitMaker:
             raise
 
     def _records(self, unit: Unit) -> Iterator[tuple[list[Record], bool]]:
-        """The records of a unit, and whether their sequences end with them: those of a text do with its last piece."""
+        """Yield the records of a unit, and whether their sequences end; a text's sequence ends with its last piece."""
         plan = self.plan
         if unit.format == "text" and plan.documents == "file":
             begins = unit.start == 0
@@ -312,6 +312,6 @@ class UnitMaker:
 
 
 def _chance(seed: int, unit: int, place: int) -> float:
-    """A number of [0, 1) for a record, always the same."""
+    """Return a deterministic pseudo-random number in [0, 1) for a record."""
     digest = hashlib.blake2b(f"{seed}:{unit}:{place}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64

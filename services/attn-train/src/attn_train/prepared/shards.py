@@ -1,4 +1,4 @@
-"""Token shards: folders of memory-mapped token ids with the ends of their sequences and a manifest."""
+"""Token shards: folders of memory-mapped token ids, with the end offsets of their sequences and a manifest."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from attn_models.weights.manifest import file_sha256
 from numpy.typing import NDArray
 
 MANIFEST = "data.json"
-"""The file that is written last: without it a folder is not finished."""
+"""The manifest, which is written last: without it the preparation of a folder is not finished."""
 MANIFEST_LIMIT = 64 << 20
 PLAN = "plan.json"
-"""What a preparation that is not finished does; gone once it is."""
+"""The plan of an unfinished preparation; removed when it is finished."""
 TRAIN, VALIDATION = "train", "validation"
 FIELD = "config.data.prepared"
 KINDS: Mapping[str, int] = {"text": 1, "chat": 1, "preference": 2, "pairs": 2}
-"""Kinds of prepared data, and the sequences of each record: chosen and rejected, source and target."""
+"""Kinds of prepared data, and the number of sequences per record: 2 for chosen and rejected, or source and target."""
 MASKED = frozenset({"chat", "preference"})
-"""Kinds in which some tokens alone are learned: those of answers."""
+"""Kinds in which only some tokens, those of answers, are targets."""
 
 Ids = NDArray[Any]
 
 
 class ShardFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Bytes of a file of a shard, and their SHA-256 in hexadecimal."""
+    """The size in bytes and the SHA-256, in hexadecimal, of a file of a shard."""
 
     size: int
     sha256: str
 
 
 class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A shard: how many tokens and ends of sequences it holds, and its files by suffix."""
+    """A shard: its name, the number of its tokens and of its sequence ends, and its files by suffix."""
 
     name: str
     tokens: int
@@ -58,10 +58,10 @@ class SourceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DataManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a folder of prepared data holds.
+    """The manifest of a folder of prepared data.
 
-    `tokenizer_sha256` is that of its vocabulary, `dtype` that of token ids, `columns` what was read of rows, and `sets`
-    the shards by set: `train`, and those that are kept for validation.
+    `tokenizer_sha256` is the hash of the tokenizer's vocabulary, `dtype` the type of token ids, `columns` the columns
+    that were read, and `sets` the shards by set: `train` and the validation sets.
     """
 
     kind: str
@@ -76,7 +76,7 @@ class DataManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def vocabulary_sha256(tokenizer: Tokenizer) -> str:
-    """The SHA-256 of the tokens of a tokenizer in the order of their ids: equal for equal vocabularies."""
+    """Return the SHA-256 of a tokenizer's tokens in the order of their ids; it is equal for equal vocabularies."""
     digest = hashlib.sha256()
     for place in range(tokenizer.vocab_size):
         digest.update(tokenizer.token(place).encode("utf-8", "surrogatepass") + b"\0")
@@ -84,12 +84,12 @@ def vocabulary_sha256(tokenizer: Tokenizer) -> str:
 
 
 def token_dtype(vocab_size: int) -> str:
-    """The smallest type of token ids."""
+    """Return the smallest type for token ids."""
     return "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
 class ShardWriter:
-    """Writes one shard piece by piece; it is there, flushed, once `close` has returned."""
+    """Writes one shard piece by piece; it is complete and flushed to disk once `close` has returned."""
 
     def __init__(self, folder: Path, name: str, dtype: str, *, masked: bool) -> None:
         self._folder, self._name = folder, name
@@ -100,7 +100,7 @@ class ShardWriter:
         self._tokens = self._ends = 0
 
     def add(self, ids: Ids | Sequence[int], learned: Ids | Sequence[int] | None = None, *, ends: bool) -> None:
-        """Append token ids, whether each is to be learned, and whether the sequence ends with them."""
+        """Append token ids, with flags whether each is a target; `ends` says whether the sequence ends with them."""
         self._write("tokens", ids)
         self._tokens += len(ids)
         if learned is not None:
@@ -110,7 +110,7 @@ class ShardWriter:
             self._ends += 1
 
     def close(self) -> Shard:
-        """Flush the files, give them their names, and leave a record of the shard beside them."""
+        """Flush the files, rename them to their final names, and write the shard's description next to them."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -123,7 +123,7 @@ class ShardWriter:
         return shard
 
     def abandon(self) -> None:
-        """Remove what was written."""
+        """Remove the files that were written."""
         for suffix, file in self._files.items():
             file.close()
             self._partial(suffix).unlink(missing_ok=True)
@@ -139,7 +139,7 @@ class ShardWriter:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that is there whole or not at all, flushed."""
+    """Write a file atomically, and flush it to disk."""
     partial = path.with_name(f".{path.name}.partial")
     partial.write_bytes(content)
     sync_path(partial)
@@ -148,7 +148,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 class Window(NamedTuple):
-    """Token ids of a stretch, whether each is to be learned (None: all), and where in it sequences end."""
+    """A range of tokens: their ids, flags whether each is a target (None: all), and the end offsets of sequences."""
 
     ids: Ids
     learned: Ids | None
@@ -157,7 +157,10 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PreparedSet:
-    """The shards of one set as one sequence of tokens, read where they lie: nothing is held in memory."""
+    """The shards of one set as a single sequence of tokens, memory-mapped from disk.
+
+    `parts` is the number of sequences per record; `masked` says whether only some tokens are targets.
+    """
 
     folder: Path
     shards: Sequence[Shard]
@@ -167,26 +170,26 @@ class PreparedSet:
 
     @cached_property
     def token_starts(self) -> NDArray[np.int64]:
-        """Where each shard begins, and where the last one ends, in tokens."""
+        """The offset in tokens at which each shard begins, and at which the last one ends."""
         return np.cumsum([0, *(shard.tokens for shard in self.shards)], dtype=np.int64)
 
     @cached_property
     def sequence_starts(self) -> NDArray[np.int64]:
-        """The same in sequences."""
+        """The index of the first sequence of each shard, and the total number of sequences."""
         return np.cumsum([0, *(shard.ends for shard in self.shards)], dtype=np.int64)
 
     @property
     def tokens(self) -> int:
-        """Number of tokens."""
+        """The number of tokens."""
         return int(self.token_starts[-1])
 
     @property
     def records(self) -> int:
-        """Number of records: documents, conversations or pairs."""
+        """The number of records: documents, conversations or pairs."""
         return int(self.sequence_starts[-1]) // self.parts
 
     def window(self, start: int, stop: int) -> Window:
-        """The tokens `start` to `stop`, exclusive, of the whole set."""
+        """Return the tokens `start` to `stop`, exclusive, of the whole set."""
         pieces: list[Window] = []
         first = int(np.searchsorted(self.token_starts, start, side="right")) - 1
         for place in range(first, len(self.shards)):
@@ -210,7 +213,7 @@ class PreparedSet:
         )
 
     def record(self, number: int) -> list[Window]:
-        """The sequences of a record, each as a window."""
+        """Return the sequences of a record, each as a window."""
         found = []
         for sequence in range(number * self.parts, (number + 1) * self.parts):
             place = int(np.searchsorted(self.sequence_starts, sequence, side="right")) - 1
@@ -221,7 +224,7 @@ class PreparedSet:
         return found
 
     def lengths(self) -> Iterator[NDArray[np.int64]]:
-        """The lengths of all sequences, shard by shard."""
+        """Yield the lengths of all sequences, one array per shard."""
         for place in range(len(self.shards)):
             ends = self._mapped(place, "ends").astype(np.int64)
             yield ends - np.concatenate([[0], ends[:-1]])
@@ -244,16 +247,16 @@ class PreparedSet:
 
 @dataclass(frozen=True, eq=False)
 class PreparedData:
-    """A folder of prepared data that was opened: its manifest, and its sets."""
+    """An opened folder of prepared data: its manifest and its sets."""
 
     folder: Path
     manifest: DataManifest
 
     @classmethod
     def open(cls, folder: Path, *, verify: bool = False) -> PreparedData:
-        """Open a folder; with `verify` every byte is read and compared with the manifest, else only sizes.
+        """Open a folder, checking the sizes of its files; with `verify`, their SHA-256 is checked, too.
 
-        Raises `InvalidValue` for a folder that is not prepared, not finished or damaged.
+        Raises `InvalidValue` for a folder that is not prepared data, not finished or damaged.
         """
         path = folder / MANIFEST
         if not path.is_file():
@@ -275,22 +278,22 @@ class PreparedData:
 
     @property
     def kind(self) -> str:
-        """One of `KINDS`."""
+        """The kind of data, one of `KINDS`."""
         return self.manifest.kind
 
     @property
     def validation_sets(self) -> list[str]:
-        """The names of the sets that are kept for validation."""
+        """The names of the validation sets."""
         return sorted(name for name in self.manifest.sets if name != TRAIN)
 
     def set(self, name: str) -> PreparedSet:
-        """The set of this name; empty if there is none."""
+        """Return the set of this name, which is empty if it does not exist."""
         shards = self.manifest.sets.get(name, ())
         return PreparedSet(self.folder, shards, self.manifest.dtype, KINDS[self.kind], self.kind in MASKED)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the tokens, which lies beside them."""
+        """The tokenizer that made the tokens, loaded from the same folder."""
         return Tokenizer.from_folder(self.folder)
 
     def _check(self, *, verify: bool) -> None:
@@ -308,5 +311,5 @@ class PreparedData:
 
 
 def manifest_json(manifest: DataManifest) -> bytes:
-    """A manifest as indented JSON."""
+    """Return a manifest as indented JSON."""
     return json.dumps(msgspec.to_builtins(manifest), indent=1).encode() + b"\n"

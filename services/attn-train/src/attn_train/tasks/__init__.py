@@ -1,1 +1,1 @@
-"""Training tasks: for each, its dataset in memory, its batches, its loss and its metrics. No Ray and no gRPC."""
+"""Training tasks: the dataset, batches, loss and metrics of each. Independent of Ray and gRPC."""

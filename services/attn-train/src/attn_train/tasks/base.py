@@ -1,4 +1,4 @@
-"""Datasets and training tasks: batches, losses and metrics that the training loop needs."""
+"""Interfaces and helpers of datasets and training tasks: the batches, losses and metrics of the training loop."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from attn_train.tasks.reinforce import Reinforce
 
 
 def derived(seed: int, use: str) -> int:
-    """A seed of 63 bits for `use`: equal streams for initial weights, batches and dropout would be correlated."""
+    """Derive a 63-bit seed for `use`, so that initial weights, batches and dropout have independent random streams."""
     digest = hashlib.sha256(f"{seed}:{use}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 class RandomWindows:
-    """Draws `batch` windows of `context` tokens with their next tokens, at places given by a seeded generator.
+    """Draws `batch` windows of `context` tokens, with targets one token ahead, at random positions.
 
     `tokens` is [tokens], any integer type. Raises `InvalidValue` if not even one window fits.
     """
@@ -35,13 +35,13 @@ class RandomWindows:
         if len(tokens) <= context:
             allowed = f"more than the context of {context} tokens"
             raise InvalidValue.of("data", f"{len(tokens)} tokens", allowed)
-        # A view: window i is tokens i to i + context, so one gather makes a batch and its targets.
+        # A view: window i is tokens i to i + context, so that one gather gives both inputs and targets.
         self._windows = tokens.unfold(0, context + 1, 1)
         self._batch = batch
         self.generator = torch.Generator().manual_seed(seed)
 
     def next_batch(self) -> tuple[Tensor, Tensor]:
-        """Inputs and targets, int64, [batch, context] each; targets are one token ahead."""
+        """Return inputs and targets, int64 [batch, context] each; targets are one token ahead."""
         places = torch.randint(len(self._windows), (self._batch,), generator=self.generator)
         rows = self._windows[places].long()
         return rows[:, :-1], rows[:, 1:]
@@ -50,7 +50,7 @@ class RandomWindows:
 def mean_loss(
     model: nn.Module, batches: RandomWindows, count: int, on_batch: Callable[[], None] = lambda: None
 ) -> float:
-    """The mean loss over `count` batches, without dropout; the model is left in the mode it was in.
+    """Return the mean loss over `count` batches in evaluation mode; the model's mode is restored.
 
     `on_batch` is called after each batch.
     """
@@ -68,9 +68,10 @@ def mean_loss(
 
 
 def auxiliary_losses(model: nn.Module) -> Tensor | float:
-    """What keeps experts busy, and what layers of attention, such as compressive memory, leave of the last pass.
+    """Return the router losses of experts plus the auxiliary losses that layers stored in the last forward pass.
 
-    To be added once to the loss of a batch, before its backward pass; 0 without any.
+    Such layers are, for example, those with compressive memory. To be added once to the loss of a batch, before its
+    backward pass; 0 if there are none.
     """
     takers: list[Any] = [module for module in model.modules() if hasattr(module, "take_auxiliary_loss")]
     left = [taker.take_auxiliary_loss() for taker in takers]
@@ -78,56 +79,56 @@ def auxiliary_losses(model: nn.Module) -> Tensor | float:
 
 
 VALIDATION_SEED = 0x5EED
-"""Validation batches are the same in every measurement of every run, so that losses can be compared."""
+"""The seed of validation batches, which are the same in every evaluation of every run for comparable losses."""
 
 OnBatch = Callable[[], None]
-"""Called after each batch of an evaluation, so that a long one is not taken for a hang."""
+"""Called after each batch of an evaluation, so that a long evaluation is not mistaken for a hang."""
 
 
 class TrainingTask(Protocol):
-    """Batches, loss and metrics of one run.
+    """The batches, loss and metrics of one run.
 
-    Batches depend on the state of `generator` alone, which checkpoints save.
+    Batches depend only on the state of `generator`, which is saved in checkpoints.
     """
 
     generator: torch.Generator
     tokens: int
-    """Number of tokens predicted since the run started or resumed."""
+    """The number of tokens predicted since the run started or resumed."""
     reinforce: Reinforce
-    """What trains the scores of layers that sample keys; checkpoints save its state."""
+    """The loss that trains the scores of layers that sample keys; its state is saved in checkpoints."""
 
     def next_batch(self) -> tuple[Tensor, ...]:
-        """The tensors of the next training batch, on the CPU."""
+        """Return the tensors of the next training batch, on the CPU."""
         ...
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """Training loss of a batch: a scalar, in nats per token, with auxiliary losses."""
+        """Return the training loss of a batch: a scalar, in nats per token, with auxiliary losses."""
         ...
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
-        """Mean loss over at most `batches` validation batches, without auxiliary losses; None if there are none."""
+        """Return the mean loss over at most `batches` validation batches, without auxiliary losses; None if none."""
         ...
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
-        """Metrics that are measured once, after the last step, by name."""
+        """Return the metrics that are measured once, after the last step, by name."""
         ...
 
 
 def position_of(task: TrainingTask) -> dict[str, Tensor]:
-    """Where a task is in its data, beside the state of its generator: tensors by name, none for most."""
+    """Return the position of a task in its data, besides its generator's state, as tensors by name; usually empty."""
     own: Callable[[], dict[str, Tensor]] | None = getattr(task, "position", None)
     return {} if own is None else own()
 
 
 def restore_position(task: TrainingTask, position: Mapping[str, Tensor]) -> None:
-    """Put back what `position_of` gave."""
+    """Restore what `position_of` returned."""
     own: Callable[[Mapping[str, Tensor]], None] | None = getattr(task, "restore_position", None)
     if own is not None and position:
         own(position)
 
 
 class SeededTask:
-    """Base of tasks that draw batches of examples by a generator of their own."""
+    """Base class of tasks that draw batches of examples with a generator of their own."""
 
     def __init__(self, config: TrainingConfig) -> None:
         self._batch = config.optimizer.batch_size
@@ -138,78 +139,81 @@ class SeededTask:
 
 
 class Dataset(Protocol):
-    """Data in memory, tokenized if it is text."""
+    """The data of a job, tokenized if it is text."""
 
     @property
     def model_fields(self) -> Mapping[str, Any]:
-        """Fields of the model's config that follow from the data, such as the size of the vocabulary."""
+        """The fields of the model's config that follow from the data, such as the vocabulary size."""
         ...
 
     @property
     def summary(self) -> str:
-        """Number of training and validation examples, as text."""
+        """The number of training and validation examples, as text."""
         ...
 
     def task(self, config: TrainingConfig) -> TrainingTask:
-        """The training task of a run, from its first batch."""
+        """Return the training task of a run, at its first batch."""
         ...
 
     def save(self, folder: Path, model: Any) -> Path:
-        """Save the model with its tokenizer or class names; returns the folder."""
+        """Save the model with its tokenizer or class names, and return the folder."""
         ...
 
 
 class TokenDataset:
-    """Base of datasets of token ids: they fix the vocabulary, and save their `tokenizer` with the model."""
+    """Base class of datasets of token ids: they determine the vocabulary, and save their `tokenizer` with the model."""
 
     tokenizer: Tokenizer
 
     @property
     def model_fields(self) -> Mapping[str, Any]:
-        """The vocabulary."""
+        """The vocabulary size."""
         return {"vocab_size": self.tokenizer.vocab_size}
 
     def save(self, folder: Path, model: Any) -> Path:
-        """A folder of a `LanguageModel` with its tokenizer."""
+        """Save the model with its tokenizer, and return the folder."""
         from attn_models.loading import save_model
 
         return save_model(folder, model, self.tokenizer)
 
 
 PADDED = IGNORED
-"""Target of padding, which losses ignore."""
+"""The target of padding, which losses ignore."""
 
 
 def count_targets(batch: tuple[Tensor, ...]) -> int:
-    """Targets of a batch, which are its last tensor, without padding."""
+    """Return the number of targets of a batch, its last tensor, without padding."""
     return int((batch[-1] != PADDED).sum())
 
 
 def batch_weight(task: TrainingTask, batch: tuple[Tensor, ...]) -> int:
-    """How many things the loss of a batch is the mean of: its targets, unless the task has a `weight` of its own."""
+    """Return the number of elements that the loss of a batch averages: its targets, or `weight` of the task, if any."""
     own: Callable[[tuple[Tensor, ...]], int] | None = getattr(task, "weight", None)
     return count_targets(batch) if own is None else own(batch)
 
 
 def on_host(task: TrainingTask) -> tuple[int, ...]:
-    """The places in a batch of what a loss reads on the CPU, such as numbers of documents; on a GPU it would wait."""
+    """Return the indices of the batch's tensors that the loss reads on the CPU, such as document numbers.
+
+    Reading them from a GPU would force a synchronisation.
+    """
     own: tuple[int, ...] = getattr(task, "on_host", ())
     return own
 
 
 def to_device(batch: tuple[Tensor, ...], device: torch.device, kept: tuple[int, ...] = ()) -> tuple[Tensor, ...]:
-    """A batch on a device, but for the parts at places `kept`; a GPU fetches it by itself, while the next is made."""
+    """Move a batch to a device, except the tensors at the indices `kept`; copies to a GPU are asynchronous."""
     return tuple(part if place in kept else sent(part, device) for place, part in enumerate(batch))
 
 
 Text = TypeVar("Text")
 
 BUCKET_BATCHES = 8
-"""A batch is drawn from as many batches of texts that are about as long."""
+"""A batch is drawn from this many batches' worth of texts of similar length."""
 
 
 def similar_in_length(by_length: Sequence[Text], batch: int, generator: torch.Generator) -> list[Text]:
-    """`batch` texts of those sorted by length, about as long as one that is drawn from all; all if they are fewer."""
+    """Draw `batch` texts from those sorted by length, similar in length to a random one; all if there are fewer."""
     count = len(by_length)
     window = min(count, BUCKET_BATCHES * batch)
     centre = int(torch.randint(count, (), generator=generator))
@@ -218,7 +222,7 @@ def similar_in_length(by_length: Sequence[Text], batch: int, generator: torch.Ge
 
 
 def split_validation(texts: Sequence[Text], fraction: float) -> tuple[Sequence[Text], Sequence[Text]]:
-    """The texts to train on, and the fraction at the end that is kept for validation."""
+    """Split off the fraction at the end for validation; returns the training and validation texts."""
     trained = len(texts) - int(len(texts) * fraction)
     return texts[:trained], texts[trained:]
 
@@ -226,7 +230,7 @@ def split_validation(texts: Sequence[Text], fraction: float) -> tuple[Sequence[T
 def validation_batches(
     kept: Sequence[Text], collate: Callable[[Sequence[Text]], tuple[Tensor, ...]], *, batch: int, batches: int
 ) -> Iterator[tuple[Tensor, ...]]:
-    """At most `batches` collated batches of texts, the same ones each time."""
+    """Yield at most `batches` collated batches of texts, the same ones in every call."""
     order = torch.randperm(len(kept), generator=torch.Generator().manual_seed(VALIDATION_SEED)).tolist()
     for start in range(0, min(len(kept), batches * batch), batch):
         yield collate([kept[place] for place in order[start : start + batch]])
@@ -240,9 +244,9 @@ def mean_over_batches(
     weight: Callable[[tuple[Tensor, ...]], int] = count_targets,
     kept: tuple[int, ...] = (),
 ) -> float | None:
-    """The mean of the `value` of batches, each of which counts as its `weight` says; None without batches.
+    """Return the mean `value` of batches, weighted by `weight`, in evaluation mode; None without batches.
 
-    The model is left in the mode it was in. Parts of batches at the places `kept` stay on the CPU.
+    The model's mode is restored. The tensors of a batch at the indices `kept` stay on the CPU.
     """
     training, total, weights = model.training, 0.0, 0
     model.eval()
@@ -267,8 +271,8 @@ def mean_validation_loss(
     batches: int,
     on_batch: OnBatch,
 ) -> float | None:
-    """The mean `loss` a target over `validation_batches`; None without texts.
+    """Return the mean `loss` per target over `validation_batches`; None without texts.
 
-    The last part of a collated batch are its targets. The model is left in the mode it was in.
+    The last tensor of a collated batch must be its targets. The model's mode is restored.
     """
     return mean_over_batches(model, validation_batches(kept, collate, batch=batch, batches=batches), loss, on_batch)

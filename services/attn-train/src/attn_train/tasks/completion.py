@@ -1,4 +1,4 @@
-"""Completion of prompts: texts whose first part is given, and whose second part the model must write."""
+"""Prompt completion: the model learns to generate the second part of a text from the first."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from attn_train.tasks.base import (
 from attn_train.tasks.seq2seq import TextPair
 
 EQUALS = "="
-"""The word between what is given and what is to be written."""
+"""The word between the prompt and the completion."""
 FINAL_PROMPTS = 100
-"""Validation texts that are answered when training is over."""
+"""The number of validation prompts that are completed for the final accuracy."""
 
 
 @dataclass(frozen=True, eq=False)
 class PromptCompletion:
-    """Token ids that are given, and those to be written, the one that ends them last."""
+    """The token ids of a prompt (`given`), and of its completion with the end token (`written`)."""
 
     given: tuple[int, ...]
     written: tuple[int, ...]
@@ -45,7 +45,7 @@ class PromptCompletion:
 
 @dataclass(frozen=True, eq=False)
 class CompletionDataset(TokenDataset):
-    """Texts to train on and texts kept for validation."""
+    """Prompts with completions for training and validation."""
 
     training: Sequence[PromptCompletion]
     validation: Sequence[PromptCompletion]
@@ -53,18 +53,18 @@ class CompletionDataset(TokenDataset):
 
     @property
     def summary(self) -> str:
-        """How many."""
+        """The number of texts."""
         return f"{len(self.training)} training and {len(self.validation)} validation texts"
 
     def task(self, config: TrainingConfig) -> CompletionTask:
-        """Batches of them."""
+        """Return the training task."""
         return CompletionTask(self, config)
 
 
 def completion_dataset(pairs: Sequence[TextPair], *, validation: float, longest: int) -> CompletionDataset:
-    """The pairs as texts "source = target" of at most `longest` tokens, one a word; the fraction `validation` is kept.
+    """Tokenize pairs as texts "source = target", one token per word; those longer than `longest` are left out.
 
-    Raises `InvalidValue` where none is left.
+    The fraction `validation` at the end is for validation. Raises `InvalidValue` if no training text is left.
     """
     tokenizer = word_tokenizer([EQUALS, *(text for pair in pairs for text in pair)])
     given = tokenizer.encode_batch([f"{source} {EQUALS}" for source, _ in pairs])
@@ -79,14 +79,14 @@ def completion_dataset(pairs: Sequence[TextPair], *, validation: float, longest:
 
 
 class CompletionTask(SeededTask):
-    """Batches of texts, [batch, longest] inputs and targets; what is given is no target."""
+    """Batches of texts: inputs and targets [batch, longest]; tokens of the prompt are not targets."""
 
     def __init__(self, texts: CompletionDataset, config: TrainingConfig) -> None:
         super().__init__(config)
         self._texts = texts
 
     def next_batch(self) -> tuple[Tensor, ...]:
-        """Any texts."""
+        """Return a batch of random texts."""
         texts = self._texts.training
         chosen = torch.randint(len(texts), (self._batch,), generator=self.generator).tolist()
         batch = collate([texts[place] for place in chosen])
@@ -94,14 +94,14 @@ class CompletionTask(SeededTask):
         return batch
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """Mean cross-entropy of what is to be written, and auxiliary losses."""
+        """Return the mean cross-entropy of the completions, plus auxiliary losses."""
         if samples_keys(model):
             loss = self.reinforce.loss(model, lambda: model(batch[0]), batch[1], self._smoothing)
             return loss + auxiliary_losses(model)
         return _loss(model, batch, self._smoothing) + auxiliary_losses(model)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
-        """The mean over at most `batches` batches kept for validation."""
+        """Return the mean loss over at most `batches` validation batches."""
         return mean_validation_loss(
             model,
             self._texts.validation,
@@ -113,7 +113,7 @@ class CompletionTask(SeededTask):
         )
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
-        """The share of the first validation texts that are written without a mistake, by the engine that serves."""
+        """Return the share of the first validation prompts that attn-engine completes exactly."""
         asked = self._texts.validation[:FINAL_PROMPTS]
         if not asked:
             return {}
@@ -130,7 +130,7 @@ def _loss(model: nn.Module, batch: tuple[Tensor, ...], smoothing: float) -> Tens
 def complete(
     model: nn.Module, tokenizer: Tokenizer, given: Sequence[tuple[int, ...]], on_batch: OnBatch
 ) -> list[tuple[int, ...]]:
-    """What the model writes after each, likeliest token by token; it is left in the mode it was in."""
+    """Complete each prompt by greedy decoding with attn-engine; the model's mode is restored."""
     training = model.training
     model.eval()
     engine = build_engine(model, tokenizer)  # type: ignore[arg-type]
@@ -148,7 +148,7 @@ def complete(
 
 
 def collate(texts: Sequence[PromptCompletion]) -> tuple[Tensor, Tensor]:
-    """Inputs and targets [batch, longest], padded at the end."""
+    """Return inputs and targets [batch, longest], padded at the end."""
     rows = [torch.tensor([*text.given, *text.written]) for text in texts]
     goals = [row[1:].clone() for row in rows]
     for goal, text in zip(goals, texts, strict=True):

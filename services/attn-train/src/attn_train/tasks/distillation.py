@@ -1,4 +1,4 @@
-"""Distillation: the probabilities of a teacher are learned beside the text (Hinton et al. 2015, arXiv 1503.02531)."""
+"""Distillation: a model also learns the probabilities of a teacher (Hinton et al. 2015, arXiv 1503.02531)."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from attn_train.tasks.packed import packed_logits
 
 FIELD = "config.objective.teacher"
 TEMPERATURE, WEIGHT = 1.0, 0.5
-"""`distillation_temperature` and `distillation_weight`, if not given."""
+"""Defaults of `distillation_temperature` and `distillation_weight`."""
 
 
 def distillation_loss(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """T² KL(teacher || model) of logits [rows, vocabulary] divided by T, its mean over rows in nats."""
+    """Return T² KL(teacher || model) for logits [tokens, vocabulary] divided by T, the mean over tokens, in nats."""
     ours = functional.log_softmax(logits.float() / temperature, dim=-1)
     theirs = functional.log_softmax(teacher.float() / temperature, dim=-1)
     return temperature**2 * functional.kl_div(ours, theirs, reduction="batchmean", log_target=True)
 
 
 def check_teacher(config: TrainingConfig, home: Path, tokenizer: Path) -> None:
-    """Raise `UserError` for a teacher that is not there, or whose tokens are not those of the tokenizer's folder."""
+    """Raise `UserError` if the teacher does not exist, or its vocabulary is not that of the tokenizer's folder."""
     folder = _teacher_folder(config, home)
     if not (folder / "tokenizer.json").is_file():
         raise Incompatible(f"teacher {folder.name}: it has no tokenizer.json", field=FIELD)
@@ -59,32 +59,32 @@ def _teacher_folder(config: TrainingConfig, home: Path) -> Path:
 
 @dataclass(frozen=True, eq=False)
 class DistilledDataset:
-    """A dataset of which a teacher is learned too; all but the task is the dataset's."""
+    """A dataset with a teacher: the task has the distillation loss, all else is forwarded to the dataset."""
 
     plain: Dataset
     teacher: Any
 
     @property
     def model_fields(self) -> Mapping[str, Any]:
-        """Those of the dataset."""
+        """The fields of the dataset."""
         return self.plain.model_fields
 
     @property
     def summary(self) -> str:
-        """That of the dataset."""
+        """The summary of the dataset."""
         return f"{self.plain.summary}, with a teacher"
 
     def task(self, config: TrainingConfig) -> TrainingTask:
-        """The dataset's, with another loss."""
+        """Return the dataset's task with the distillation loss."""
         return DistillationTask(self.plain.task(config), self.teacher, config)
 
     def save(self, folder: Path, model: Any) -> Path:
-        """As the dataset does."""
+        """Save the model as the dataset does."""
         return self.plain.save(folder, model)
 
 
 def distilled(dataset: Dataset, config: TrainingConfig, home: Path) -> Dataset:
-    """The dataset with the teacher that the config names, if it names one, on the device of the config."""
+    """Return the dataset with the teacher that the config names, loaded onto its device, or as it is without one."""
     if config.objective.teacher is None:
         return dataset
     loaded = load_model(_teacher_folder(config, home), device=config.device, quantization="auto")
@@ -92,7 +92,7 @@ def distilled(dataset: Dataset, config: TrainingConfig, home: Path) -> Dataset:
 
 
 class DistillationTask:
-    """The batches of a task of inputs and targets [batch, tokens], and a loss that a teacher is part of."""
+    """The batches of another task, inputs and targets [batch, tokens], with the distillation loss."""
 
     def __init__(self, task: TrainingTask, teacher: Any, config: TrainingConfig) -> None:
         self.generator, self.reinforce, self.tokens = task.generator, task.reinforce, task.tokens
@@ -105,21 +105,21 @@ class DistillationTask:
         self._apart = config.data.document_mask
 
     def position(self) -> dict[str, Tensor]:
-        """That of the task."""
+        """Return the position of the task."""
         return position_of(self._task)
 
     def restore_position(self, position: Mapping[str, Tensor]) -> None:
-        """Go on from there."""
+        """Restore the position of the task."""
         restore_position(self._task, position)
 
     def next_batch(self) -> tuple[Tensor, ...]:
-        """A batch of the task."""
+        """Return the next batch of the task."""
         batch = self._task.next_batch()
         self.tokens = self._task.tokens
         return batch
 
     def loss(self, model: Any, batch: tuple[Tensor, ...]) -> Tensor:
-        """(1 - weight) times the cross-entropy of the targets and weight times `distillation_loss` at them."""
+        """Return (1 - weight) · cross-entropy + weight · `distillation_loss`, at the targets, plus auxiliary losses."""
         inputs, *documents, targets = batch
         apart = documents[0] if documents and self._apart else None
         kept = targets != PADDED
@@ -131,9 +131,9 @@ class DistillationTask:
         return (1 - self._weight) * text + self._weight * taught + auxiliary_losses(model)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
-        """That of the text alone."""
+        """Return the validation loss of the task, without the teacher."""
         return self._task.validation_loss(model, batches, on_batch)
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
-        """Those of the task."""
+        """Return the final metrics of the task."""
         return self._task.final_metrics(model, on_batch)

@@ -16,12 +16,12 @@ from attn_train.tasks.base import VALIDATION_SEED, OnBatch, SeededTask
 
 WHITE = 255
 AT_ONCE = 256
-"""Batch size of the final accuracy."""
+"""Batch size of evaluations."""
 
 
 @dataclass(frozen=True, eq=False)
 class LabelledImages:
-    """Square `images`, uint8, [count, channels, side, side], and their classes, int64, `labels` [count]."""
+    """Square `images`, uint8 [count, channels, side, side], and their class `labels`, int64 [count]."""
 
     images: Tensor
     labels: Tensor
@@ -29,7 +29,7 @@ class LabelledImages:
 
 @dataclass(frozen=True, eq=False)
 class ImageDataset:
-    """Images to train on, images kept for validation, and the `names` of their classes."""
+    """Training images, validation images, and the `names` of the classes."""
 
     training: LabelledImages
     validation: LabelledImages
@@ -37,47 +37,47 @@ class ImageDataset:
 
     @property
     def model_fields(self) -> dict[str, int]:
-        """The side in pixels, the numbers a pixel has, and the classes."""
+        """The image side in pixels, and the numbers of channels and of classes."""
         _, channels, side, _ = self.training.images.shape
         return {"image": side, "channels": channels, "classes": len(self.names)}
 
     @property
     def summary(self) -> str:
-        """How many."""
+        """The number of images."""
         return f"{len(self.training.labels)} training and {len(self.validation.labels)} validation images"
 
     def task(self, config: TrainingConfig) -> ImageClassificationTask:
-        """Batches of them."""
+        """Return the training task."""
         return ImageClassificationTask(self, config)
 
     def save(self, folder: Path, model: Any) -> Path:
-        """A folder with the names of the classes, and what is done to pixels first."""
+        """Save the model with the class names and the pixel normalisation, and return the folder."""
         from attn_models.loading.encoders import ImageClassifier
 
         return ImageClassifier(model, self.names).save(folder)
 
 
 class ImageClassificationTask(SeededTask):
-    """Batches of images [batch, channels, side, side] from -1, black, to 1, white, and their classes [batch]."""
+    """Batches of images [batch, channels, side, side], from -1 (black) to 1 (white), and their classes [batch]."""
 
     def __init__(self, images: ImageDataset, config: TrainingConfig) -> None:
         super().__init__(config)
         self._images = images
 
     def next_batch(self) -> tuple[Tensor, ...]:
-        """Any images."""
+        """Return a batch of random images."""
         found = self._images.training
         chosen = torch.randint(len(found.labels), (self._batch,), generator=self.generator)
         self.tokens += self._batch
         return normalize_pixels(found.images[chosen]), found.labels[chosen]
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """Mean cross-entropy, in nats an image."""
+        """Return the mean cross-entropy, in nats per image."""
         images, labels = batch
         return self.reinforce.loss(model, lambda: model(images)[:, None], labels[:, None], self._smoothing)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
-        """The mean over at most `batches` batches of images kept for validation, the same ones each time."""
+        """Return the mean loss over at most `batches` batches of validation images, the same ones each time."""
         count = len(self._images.validation.labels)
         order = torch.randperm(count, generator=torch.Generator().manual_seed(VALIDATION_SEED))
         chosen = order[: batches * self._batch]
@@ -86,20 +86,23 @@ class ImageClassificationTask(SeededTask):
         return classification_metrics(model, kept, on_batch).get("loss")
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
-        """Accuracy over all validation images."""
+        """Return the accuracy over all validation images."""
         found = classification_metrics(model, self._images.validation, on_batch)
         return {"accuracy": found["right"]} if found else {}
 
 
 def normalize_pixels(images: Tensor) -> Tensor:
-    """Pixels from 0 to 255 as float32 from -1 to 1, as the vision Transformer's authors have them."""
+    """Normalise pixels from 0..255 to float32 -1..1, as the authors of the Vision Transformer do."""
     return images.float() / (WHITE / 2) - 1
 
 
 def classification_metrics(
     model: nn.Module, found: LabelledImages, on_batch: OnBatch = lambda: None
 ) -> dict[str, float]:
-    """Mean loss, in nats per image, and accuracy; empty without images. The model keeps its training mode."""
+    """Return the mean "loss", in nats per image, and the accuracy, "right"; empty without images.
+
+    The model's mode is restored.
+    """
     if not len(found.labels):
         return {}
     training, device = model.training, next(model.parameters()).device

@@ -1,4 +1,4 @@
-"""Instruction tuning: conversations of which the answers alone are learned."""
+"""Instruction tuning on conversations, with the loss on the assistant's answers only."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from attn_train.tasks.base import (
 
 @dataclass(frozen=True, eq=False)
 class ChatDataset(TokenDataset):
-    """Conversations to train on and those kept for validation; `left_out` were longer than a training sequence."""
+    """Training and validation conversations; `left_out` is the number of those longer than a training sequence."""
 
     training: Sequence[TokenizedChat]
     validation: Sequence[TokenizedChat]
@@ -39,21 +39,22 @@ class ChatDataset(TokenDataset):
 
     @property
     def summary(self) -> str:
-        """How many, and how many tokens of answers."""
+        """The number of conversations and of answer tokens."""
         answered = sum(chat.answered for chat in self.training)
         said = f"{len(self.training)} training and {len(self.validation)} validation conversations"
         longer = f", {self.left_out} longer ones left out" if self.left_out else ""
         return f"{said}, {answered} tokens of answers to learn{longer}"
 
     def task(self, config: TrainingConfig) -> InstructionTask:
-        """Batches of them."""
+        """Return the training task."""
         return InstructionTask(self, config)
 
 
 def chat_dataset(path: Path, tokenizer: Tokenizer, *, validation: float, longest: int) -> ChatDataset:
-    """The conversations of a .jsonl file of at most `longest` tokens; the fraction `validation` at the end is kept.
+    """Load the conversations of a .jsonl file; those longer than `longest` tokens are left out.
 
-    Raises as `read_chats`, and `InvalidValue` where none is left.
+    The fraction `validation` at the end is for validation. Raises as `read_chats` does, and `InvalidValue` if no
+    training conversation is left.
     """
     chats = read_chats(path, tokenizer)
     fitting = [chat for chat in chats if len(chat.inputs) <= longest]
@@ -65,9 +66,9 @@ def chat_dataset(path: Path, tokenizer: Tokenizer, *, validation: float, longest
 
 
 class InstructionTask(SeededTask):
-    """Batches of conversations about equally long, [batch, longest] inputs and targets, padded at the end.
+    """Batches of conversations of similar length: inputs and targets [batch, longest], padded at the end.
 
-    What a causal model computes before the padding has no part of it.
+    A causal model needs no padding mask, as no token attends to the padding after it.
     """
 
     def __init__(self, chats: ChatDataset, config: TrainingConfig) -> None:
@@ -76,17 +77,17 @@ class InstructionTask(SeededTask):
         self._sorted = sorted(chats.training, key=lambda chat: len(chat.inputs))
 
     def next_batch(self) -> tuple[Tensor, ...]:
-        """Conversations near in length to one that is drawn from all."""
+        """Return a batch of conversations similar in length to a random one."""
         batch = collate(similar_in_length(self._sorted, self._batch, self.generator))
         self.tokens += count_targets(batch)
         return batch
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """Mean cross-entropy of the tokens of answers, and auxiliary losses."""
+        """Return the mean cross-entropy of the answer tokens, plus auxiliary losses."""
         return next_token_loss(model, batch[0], batch[1], self._smoothing) + auxiliary_losses(model)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
-        """The mean over at most `batches` batches kept for validation."""
+        """Return the mean loss over at most `batches` validation batches."""
         return mean_validation_loss(
             model,
             self._chats.validation,
@@ -98,12 +99,12 @@ class InstructionTask(SeededTask):
         )
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:  # noqa: ARG002 -- the loss says all
-        """Nothing more."""
+        """Return no metrics, as the loss is sufficient."""
         return {}
 
 
 def collate(chats: Sequence[TokenizedChat]) -> tuple[Tensor, Tensor]:
-    """Inputs and targets [batch, longest], padded at the end."""
+    """Return inputs and targets [batch, longest], padded at the end."""
     inputs = pad_sequence([torch.tensor(chat.inputs) for chat in chats], batch_first=True)
     targets = [torch.tensor(chat.targets) for chat in chats]
     return inputs, pad_sequence(targets, batch_first=True, padding_value=PADDED)

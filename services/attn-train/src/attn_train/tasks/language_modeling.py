@@ -34,7 +34,7 @@ LINES_AT_ONCE = 10_000
 
 @dataclass(frozen=True, eq=False)
 class TextDataset(TokenDataset):
-    """A text as int32 token ids, [tokens] each part, and the tokenizer that made them."""
+    """The training and validation parts of a text as token ids, int32 [tokens], and the tokenizer."""
 
     training: Tensor
     validation: Tensor
@@ -42,16 +42,16 @@ class TextDataset(TokenDataset):
 
     @property
     def summary(self) -> str:
-        """How many tokens."""
+        """The number of tokens."""
         return f"{len(self.training)} training and {len(self.validation)} validation tokens"
 
     def task(self, config: TrainingConfig) -> LanguageModelingTask:
-        """Windows of the text."""
+        """Return the training task."""
         return LanguageModelingTask(self, config)
 
 
 class LanguageModelingTask:
-    """Windows of one long text; every token but the first is predicted from those before it."""
+    """Next-token prediction on random windows of one long text."""
 
     def __init__(self, text: TextDataset, config: TrainingConfig) -> None:
         self._text = text
@@ -65,12 +65,12 @@ class LanguageModelingTask:
         self.reinforce = Reinforce()
 
     def next_batch(self) -> tuple[Tensor, ...]:
-        """Inputs and targets, int64, [batch, context] each."""
+        """Return inputs and targets, int64 [batch, context] each."""
         self.tokens += self._batch * self._context
         return self._batches.next_batch()
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """Mean cross-entropy, of later tokens too where the model predicts them, and auxiliary losses."""
+        """Return the mean cross-entropy, of later tokens too if the model predicts them, plus auxiliary losses."""
         inputs, targets = batch
         if samples_keys(model):
             sampled = self.reinforce.loss(model, lambda: model(inputs), targets, self._smoothing)
@@ -80,23 +80,23 @@ class LanguageModelingTask:
         return loss + auxiliary_losses(model)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
-        """The same over the text kept for validation; None if that is shorter than a window."""
+        """Return the mean next-token loss on the validation text; None if it is shorter than a window."""
         if len(self._text.validation) <= self._context:
             return None
         drawn = RandomWindows(self._text.validation, context=self._context, batch=self._batch, seed=VALIDATION_SEED)
         return mean_loss(model, drawn, batches, on_batch)
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, Any]:  # noqa: ARG002 -- the loss says all
-        """Nothing more."""
+        """Return no metrics, as the loss is sufficient."""
         return {}
 
 
 def tokenize(text: str, *, tokenizer: str = CHARACTER, validation: float = 0.1) -> TextDataset:
-    """The tokens of `text`, the fraction `validation` at its end apart.
+    """Tokenize `text`; the fraction `validation` at its end is for validation.
 
-    `tokenizer` is "character" (the characters of this text are the vocabulary), "byte_pairs:N", learned from the part
-    that is trained on, or a folder with a tokenizer.json. Raises InvalidValue for an empty text, CheckpointInvalid for
-    a folder without a tokenizer.
+    `tokenizer` is "character" (the characters of this text are the vocabulary), "byte_pairs:N", learned from the
+    training part, or a folder with a tokenizer.json. Raises `InvalidValue` for an empty text, `CheckpointInvalid` for a
+    folder without a tokenizer.
     """
     if not text:
         raise InvalidValue.of("data", "an empty text", "at least one character")
@@ -112,9 +112,9 @@ def tokenize(text: str, *, tokenizer: str = CHARACTER, validation: float = 0.1) 
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file, or of the files of a folder in sorted order, joined; line ends become newlines.
+    """Read a UTF-8 file, or the files of a folder, joined in sorted order; line ends become newlines.
 
-    Raises InvalidValue if there is none, or it is not UTF-8.
+    Raises `InvalidValue` for a file that cannot be read or is not UTF-8.
     """
     files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
     texts = []
@@ -129,7 +129,7 @@ def read_text(path: Path) -> str:
 
 
 def _character_ids(text: str) -> Tensor:
-    """The rank of each character among those of the text, which is its id: 40 times faster than a tokenizer."""
+    """Return the id of each character, its rank among the characters of the text; 40 times faster than a tokenizer."""
     codes = torch.frombuffer(bytearray(text.encode("utf-32-le")), dtype=torch.int32)
     present = torch.zeros(int(codes.max()) + 1, dtype=torch.int32)
     present[codes] = 1

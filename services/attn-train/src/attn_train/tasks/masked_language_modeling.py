@@ -20,64 +20,64 @@ from attn_train.tasks.language_modeling import TextDataset
 from attn_train.tasks.reinforce import Reinforce
 
 MASK_FRACTION = 0.15
-"""Fraction of tokens to predict."""
+"""The fraction of tokens to predict."""
 MASKED, REPLACED = 0.8, 0.1
-"""Of the chosen, the shares that are hidden and that are replaced by any token; the others stay as they are."""
+"""The shares of chosen tokens that are replaced by the mask and by a random token; the others are not changed."""
 FINAL_BATCHES = 50
-"""Validation batches of the final accuracy."""
+"""The number of validation batches of the final accuracy."""
 
 
 @dataclass(frozen=True, eq=False)
 class MaskedTextDataset:
-    """A text, and a tokenizer with a token for what is hidden, which does not stand in the text."""
+    """A text, and a tokenizer with a mask token, which does not occur in the text."""
 
     text: TextDataset
     tokenizer: Tokenizer
 
     @classmethod
     def of(cls, text: TextDataset) -> MaskedTextDataset:
-        """The text with a mask behind its vocabulary, unless its tokenizer has one."""
+        """Create the dataset; a mask token is appended to the vocabulary unless the tokenizer has one."""
         return cls(text, with_mask(text.tokenizer))
 
     @property
     def model_fields(self) -> Mapping[str, Any]:
-        """The vocabulary."""
+        """The vocabulary size."""
         return {"vocab_size": self.tokenizer.vocab_size}
 
     @property
     def summary(self) -> str:
-        """How many tokens."""
+        """The number of tokens."""
         return self.text.summary
 
     def task(self, config: TrainingConfig) -> MaskedLanguageModelingTask:
-        """Masked windows of the text."""
+        """Return the training task."""
         return MaskedLanguageModelingTask(self, config)
 
     def save(self, folder: Path, model: Any) -> Path:
-        """Save the encoder with its masked language modelling head."""
+        """Save the encoder with its masked language modelling head and tokenizer, and return the folder."""
         from attn_models.loading.encoders import save_masked
 
         return save_masked(folder, model, self.tokenizer)
 
 
 class Masking:
-    """Draws windows and chooses tokens in them: 15 % of each, at least one."""
+    """Draws random windows, and masks 15 % of the tokens of each, at least one."""
 
     def __init__(self, tokens: Tensor, tokenizer: Tokenizer, *, context: int, batch: int, seed: int) -> None:
         if tokenizer.mask_id is None:
             raise InvalidValue.of("tokenizer", "no token that masks", "one that has it")
         if context < 2:
             raise InvalidValue.of("model.max_seq_len", context, "at least 2 tokens, one to see and one to guess")
-        # Inputs and targets of `RandomWindows` are one window together.
+        # The inputs of `RandomWindows` and its last target together are one window of `context` tokens.
         self._windows = RandomWindows(tokens, context=context - 1, batch=batch, seed=seed)
         self.generator = self._windows.generator
         self._mask, self._vocabulary = tokenizer.mask_id, tokenizer.vocab_size
         self.chosen = max(1, round(MASK_FRACTION * context))
 
     def next_batch(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Masked token ids [batch, tokens], the positions to predict and the true ids there, [batch, chosen] each.
+        """Return masked token ids [batch, tokens], and the chosen positions and their true ids, [batch, chosen] each.
 
-        All int64.
+        All are int64.
         """
         head, after = self._windows.next_batch()
         tokens = torch.cat([head, after[:, -1:]], dim=1)
@@ -90,7 +90,7 @@ class Masking:
 
 
 class MaskedLanguageModelingTask:
-    """Batches of masked windows; only chosen positions are predicted."""
+    """Batches of masked windows; only the chosen positions are predicted."""
 
     def __init__(self, dataset: MaskedTextDataset, config: TrainingConfig) -> None:
         self._dataset = dataset
@@ -102,20 +102,20 @@ class MaskedLanguageModelingTask:
         self.reinforce = Reinforce()
 
     def next_batch(self) -> tuple[Tensor, ...]:
-        """As `Masking.next_batch`."""
+        """See `Masking.next_batch`."""
         self.tokens += self._batch * self._masking.chosen
         return self._masking.next_batch()
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """Mean cross-entropy, in nats per chosen position."""
+        """Return the mean cross-entropy, in nats per chosen position."""
         return self.reinforce.loss(model, lambda: masked_logits(model, batch), batch[2], self._smoothing)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
-        """The same over the text kept for validation; None if that is shorter than a window."""
+        """Return the mean loss over the validation text; None if it is shorter than a window."""
         return self._validated(model, batches, on_batch).get("loss")
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
-        """Accuracy of the predictions over the validation text."""
+        """Return the accuracy of the predictions on the validation text."""
         found = self._validated(model, FINAL_BATCHES, on_batch)
         return {"masked_accuracy": found["right"]} if found else {}
 
@@ -130,7 +130,7 @@ class MaskedLanguageModelingTask:
 
 
 def masked_logits(model: Any, batch: tuple[Tensor, ...]) -> Tensor:
-    """Logits [batch, chosen, vocabulary] at the places of a batch of `Masking`."""
+    """Return the logits [batch, chosen, vocabulary] at the chosen positions of a batch of `Masking`."""
     tokens, places, _ = batch
     rows = model.encoder(tokens)
     logits: Tensor = model.logits(rows.gather(1, places[..., None].expand(-1, -1, rows.shape[-1])))
@@ -140,7 +140,10 @@ def masked_logits(model: Any, batch: tuple[Tensor, ...]) -> Tensor:
 def masked_metrics(
     model: nn.Module, masking: Masking, batches: int, on_batch: OnBatch = lambda: None
 ) -> dict[str, float]:
-    """Mean loss of `batches` batches, in nats per prediction, and accuracy; the model keeps its training mode."""
+    """Return the mean "loss" of `batches` batches, in nats per prediction, and the accuracy, "right".
+
+    The model's mode is restored.
+    """
     training, device = model.training, next(model.parameters()).device
     model.eval()
     loss = right = 0.0

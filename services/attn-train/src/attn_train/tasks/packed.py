@@ -1,4 +1,4 @@
-"""Language modelling on prepared tokens: rows of several documents, each of which is computed as if it were alone."""
+"""Language modelling on prepared tokens: rows are packed with several documents, which are computed separately."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from attn_train.tasks.base import (
 )
 
 READERS: Mapping[str, Any] = {"text": WindowReader, "chat": RecordReader}
-"""How rows are made of each kind of prepared data that a decoder learns."""
+"""The readers of the kinds of prepared data that decoders are trained on."""
 
 
 @dataclass(frozen=True, eq=False)
 class PreparedDataset(TokenDataset):
-    """Folders of prepared tokens, as parts of a mixture, and the tokenizer that made all of them."""
+    """Folders of prepared tokens, as the sources of a mixture, and their common tokenizer."""
 
     sources: Sequence[tuple[PreparedSource, PreparedData]]
     tokenizer: Tokenizer
 
     @property
     def summary(self) -> str:
-        """Tokens and weight of each folder, and what is kept for validation."""
+        """The number of tokens and the weight of each folder, and the number of validation tokens."""
         parts = [
             f"{source.name} ({data.set(TRAIN).tokens} tokens, weight {source.weight:g})"
             for source, data in self.sources
@@ -53,7 +53,7 @@ class PreparedDataset(TokenDataset):
         return f"{', '.join(parts)}, {kept} validation tokens"
 
     def validation_sets(self) -> dict[str, PreparedSet]:
-        """What is kept for validation, by the name of the set, after that of the folder where there are several."""
+        """Return the validation sets by name; with several folders, names are prefixed with the folder's."""
         several = len(self.sources) > 1
         return {
             f"{source.name}_{name}" if several else name: data.set(name)
@@ -62,18 +62,21 @@ class PreparedDataset(TokenDataset):
         }
 
     def reader_of(self, held: PreparedSet, context: int) -> Reader:
-        """What makes rows of `context` tokens of a set."""
+        """Return a reader that makes rows of `context` tokens from a set."""
         kind = next(data.kind for _, data in self.sources if data.folder == held.folder)
         reader: Reader = READERS[kind](held, context)
         return reader
 
     def task(self, config: TrainingConfig) -> PackedTask:
-        """Rows of the mixture."""
+        """Return the training task."""
         return PackedTask(self, config)
 
 
 def open_prepared(sources: Sequence[PreparedSource]) -> PreparedDataset:
-    """The folders of a mixture; raises `InvalidValue` and `Incompatible` for those that do not fit together."""
+    """Open the folders of a mixture.
+
+    Raises `InvalidValue` for a kind that decoders do not support, `Incompatible` for different tokenizers.
+    """
     opened = [(source, PreparedData.open(Path(source.path))) for source in sources]
     first = opened[0][1]
     for source, data in opened:
@@ -87,9 +90,9 @@ def open_prepared(sources: Sequence[PreparedSource]) -> PreparedDataset:
 
 
 class PackedTask(SeededTask):
-    """Batches of inputs, documents and targets [batch, tokens]: `documents` number those of each row.
+    """Batches of inputs, documents and targets [batch, tokens]; `documents` numbers the documents within each row.
 
-    `position` is where the run is in its data. Documents stay on the CPU: what is computed together follows from them.
+    `position` is the position of the run in its data. `documents` stay on the CPU, where the lengths are computed.
     """
 
     on_host = (1,)
@@ -107,25 +110,25 @@ class PackedTask(SeededTask):
 
     @property
     def most_rows(self) -> float:
-        """How many rows can be drawn at most, or more than that; infinite where a folder is read as often as needed."""
+        """An upper bound of the rows that can be drawn; infinite if a folder has no maximum number of epochs."""
         return sum(source.most for source in self._mixture.sources)
 
     def position(self) -> dict[str, Tensor]:
-        """What a checkpoint saves."""
+        """Return the position for a checkpoint."""
         return self._mixture.position()
 
     def restore_position(self, position: Mapping[str, Tensor]) -> None:
-        """Go on from there."""
+        """Continue from a position."""
         self._mixture.restore(position)
 
     def next_batch(self) -> tuple[Tensor, ...]:
-        """The next rows of the mixture."""
+        """Return a batch of the next rows of the mixture."""
         batch = self._mixture.batch(self._batch)
         self.tokens += count_targets(batch)
         return batch
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """Mean cross-entropy of the tokens that are learned, and auxiliary losses."""
+        """Return the mean cross-entropy of the targets, plus auxiliary losses."""
         inputs, documents, targets = batch
         if samples_keys(model):
             run = lambda: packed_logits(model, inputs, self._documents(documents))  # noqa: E731
@@ -133,7 +136,7 @@ class PackedTask(SeededTask):
         return self._token_loss(model, batch, self._smoothing) + auxiliary_losses(model)
 
     def validation_losses(self, model: nn.Module, batches: int, on_batch: OnBatch) -> dict[str, float]:
-        """Mean loss over at most `batches` batches of each set that is kept for validation, by its name."""
+        """Return the mean loss over at most `batches` batches of each validation set, by name."""
         found = {}
         for name, held in self._data.validation_sets().items():
             try:
@@ -149,16 +152,16 @@ class PackedTask(SeededTask):
         return found
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
-        """The mean of `validation_losses`."""
+        """Return the mean of `validation_losses`; None if there are none."""
         found = self.validation_losses(model, batches, on_batch)
         return sum(found.values()) / len(found) if found else None
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:  # noqa: ARG002 -- the loss says all
-        """How often each folder was read."""
+        """Return the number of epochs for which each folder was read."""
         return {f"epochs_{name}": epochs for name, epochs in self._mixture.epochs.items()}
 
     def _validation_batches(self, reader: Reader, batches: int) -> Any:
-        """Rows of one epoch at most, the same ones each time."""
+        """Yield batches of at most one epoch, the same ones each time."""
         mixture = Mixture([MixedSource("", reader, epochs=1)], VALIDATION_SEED)
         for _ in range(batches):
             left = reader.items - int(mixture.position()["items"][0])
@@ -181,9 +184,9 @@ class PackedTask(SeededTask):
 
 
 def lengths_of(documents: Tensor | None) -> list[int] | None:
-    """The lengths of the documents of rows [batch, tokens] laid end to end; None where each row is one document.
+    """Return the lengths of the documents of rows [batch, tokens], concatenated; None if each row is one document.
 
-    `documents` are on the CPU: a GPU would be waited for.
+    `documents` must be on the CPU: reading them from a GPU would force a synchronisation.
     """
     if documents is None:
         return None
@@ -197,7 +200,7 @@ def lengths_of(documents: Tensor | None) -> list[int] | None:
 
 
 def packed_logits(model: Any, inputs: Tensor, documents: Tensor | None) -> Tensor:
-    """Logits [batch, tokens, vocabulary] of inputs [batch, tokens] whose documents are computed apart."""
+    """Return logits [batch, tokens, vocabulary] of inputs [batch, tokens], with documents computed separately."""
     lengths = lengths_of(documents)
     if lengths is None:
         logits: Tensor = model(inputs)
@@ -207,7 +210,7 @@ def packed_logits(model: Any, inputs: Tensor, documents: Tensor | None) -> Tenso
 
 
 def require_document_mask(model: nn.Module) -> None:
-    """Raise `Incompatible` for a model that cannot compute the documents of a row apart."""
+    """Raise `Incompatible` for a model that cannot compute the documents of a row separately."""
     field = "config.data.document_mask"
     hidden = getattr(model, "hidden", None)
     if hidden is None or "lengths" not in inspect.signature(hidden).parameters:

@@ -1,4 +1,4 @@
-"""Preferences: of two answers the better one becomes likelier, against the frozen base (DPO)."""
+"""Preference tuning with direct preference optimisation (DPO), with the frozen base model as reference."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from attn_train.tasks.instruction_tuning import collate
 
 @dataclass(frozen=True, eq=False)
 class PreferenceDataset(TokenDataset):
-    """Pairs to train on and those kept for validation."""
+    """Training and validation pairs; `left_out` is the number of those longer than a training sequence."""
 
     training: Sequence[PreferencePair]
     validation: Sequence[PreferencePair]
@@ -43,19 +43,20 @@ class PreferenceDataset(TokenDataset):
 
     @property
     def summary(self) -> str:
-        """How many."""
+        """The number of pairs."""
         longer = f", {self.left_out} longer ones left out" if self.left_out else ""
         return f"{len(self.training)} training and {len(self.validation)} validation pairs of answers{longer}"
 
     def task(self, config: TrainingConfig) -> PreferenceTask:
-        """Batches of them."""
+        """Return the training task."""
         return PreferenceTask(self, config)
 
 
 def preference_dataset(path: Path, tokenizer: Tokenizer, *, validation: float, longest: int) -> PreferenceDataset:
-    """The pairs of a .jsonl file of at most `longest` tokens each; the fraction `validation` at the end is kept.
+    """Load the pairs of a .jsonl file; those with a conversation longer than `longest` tokens are left out.
 
-    Raises as `read_preferences`, and `InvalidValue` where none is left.
+    The fraction `validation` at the end is for validation. Raises as `read_preferences` does, and `InvalidValue` if no
+    training pair is left.
     """
     pairs = read_preferences(path, tokenizer)
     fitting = [pair for pair in pairs if length_of(pair) <= longest]
@@ -67,12 +68,12 @@ def preference_dataset(path: Path, tokenizer: Tokenizer, *, validation: float, l
 
 
 def length_of(pair: PreferencePair) -> int:
-    """Tokens of the longer conversation."""
+    """Return the number of input tokens of the longer conversation."""
     return max(len(pair.chosen.inputs), len(pair.rejected.inputs))
 
 
 def answer_logprobs(model: Any, inputs: Tensor, targets: Tensor) -> Tensor:
-    """The log probability [rows] of the answers of conversations [rows, tokens], float32, in nats."""
+    """Return the log probabilities of the answers, float32 [batch] in nats; inputs and targets are [batch, tokens]."""
     kept = targets != PADDED
     logits = model.logits(model.hidden(inputs)[kept]) if hasattr(model, "hidden") else model(inputs)[kept]
     chosen = -functional.cross_entropy(logits.float(), targets[kept], reduction="none")
@@ -81,10 +82,10 @@ def answer_logprobs(model: Any, inputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def dpo_loss(policy: Tensor, reference: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-    """-log sigmoid(beta (log-ratio of the chosen - log-ratio of the rejected)), its mean over pairs, and the margins.
+    """Return the mean of -log sigmoid(margin) over pairs, and the margins [pairs].
 
-    `policy` and `reference` are log probabilities [2, pairs], of chosen and rejected answers (Rafailov et al. 2023,
-    arXiv 2305.18290, equation 7).
+    A margin is beta (log-ratio of the chosen - log-ratio of the rejected answer). `policy` and `reference` are the log
+    probabilities [2, pairs] of chosen and rejected answers (Rafailov et al. 2023, arXiv 2305.18290, equation 7).
     """
     ratios = policy - reference
     margins = beta * (ratios[0] - ratios[1])
@@ -92,9 +93,9 @@ def dpo_loss(policy: Tensor, reference: Tensor, beta: float) -> tuple[Tensor, Te
 
 
 class PreferenceTask(SeededTask):
-    """Batches of pairs, [2 batch, longest] inputs and targets: the chosen ones, then the rejected ones.
+    """Batches of pairs: inputs and targets [2 · batch, longest], the chosen conversations before the rejected ones.
 
-    The reference is the model without its adapter.
+    The reference model is the model without its adapter.
     """
 
     def __init__(self, pairs: PreferenceDataset, config: TrainingConfig) -> None:
@@ -104,25 +105,25 @@ class PreferenceTask(SeededTask):
         self._beta = config.objective.dpo_beta or DPO_BETA
 
     def next_batch(self) -> tuple[Tensor, ...]:
-        """Pairs about equally long."""
+        """Return a batch of pairs of similar length."""
         batch = collate_pairs(similar_in_length(self._sorted, self._batch, self.generator))
         self.tokens += count_targets(batch)
         return batch
 
     def weight(self, batch: tuple[Tensor, ...]) -> int:
-        """Pairs of a batch."""
+        """Return the number of pairs of a batch."""
         return len(batch[0]) // 2
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """The mean over pairs, in nats, and auxiliary losses."""
+        """Return the mean DPO loss over pairs, in nats, plus auxiliary losses."""
         return self._compared(model, batch)[0] + auxiliary_losses(model)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
-        """The mean over at most `batches` batches kept for validation."""
+        """Return the mean DPO loss over at most `batches` validation batches."""
         return self._mean(model, lambda batch: self._compared(model, batch)[0], batches, on_batch)
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
-        """The share of validation pairs whose chosen answer has become likelier, against the base, than the other."""
+        """Return the reward accuracy: the share of validation pairs with a positive margin."""
         kept = self._pairs.validation
         found = self._mean(model, lambda batch: self._accuracy(model, batch), len(kept), on_batch)
         return {} if found is None else {"reward_accuracy": found}
@@ -145,5 +146,5 @@ class PreferenceTask(SeededTask):
 
 
 def collate_pairs(pairs: Sequence[PreferencePair]) -> tuple[Tensor, Tensor]:
-    """Inputs and targets [2 pairs, longest], padded at the end."""
+    """Return inputs and targets [2 · pairs, longest], padded at the end."""
     return collate([*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)])

@@ -1,4 +1,4 @@
-"""The loss of models whose layers sample keys: cross-entropy, and REINFORCE for the scores behind the samples."""
+"""The loss of models whose layers sample keys: cross-entropy, plus REINFORCE for the scores that are sampled from."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from torch.nn import functional
 
 
 class Reinforce:
-    """Mean cross-entropy whose gradient is, over the samples, on average that of its expectation.
+    """Mean cross-entropy with an unbiased gradient estimate of its expectation over the samples.
 
-    A sample is rewarded with the log likelihood of the whole output of its sequence. The baseline is a moving average
-    of the mean log likelihood of a token, times the tokens of the sequence (Xu et al. 2015, arXiv 1502.03044,
-    equations 11 and 12, where all outputs of a batch are equally long).
+    The reward of a sample is the log likelihood of the whole output of its sequence. The baseline is a moving average
+    of the mean log likelihood per token, times the number of tokens of the sequence (Xu et al. 2015, arXiv 1502.03044,
+    equations 11 and 12, where all outputs of a batch have the same length).
     """
 
     def __init__(self) -> None:
         self._baseline = MovingBaseline()
 
     def loss(self, model: nn.Module, logits: Callable[[], Tensor], targets: Tensor, smoothing: float = 0.0) -> Tensor:
-        """A scalar, in nats per target: of logits [batch, targets, classes], which the call computes, and targets
-        [batch, targets], those that are `IGNORED` left out.
+        """Return the loss, a scalar in nats per target.
+
+        `logits` is called to compute logits [batch, targets, classes]; `targets` [batch, targets] that are `IGNORED` do
+        not count.
         """
         with recorded_samples(model) as samples:
             scores = logits()
@@ -37,14 +39,14 @@ class Reinforce:
             return mean
         before = self._baseline.update(-mean)
         extra = reinforce_loss(samples, -losses, before * counts) * (len(targets) / counts.sum())
-        # Only its gradient: the value stays that of the cross-entropy.
+        # Adds only the gradient: the value of the loss remains the cross-entropy.
         return mean + extra - extra.detach()
 
     def state(self) -> Mapping[str, Tensor]:
-        """What a checkpoint keeps, by name; empty before the first sample."""
+        """Return the state for a checkpoint, by name; empty before the first sample."""
         value = self._baseline.value
         return {} if value is None else {"baseline": torch.tensor(value, dtype=torch.float64)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Put back what `state` gave."""
+        """Restore what `state` returned."""
         self._baseline.value = state["baseline"].item() if "baseline" in state else None

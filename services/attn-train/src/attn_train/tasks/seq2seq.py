@@ -1,4 +1,4 @@
-"""Sequence-to-sequence learning: generating a target from its source."""
+"""Sequence-to-sequence learning: an encoder-decoder learns to generate a target from its source."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ def translate(
     on_batch: OnBatch = lambda: None,
     most: int | None = None,
 ) -> list[str]:
-    """The greedy translation of each source by attn-engine; the model keeps its training mode.
+    """Translate each source by greedy decoding with attn-engine; the model's mode is restored.
 
-    At most `most` tokens each, by default what its context holds; sources longer than the model reads give "".
+    Translations have at most `most` tokens, by default as many as the context allows. Sources longer than the encoder's
+    context give "".
     """
     training = model.training
     model.eval()
@@ -65,13 +66,13 @@ def translate(
 
 
 def require_bleu() -> None:
-    """Raise `MissingPackage` where BLEU cannot be measured."""
+    """Raise `MissingPackage` if sacreBLEU is not installed."""
     if find_spec("sacrebleu") is None:
         raise MissingPackage.of("attn-train[bleu]", "measuring BLEU (bleu_sentences)")
 
 
 def bleu(translations: Sequence[str], references: Sequence[str]) -> float:
-    """Corpus BLEU from 0 to 100 by sacreBLEU (Post 2018, arXiv 1804.08771); raises `MissingPackage` without it."""
+    """Return the corpus BLEU, 0 to 100, by sacreBLEU (Post 2018, arXiv 1804.08771), else raise `MissingPackage`."""
     try:
         from sacrebleu.metrics.bleu import BLEU
     except ImportError as error:
@@ -86,12 +87,12 @@ TokenPair = tuple[tuple[int, ...], tuple[int, ...]]
 
 WORD, BYTE_PAIRS = "word", "byte_pairs"
 VOCABULARY = 8000
-"""Tokens of byte pairs where no number is given, as "byte_pairs:4000" gives one."""
+"""Default vocabulary size of byte pairs; "byte_pairs:4000" sets another one."""
 
 
 @dataclass(frozen=True, eq=False)
 class PairDataset(TokenDataset):
-    """Pairs to train on, pairs kept for validation with their texts, and the tokenizer of both sides."""
+    """Training pairs, validation pairs with their `texts`, and the common tokenizer of both sides."""
 
     training: Sequence[TokenPair]
     validation: Sequence[TokenPair]
@@ -100,11 +101,11 @@ class PairDataset(TokenDataset):
 
     @property
     def summary(self) -> str:
-        """How many."""
+        """The number of pairs."""
         return f"{len(self.training)} training and {len(self.validation)} validation pairs"
 
     def task(self, config: TrainingConfig) -> TrainingTask:
-        """Batches of pairs that are about equally long."""
+        """Return the training task."""
 
         return Seq2SeqTask(self, config)
 
@@ -112,10 +113,10 @@ class PairDataset(TokenDataset):
 def tokenize_pairs(
     training: Sequence[TextPair], validation: Sequence[TextPair], *, tokenizer: str, longest: tuple[int, int]
 ) -> PairDataset:
-    """The tokens of pairs; those longer than `longest` source and target tokens are left out of both.
+    """Tokenize pairs; those longer than `longest`, (source, target) tokens, are left out.
 
-    `tokenizer` is "word", "byte_pairs" or "byte_pairs:N", learned from the pairs to train on, or a folder with a
-    tokenizer.json. Raises `InvalidValue` for another word, or where no pair is left.
+    `tokenizer` is "word", "byte_pairs" or "byte_pairs:N", learned from the training pairs, or a folder with a
+    tokenizer.json. Raises `InvalidValue` for an invalid size, or if no training pair is left.
     """
     made = learned_tokenizer(tokenizer, [text for pair in training for text in pair])
     kept = [pair for pair in token_pairs(training, made) if fits_model(pair, longest)]
@@ -129,17 +130,17 @@ def tokenize_pairs(
 
 
 def is_byte_pairs(tokenizer: str) -> bool:
-    """Whether it is byte pairs that are learned."""
+    """Whether the tokenizer is a byte pair tokenizer that is learned from the data."""
     return tokenizer.partition(":")[0] == BYTE_PAIRS
 
 
 def is_learned_tokenizer(tokenizer: str) -> bool:
-    """Whether it is learned from the data, and not read from a folder."""
+    """Whether the tokenizer is learned from the data, rather than read from a folder."""
     return tokenizer == WORD or is_byte_pairs(tokenizer)
 
 
 def learned_tokenizer(name: str, texts: Sequence[str]) -> Tokenizer:
-    """The tokenizer that a specification names."""
+    """Return the tokenizer that `name` specifies, learned from `texts` or read from a folder."""
     kind, _, size = name.partition(":")
     if kind == WORD and not size:
         return word_tokenizer(texts)
@@ -151,7 +152,7 @@ def learned_tokenizer(name: str, texts: Sequence[str]) -> Tokenizer:
 
 
 def token_pairs(pairs: Sequence[TextPair], tokenizer: Tokenizer) -> list[TokenPair]:
-    """The tokens of each pair; raises `InvalidValue` for an empty source."""
+    """Tokenize pairs; raises `InvalidValue` for an empty source."""
     sources = (encoder_input_ids(tokenizer, source) for source, _ in pairs)
     targets = tokenizer.encode_batch([target for _, target in pairs], add_special=False)
     end = eos_id(tokenizer)
@@ -159,14 +160,14 @@ def token_pairs(pairs: Sequence[TextPair], tokenizer: Tokenizer) -> list[TokenPa
 
 
 def fits_model(pair: TokenPair, longest: tuple[int, int]) -> bool:
-    """Whether a model with these contexts can be trained on it."""
+    """Whether a pair fits into the contexts `longest` of the encoder and the decoder."""
     return len(pair[0]) <= longest[0] and len(pair[1]) - 1 <= longest[1]
 
 
 class Seq2SeqTask(SeededTask):
-    """Batches of pairs; the decoder is shown what it should have written so far, and predicts what follows.
+    """Batches of pairs of similar length, for training with teacher forcing.
 
-    A batch is padded [batch, source] tokens and which of them are real, and [batch, target] inputs and targets.
+    A batch is the source tokens and their padding mask [batch, source], and inputs and targets [batch, target].
     """
 
     def __init__(self, pairs: PairDataset, config: TrainingConfig) -> None:
@@ -176,14 +177,15 @@ class Seq2SeqTask(SeededTask):
         self._sorted = sorted(pairs.training, key=lambda pair: (len(pair[1]), len(pair[0])))
 
     def next_batch(self) -> tuple[Tensor, ...]:
-        """A batch of pairs about as long as one that is drawn from all."""
+        """Return a batch of pairs similar in length to a random one."""
         batch = collate(similar_in_length(self._sorted, self._batch, self.generator))
         self.tokens += count_targets(batch)
         return batch
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """Mean cross-entropy with targets smoothed (Szegedy et al. 2016, arXiv 1512.00567, section 7), with REINFORCE
-        where keys are sampled, auxiliary losses, and the doubly stochastic penalty of models that ask for it.
+        """Return the mean cross-entropy with label smoothing (Szegedy et al. 2016, arXiv 1512.00567, section 7).
+
+        Adds REINFORCE if keys are sampled, and auxiliary losses, or for models with it the doubly stochastic penalty.
         """
         source, key_padding_mask, inputs, targets = batch
         weight = getattr(model, "doubly_stochastic", 0.0)
@@ -197,7 +199,7 @@ class Seq2SeqTask(SeededTask):
         return self.reinforce.loss(model, lambda: logits, targets, self._smoothing) + weight * penalty / counts.sum()
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
-        """The mean over at most `batches` batches kept for validation, not smoothed."""
+        """Return the mean cross-entropy over at most `batches` validation batches, without label smoothing."""
         return mean_validation_loss(
             model,
             list(self._pairs.validation),
@@ -209,7 +211,7 @@ class Seq2SeqTask(SeededTask):
         )
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, Any]:
-        """BLEU over the first validation sources, where asked for."""
+        """Return the BLEU of the first `bleu_sentences` validation sources; nothing if it is 0."""
         texts = self._pairs.texts[: self._bleu]
         if not texts:
             return {}
@@ -218,7 +220,7 @@ class Seq2SeqTask(SeededTask):
 
 
 def collate(pairs: Sequence[TokenPair]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Sources, which of their tokens are real, inputs and targets [batch, ...], padded at the end."""
+    """Return sources, their padding mask (True: a real token), inputs and targets [batch, ...], padded at the end."""
     sources = [torch.tensor(source) for source, _ in pairs]
     targets = [torch.tensor(target) for _, target in pairs]
     source = pad_sequence(sources, batch_first=True)

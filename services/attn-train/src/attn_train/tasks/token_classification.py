@@ -1,4 +1,4 @@
-"""Token classification: tagging words."""
+"""Token classification: tagging of words."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALL_BATCHES = 10**9
 
 @dataclass(frozen=True)
 class TaggedTokens:
-    """A sentence's tokens, the class of each word at its first token (PADDED at its others), and the word's depth."""
+    """The tokens of a sentence, the class of each word at its first token (else PADDED), and the depth of its word."""
 
     tokens: tuple[int, ...]
     classes: tuple[int, ...]
@@ -30,7 +30,7 @@ class TaggedTokens:
 
 @dataclass(frozen=True, eq=False)
 class TaggedDataset:
-    """Sentences to train on, sentences kept for validation, the `names` of the tags and the tokenizer of words."""
+    """Training and validation sentences, the `names` of the tags, and the tokenizer."""
 
     training: Sequence[TaggedTokens]
     validation: Sequence[TaggedTokens]
@@ -39,34 +39,34 @@ class TaggedDataset:
 
     @property
     def model_fields(self) -> Mapping[str, Any]:
-        """The vocabulary and the tags."""
+        """The vocabulary size and the number of tags."""
         return {"vocab_size": self.tokenizer.vocab_size, "classes": len(self.names)}
 
     @property
     def summary(self) -> str:
-        """How many."""
+        """The number of sentences."""
         return f"{len(self.training)} training and {len(self.validation)} validation sentences"
 
     def task(self, config: TrainingConfig) -> TokenClassificationTask:
-        """Batches of them."""
+        """Return the training task."""
         return TokenClassificationTask(self, config)
 
     def save(self, folder: Path, model: Any) -> Path:
-        """A folder with the names of the tags."""
+        """Save the model with the tag names and the tokenizer, and return the folder."""
         from attn_models.loading.encoders import save_tagger
 
         return save_tagger(folder, model, self.names, self.tokenizer)
 
 
 class TokenClassificationTask(SeededTask):
-    """Batches of sentences, padded at the end; words are tagged at their first tokens."""
+    """Batches of sentences, padded at the end; each word is classified at its first token."""
 
     def __init__(self, sentences: TaggedDataset, config: TrainingConfig) -> None:
         super().__init__(config)
         self._sentences = sentences
 
     def next_batch(self) -> tuple[Tensor, ...]:
-        """Any sentences, as `collate` has them."""
+        """Return a batch of random sentences; see `collate`."""
         found = self._sentences.training
         chosen = torch.randint(len(found), (self._batch,), generator=self.generator).tolist()
         batch = collate([found[place] for place in chosen])
@@ -74,15 +74,15 @@ class TokenClassificationTask(SeededTask):
         return batch
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """Mean cross-entropy, in nats a word."""
+        """Return the mean cross-entropy, in nats per word."""
         return self.reinforce.loss(model, lambda: model(*batch[:-1]), batch[-1], self._smoothing)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
-        """The mean over at most `batches` batches kept for validation."""
+        """Return the mean loss over at most `batches` validation batches."""
         return self._mean(model, lambda batch: _loss(model, batch), batches, on_batch)
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
-        """Accuracy over all validation words."""
+        """Return the accuracy over all validation words."""
         right = self._mean(model, lambda batch: tagging_accuracy(model, batch), ALL_BATCHES, on_batch)
         return {} if right is None else {"accuracy": right}
 
@@ -92,7 +92,7 @@ class TokenClassificationTask(SeededTask):
 
 
 def collate(sentences: Sequence[TaggedTokens]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Tokens, which of them are real, depths and classes [batch, longest], padded at the end."""
+    """Return tokens, padding mask (True: a real token), depths and classes [batch, longest], padded at the end."""
     tokens, classes, depths = (
         [torch.tensor(getattr(one, part)) for one in sentences] for part in ("tokens", "classes", "depths")
     )
@@ -107,7 +107,7 @@ def _loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
 
 
 def tagging_accuracy(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-    """Accuracy over the words of a batch."""
+    """Return the accuracy over the words of a batch."""
     goals = batch[-1]
     right: Tensor = (model(*batch[:-1]).argmax(-1) == goals)[goals != PADDED].float().mean()
     return right

@@ -1,4 +1,4 @@
-"""Decoder families of transformers as descriptions, a file each."""
+"""Adapters of decoder families in Hugging Face's transformers, as descriptions, one file each."""
 
 from attn_models.adapters.families.bloom import BloomAdapter
 from attn_models.adapters.families.cohere import Cohere2Adapter, CohereAdapter

@@ -10,11 +10,11 @@ from attn_models.adapters.family import QKV, FamilyAdapter
 from attn_models.decoder.config import DecoderConfig
 
 CONTEXT = 2048
-"""The tokens of a training sequence; ALiBi sets no limit, and not every config.json says it."""
+"""The length of a training sequence in tokens; ALiBi sets no limit, and not every config.json gives one."""
 
 
 class BloomAdapter(FamilyAdapter):
-    """ALiBi, a norm of the embeddings, LayerNorms and biases everywhere (BigScience 2022, arXiv 2211.05100)."""
+    """ALiBi, a norm after the embeddings, LayerNorms and biases everywhere (BigScience 2022, arXiv 2211.05100)."""
 
     model_type = "bloom"
     architecture = "BloomForCausalLM"
@@ -49,7 +49,7 @@ class BloomAdapter(FamilyAdapter):
     fused = {"self_attention.query_key_value": QKV}
 
     def fused_groups(self, config: DecoderConfig) -> dict[str, int]:
-        """A query, a key and a value for each head."""
+        """One block per head: its query, key and value."""
         return {"self_attention.query_key_value": config.num_heads}
 
     def own_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:

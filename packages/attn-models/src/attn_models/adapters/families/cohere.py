@@ -11,7 +11,7 @@ from attn_models.decoder.config import DecoderConfig
 
 
 class CohereAdapter(FamilyAdapter):
-    """Both sublayers read one LayerNorm without biases; neighbours are turned, logits scaled (Cohere 2024)."""
+    """Parallel sublayers after one LayerNorm without biases, interleaved rotary pairs, scaled logits (Cohere 2024)."""
 
     model_type = "cohere"
     architecture = "CohereForCausalLM"
@@ -27,8 +27,7 @@ class CohereAdapter(FamilyAdapter):
 
 
 class Cohere2Adapter(CohereAdapter):
-    """Three layers with a window and rotary positions to one that sees everything, without (Cohere 2025,
-    arXiv 2504.00698)."""
+    """Three layers with a window and rotary positions to each full layer without (Cohere 2025, arXiv 2504.00698)."""
 
     model_type = "cohere2"
     architecture = "Cohere2ForCausalLM"
@@ -38,18 +37,18 @@ class Cohere2Adapter(CohereAdapter):
     reads = frozenset({"layer_types", "sliding_window_pattern", "head_dim"})
 
     def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:
-        """A window and rotary positions, or neither."""
+        """A window with rotary positions, or neither."""
         period = required_count(values, "sliding_window_pattern", 4)
         layers = range(required_count(values, "num_hidden_layers"))
         kinds = listed_kinds(values, [SLIDING if (each + 1) % period else FULL for each in layers])
         return {"rotary": None} if kinds[layer] == FULL else {"window": required_count(values, "sliding_window")}
 
     def own_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """None: heads have one size, whatever the config.json says."""
+        """No fields; raises `InvalidValue` for a `head_dim` other than hidden size / number of heads."""
         size = required_count(values, "hidden_size") // required_count(values, "num_attention_heads")
         require_allowed(values, {"head_dim": (size, None)})
         return {}
 
     def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
-        """The layers with a window."""
+        """The kind of each layer, and the window."""
         return kind_keys(config)

@@ -1,4 +1,4 @@
-"""Falcon: 7B and 11B, and those of the newer architecture with groups of heads, such as 40B."""
+"""Falcon: 7B and 11B, and models of the newer architecture with groups of heads, such as 40B."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEYS = ("new_decoder_architecture", "multi_query", "parallel_attn", "num_ln_in_p
 
 
 class FalconAdapter(FamilyAdapter):
-    """Attention and feed-forward side by side, few key/value heads (Almazrouei et al. 2023, arXiv 2311.16867)."""
+    """Parallel attention and feed-forward, few key/value heads (Almazrouei et al. 2023, arXiv 2311.16867)."""
 
     model_type = "falcon"
     architecture = "FalconForCausalLM"
@@ -42,11 +42,11 @@ class FalconAdapter(FamilyAdapter):
     fused = {"self_attention.query_key_value": QKV}
 
     def fused_groups(self, config: DecoderConfig) -> dict[str, int]:
-        """The queries of a group of heads, then their key and their value."""
+        """One block per key/value head: the queries of its group, then the key and the value."""
         return {"self_attention.query_key_value": config.num_kv_heads or config.num_heads}
 
     def layout(self, config: DecoderConfig) -> FamilyAdapter:
-        """Norms are called otherwise where there are two side by side."""
+        """See `FamilyAdapter`; norms have other names where each of the parallel sublayers has its own."""
         apart = config.norm_place == "parallel"
         first, second = ("ln_attn", "ln_mlp") if apart else ("input_layernorm", "post_attention_layernorm")
         bound = super().layout(config)
@@ -54,7 +54,7 @@ class FalconAdapter(FamilyAdapter):
         return bound
 
     def own_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Key/value heads and the places of norms, which depend on the architecture's age."""
+        """The number of key/value heads and the place of the norms, which depend on the version of the architecture."""
         new, many, parallel, norms = (values.get(key) for key in KEYS)
         heads = required_count(values, "num_attention_heads")
         shared = heads if values.get("num_kv_heads") is None else required_count(values, "num_kv_heads")
@@ -66,7 +66,7 @@ class FalconAdapter(FamilyAdapter):
         return {"num_kv_heads": shared, "norm_place": "parallel_shared" if norms == 1 else "parallel"}
 
     def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
-        """That of the newer architecture where there are groups or two norms."""
+        """The keys of the newer architecture where there are groups of heads or two norms, else those of the older."""
         shared, parallel = config.num_kv_heads or config.num_heads, config.norm_place != "pre"
         new = config.norm_place == "parallel" or shared not in (1, config.num_heads)
         norms = {"num_ln_in_parallel_attn": 2 if config.norm_place == "parallel" else 1} if new else {}

@@ -10,7 +10,7 @@ from attn_models.adapters.hf_config import Rope, read_rope
 
 
 class GlmAdapter(FamilyAdapter):
-    """Half of each head is turned, neighbours as pairs; gate and up are fused (GLM Team 2024, arXiv 2406.12793)."""
+    """Interleaved rotary positions on half of each head, fused gate and up (GLM Team 2024, arXiv 2406.12793)."""
 
     model_type = "glm"
     architecture = "GlmForCausalLM"
@@ -27,12 +27,12 @@ class GlmAdapter(FamilyAdapter):
     fused = {"mlp.gate_up_proj": GATE_UP}
 
     def rope(self, values: Mapping[str, Any]) -> Rope:
-        """Half of each head, where nothing is said."""
+        """Half of each head is rotated where the config.json does not set the fraction."""
         return read_rope({"partial_rotary_factor": 0.5} | dict(values), partial=True)
 
 
 class Glm4Adapter(GlmAdapter):
-    """Norms on both sides of a sublayer besides."""
+    """GLM with additional norms after each sublayer."""
 
     model_type = "glm4"
     architecture = "Glm4ForCausalLM"

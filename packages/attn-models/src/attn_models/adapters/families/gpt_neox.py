@@ -13,7 +13,7 @@ from attn_models.decoder.config import DecoderConfig
 
 
 class GptNeoxAdapter(FamilyAdapter):
-    """Attention and feed-forward side by side, a quarter of each head turned (Black et al. 2022, arXiv 2204.06745)."""
+    """Parallel attention and feed-forward, rotary on a quarter of each head (Black et al. 2022, arXiv 2204.06745)."""
 
     model_type = "gpt_neox"
     architecture = "GPTNeoXForCausalLM"
@@ -39,22 +39,22 @@ class GptNeoxAdapter(FamilyAdapter):
     fused = {"attention.query_key_value": QKV}
 
     def fused_groups(self, config: DecoderConfig) -> dict[str, int]:
-        """A query, a key and a value for each head."""
+        """One block per head: its query, key and value."""
         return {"attention.query_key_value": config.num_heads}
 
     def rope(self, values: Mapping[str, Any]) -> Rope:
-        """With the older names of the base and of the part that is turned."""
+        """Also reads `rotary_emb_base` and `rotary_pct`, the older names of the base and of the rotated fraction."""
         keys = {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"}
         older = {theirs: values[key] for key, theirs in keys.items() if key in values}
         others = {key: value for key, value in values.items() if key not in keys.values()}
         return read_rope({"partial_rotary_factor": 0.25} | older | others, partial=True)
 
     def own_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Whether both sublayers read the same input; heads have one size, of which angles are made too."""
+        """Whether the sublayers are parallel; raises `InvalidValue` for a `head_dim` other than hidden size / heads."""
         size = required_count(values, "hidden_size") // required_count(values, "num_attention_heads")
         require_allowed(values, {"head_dim": (size, None)})
         return {"norm_place": "parallel" if values["use_parallel_residual"] else "pre"}
 
     def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
-        """Whether both sublayers read the same input."""
+        """Whether the sublayers are parallel."""
         return {"use_parallel_residual": config.norm_place == "parallel"}

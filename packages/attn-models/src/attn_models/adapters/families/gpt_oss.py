@@ -15,8 +15,7 @@ EXPERTS = {"num_experts": "num_local_experts", "num_experts_per_tok": "num_exper
 
 
 class GptOssAdapter(FamilyAdapter):
-    """Sinks in the softmax, every other layer a window, experts with clamped gates and biases (OpenAI 2025,
-    arXiv 2508.10925)."""
+    """Attention sinks, alternating windows, experts with clamped gates and biases (OpenAI 2025, arXiv 2508.10925)."""
 
     model_type = "gpt_oss"
     architecture = "GptOssForCausalLM"
@@ -49,15 +48,15 @@ class GptOssAdapter(FamilyAdapter):
         return {} if kind == FULL else {"window": required_count(values, "sliding_window")}
 
     def rope(self, values: Mapping[str, Any]) -> Rope:
-        """Stretched by YaRN, where nothing is said."""
+        """The rotary positions, scaled by YaRN where the config.json does not describe any."""
         unsaid = values.get("rope_parameters") is None and not values.get("rope_scaling")
         usual = {"rope_parameters": YARN | {"original_max_position_embeddings": 4096}} if unsaid else {}
         return super().rope({**values, **usual})
 
     def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
-        """The layers with a window."""
+        """The kind of each layer, and the window."""
         return kind_keys(config)
 
     def fused_groups(self, config: DecoderConfig) -> dict[str, int]:
-        """A row of the gate beside a row of what it gates."""
+        """Rows of the gate and up projections alternate: one block per pair of rows."""
         return {"mlp.experts.gate_up_proj": config.inner_width}

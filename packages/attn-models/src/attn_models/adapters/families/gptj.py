@@ -15,8 +15,7 @@ from attn_models.decoder.config import DecoderConfig
 
 
 class GptjAdapter(FamilyAdapter):
-    """Both sublayers read one norm; the first elements of each head are turned, neighbours as pairs (Wang and
-    Komatsuzaki 2021)."""
+    """Parallel sublayers after one LayerNorm; interleaved, partial rotary positions (Wang and Komatsuzaki 2021)."""
 
     model_type = "gptj"
     architecture = "GPTJForCausalLM"
@@ -56,7 +55,7 @@ class GptjAdapter(FamilyAdapter):
     }
 
     def rope(self, values: Mapping[str, Any]) -> Rope:
-        """The part of a head that `rotary_dim` says."""
+        """Rotary positions on the first `rotary_dim` elements of each head."""
         size = required_count(values, "n_embd") // required_count(values, "n_head")
         turned = required_count(values, "rotary_dim")
         if turned > size:
@@ -64,5 +63,5 @@ class GptjAdapter(FamilyAdapter):
         return Rope(fraction=turned / size)
 
     def rope_keys(self, config: DecoderConfig) -> dict[str, Any]:
-        """The elements that are turned."""
+        """The number of rotated elements of each head."""
         return {"rotary_dim": round(config.partial_rotary_factor * config.hidden_size / config.num_heads)}

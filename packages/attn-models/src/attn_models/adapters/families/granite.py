@@ -29,11 +29,11 @@ class GraniteAdapter(FamilyAdapter):
     defaults = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "attention_multiplier": 1.0, "logits_scaling": 1.0}
 
     def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:
-        """The factor of scores, in place of 1/√d."""
+        """The scale of attention scores, which replaces 1/√d."""
         return {"scale": values["attention_multiplier"]}
 
     def own_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The factor of logits, by which theirs are divided."""
+        """The factor of the logits, the inverse of `logits_scaling`."""
         divisor = values["logits_scaling"]
         if not isinstance(divisor, (int, float)) or divisor <= 0:
             raise InvalidValue.of("logits_scaling", divisor, "a number above 0")

@@ -21,8 +21,8 @@ TUNING = {"temperature": "attn_scale", "temperature_floor": "floor_scale"}
 
 
 class Llama4Adapter(FamilyAdapter):
-    """Layers of chunks with turned and normed queries and keys, every fourth without positions over all; one expert of
-    many beside a shared one (Meta 2025)."""
+    """Chunked attention with rotary positions and normed queries and keys, full attention without positions in every
+    fourth layer, and one routed expert per token beside a shared one (Meta 2025)."""
 
     model_type = "llama4_text"
     architecture = "Llama4ForCausalLM"
@@ -54,13 +54,14 @@ class Llama4Adapter(FamilyAdapter):
     ones = re.compile(r"attention\.norm\.(query|key)_gain$")
 
     def rope(self, values: Mapping[str, Any]) -> Rope:
-        """Not YaRN's: its factor on queries and keys is lost in their norms, which come after it there."""
+        """The rotary positions; raises `InvalidValue` for YaRN, whose factor on queries and keys would be lost in the
+        norms that transformers applies after the rotation."""
         given = one_rope_of(values)
         require_allowed({"rope_type": given.get("rope_type", given.get("type"))}, {"rope_type": TURNS})
         return super().rope(values)
 
     def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:
-        """A chunk or all tokens; turned and normed, or hotter for later queries."""
+        """The chunk, if the layer has one; with rotary positions query/key norms, without them temperature tuning."""
         layers = required_count(values, "num_hidden_layers")
         turned = values.get("no_rope_layers") or self._turned(values, layers)
         if not isinstance(turned, list) or len(turned) < layers or any(each not in (0, 1) for each in turned):
@@ -79,7 +80,7 @@ class Llama4Adapter(FamilyAdapter):
         return [int((layer + 1) % period != 0) for layer in range(layers)]
 
     def own_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The experts, in each layer of a period the last."""
+        """The fields of the experts, which the last layer of each period has."""
         layers = required_count(values, "num_hidden_layers")
         step = required_count(values, "interleave_moe_layer_step", 1)
         sparse = list(range(step - 1, layers, step))
@@ -98,7 +99,7 @@ class Llama4Adapter(FamilyAdapter):
         }
 
     def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
-        """The experts, and what layers do."""
+        """The keys of the experts, and of the attention of each layer."""
         options = [config.choice(layer).options for layer in range(config.num_layers)]
         chunks = [each["chunk"] for each in options if each.get("chunk")]
         tuned = next((each for each in options if each.get("temperature")), None)

@@ -16,10 +16,10 @@ from attn_models.attention import layer_attentions
 from attn_models.decoder.config import DecoderConfig
 
 CONTEXT = 1 << 20
-"""The longest sequence, in tokens, where a config.json says none: what is remembered has one size at any length."""
+"""The longest sequence, in tokens, where a config.json gives none: the state has the same size at any length."""
 
 SIZES = {"state_size": "state_size", "groups": "n_groups", "expand": "expand", "taps": "conv_kernel"}
-"""Options of the mechanism by their keys in config.json."""
+"""Options of the mechanism, and their keys in config.json."""
 
 MIXER = {"input": "in_proj", "output": "out_proj"}
 WHOLE = {"filters": "conv1d.weight", "filter_bias": "conv1d.bias", "rate": "A_log", "step_bias": "dt_bias"} | {
@@ -29,7 +29,7 @@ WHOLE = {"filters": "conv1d.weight", "filter_bias": "conv1d.bias", "rate": "A_lo
 
 
 class Mamba2Adapter(FamilyAdapter):
-    """Layers of state space duality without feed-forwards (Dao and Gu 2024, arXiv 2405.21060)."""
+    """Layers of state space duality (SSD) without feed-forwards (Dao and Gu 2024, arXiv 2405.21060)."""
 
     model_type = "mamba2"
     architecture = "Mamba2ForCausalLM"
@@ -70,7 +70,7 @@ class Mamba2Adapter(FamilyAdapter):
     }
 
     def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:
-        """The sizes of what is remembered; heads fill the width."""
+        """The sizes of the state; raises `InvalidValue` unless heads fill the inner width and steps are unlimited."""
         require_mechanism(self.mechanism, self.model_type)
         sizes = {ours: required_count(values, theirs) for ours, theirs in SIZES.items()}
         inner = sizes["expand"] * required_count(values, "hidden_size")
@@ -81,13 +81,13 @@ class Mamba2Adapter(FamilyAdapter):
         return sizes | {"norm_eps": values["layer_norm_epsilon"]}
 
     def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
-        """The sizes of the first layer."""
+        """The sizes of the state, taken from the first layer."""
         own: Any = layer_attentions(config)[0].config
         sizes = {theirs: getattr(own, ours, None) for ours, theirs in SIZES.items()}
         return sizes | {"head_dim": (sizes["expand"] or 1) * config.hidden_size // config.num_heads}
 
     def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
-        """Filters are those of a `Conv1d` with a group for each channel."""
+        """See `FamilyAdapter`; filters have the shape of those of a depthwise `Conv1d`."""
         found = super().tensor_mappings(parameters)
         return [
             dataclasses.replace(each, depthwise=True) if each.name.endswith("conv1d.weight") else each for each in found
@@ -95,8 +95,8 @@ class Mamba2Adapter(FamilyAdapter):
 
 
 def _limit(given: Any) -> tuple[float, float]:
-    """The least and the greatest step; infinity may be an object, as JSON has no number for it."""
-    # Late: that package loads the readers of weights, which listing the plugins does not need.
+    """The least and the greatest step size; infinity may be an object, as JSON has no number for it."""
+    # Imported here because that package loads the weight readers, which listing the plugins does not need.
     from attn_models.weights.safe_files import INFINITE
 
     if given is None:

@@ -11,7 +11,7 @@ from attn_models.decoder.config import DecoderConfig
 
 
 class MinistralAdapter(FamilyAdapter):
-    """Mistral with a window in some layers alone (Mistral AI 2024)."""
+    """Mistral with a window in only some of the layers (Mistral AI 2024)."""
 
     model_type = "ministral"
     architecture = "MinistralForCausalLM"
@@ -27,5 +27,5 @@ class MinistralAdapter(FamilyAdapter):
         return {} if kind == FULL else {"window": required_count(values, "sliding_window")}
 
     def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
-        """The layers with a window."""
+        """The kind of each layer, and the window."""
         return kind_keys(config)

@@ -13,7 +13,7 @@ from attn_models.decoder.config import DecoderConfig
 
 
 class MptAdapter(FamilyAdapter):
-    """GPT's blocks with ALiBi and without biases (MosaicML 2023)."""
+    """GPT blocks with ALiBi and without biases (MosaicML 2023)."""
 
     model_type = "mpt"
     architecture = "MptForCausalLM"
@@ -60,7 +60,7 @@ class MptAdapter(FamilyAdapter):
     fused = {"attn.Wqkv": QKV}
 
     def own_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The width of the feed-forward; `attn_config` must ask for nothing but ALiBi."""
+        """The feed-forward width and the attention dropout; `attn_config` must request nothing but ALiBi."""
         asked = values.get("attn_config") or {}
         if not isinstance(asked, Mapping):
             raise InvalidValue.of("attn_config", asked, "an object")
@@ -69,5 +69,5 @@ class MptAdapter(FamilyAdapter):
         return fields | {"intermediate_size": 4 * required_count(values, "d_model")}
 
     def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
-        """Dropout of attention weights."""
+        """The dropout of attention weights."""
         return {"attn_config": {"attn_pdrop": config.attention_dropout} if config.attention_dropout else {}}

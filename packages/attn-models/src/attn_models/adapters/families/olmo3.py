@@ -21,8 +21,8 @@ from attn_models.decoder.config import DecoderConfig
 
 
 class Olmo3Adapter(FamilyAdapter):
-    """Norms after sublayers and over all heads' queries and keys, three windows to one full layer, the angles of which
-    are stretched (Team OLMo 2025; arXiv 2501.00656 of OLMo 2)."""
+    """Norms after sublayers and over the queries and keys of all heads; three windowed layers to each full layer, whose
+    rotary positions are scaled (Team OLMo 2025; arXiv 2501.00656 of OLMo 2)."""
 
     model_type = "olmo3"
     architecture = "Olmo3ForCausalLM"
@@ -35,7 +35,7 @@ class Olmo3Adapter(FamilyAdapter):
     names = LLAMA_NAMES | QK_NORM | after
 
     def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:
-        """The norm, and the window or the scaling of a layer."""
+        """The norm of queries and keys, and the layer's window or rotary scaling."""
         layers = range(required_count(values, "num_hidden_layers"))
         kind = listed_kinds(values, [SLIDING if (each + 1) % 4 else FULL for each in layers])[layer]
         options: dict[str, Any] = {"norm_eps": values["rms_norm_eps"], "norm_over": "all_heads"}
@@ -47,11 +47,11 @@ class Olmo3Adapter(FamilyAdapter):
         return options if ropes[kind].scaling is None else options | {"scaling": ropes[kind].scaling}
 
     def rope(self, values: Mapping[str, Any]) -> Rope:
-        """That of layers with a window, whose scaling is told apart."""
+        """The base of layers with a window; the scaling of full layers is an option of each layer."""
         return Rope(base=ropes_of_kinds(values, (FULL, SLIDING), self.rope_base)[SLIDING].base)
 
     def rope_keys(self, config: DecoderConfig) -> dict[str, Any]:
-        """An object for each kind of layer."""
+        """`rope_parameters` with one object for each kind of layer."""
         options = [config.choice(layer).options for layer in range(config.num_layers)]
         described: dict[str, Any] = {}
         for kind in (FULL, SLIDING):
@@ -61,5 +61,5 @@ class Olmo3Adapter(FamilyAdapter):
         return {"rope_parameters": described}
 
     def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
-        """The layers with a window."""
+        """The kind of each layer, and the window."""
         return kind_keys(config)

@@ -11,8 +11,7 @@ from attn_models.decoder.config import DecoderConfig
 
 
 class OptAdapter(FamilyAdapter):
-    """GPT-3's blocks with ReLU; learned positions begin two rows into their table (Zhang et al. 2022,
-    arXiv 2205.01068)."""
+    """GPT-3 blocks with ReLU; learned positions start at row 2 of their table (Zhang et al. 2022, arXiv 2205.01068)."""
 
     model_type = "opt"
     architecture = "OPTForCausalLM"
@@ -44,10 +43,10 @@ class OptAdapter(FamilyAdapter):
     }
 
     def own_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Where the norms are; embeddings of another width, as those of the 350M model, are refused."""
+        """The place of the norms; raises `InvalidValue` for embeddings of another width, as in the 350M model."""
         require_allowed(values, {"word_embed_proj_dim": (needed(values, "hidden_size"), None)})
         return {"norm_place": "pre" if values["do_layer_norm_before"] else "post"}
 
     def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
-        """Where the norms are."""
+        """The place of the norms, and the width of the embeddings."""
         return {"do_layer_norm_before": config.norm_place == "pre", "word_embed_proj_dim": config.hidden_size}

@@ -16,7 +16,8 @@ from attn_models.decoder.config import DecoderConfig
 class Phi3Adapter(FamilyAdapter):
     """Llama with fused projections and, for long contexts, LongRoPE (Abdin et al. 2024, arXiv 2404.14219).
 
-    With LongRoPE the context is that of the training: beyond it a model would turn all its tokens by other angles.
+    With LongRoPE the context is limited to that of the training: beyond it the model would rotate all tokens
+    differently.
     """
 
     model_type = "phi3"
@@ -29,7 +30,7 @@ class Phi3Adapter(FamilyAdapter):
     fused = {"self_attn.qkv_proj": QKV, "mlp.gate_up_proj": GATE_UP}
 
     def fused_groups(self, config: DecoderConfig) -> dict[str, int]:
-        """One: queries, keys and values lie one after the other."""
+        """None: queries, keys and values are concatenated as whole matrices."""
         return {}
 
     def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:
@@ -38,18 +39,18 @@ class Phi3Adapter(FamilyAdapter):
         return {} if window is None else {"window": required_count(values, "sliding_window")}
 
     def rope(self, values: Mapping[str, Any]) -> Rope:
-        """Plain or by LongRoPE, the only scaling that the family knows."""
+        """Plain rotary positions or LongRoPE, the only scaling of the family."""
         return long_rope(values)
 
     def own_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The context of the training, where angles depend on the length."""
+        """The training context as the longest sequence, where rotary angles depend on the length."""
         if long_rope(values).scaling is None:
             return {}
         context = required_count(values, "original_max_position_embeddings")
         return {"max_seq_len": min(context, required_count(values, "max_position_embeddings"))}
 
     def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
-        """The window."""
+        """The window; raises `InvalidValue` for scaled rotary positions."""
         if config.rope_scaling is not None:
             raise InvalidValue.of("rope_scaling", config.rope_scaling, "none: the long context is not known")
         return {"sliding_window": kind_keys(config)["sliding_window"]}

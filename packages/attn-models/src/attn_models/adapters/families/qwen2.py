@@ -46,14 +46,13 @@ class Qwen2Adapter(FamilyAdapter):
         return {"window": required_count(values if windows else {}, "sliding_window")}
 
     def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
-        """The layers with a window."""
+        """The kind of each layer, and the window."""
         keys = kind_keys(config)
         return keys | {"use_sliding_window": keys["sliding_window"] is not None, "max_window_layers": 0}
 
 
 class Qwen3Adapter(Qwen2Adapter):
-    """Qwen 2 with RMSNorm on the queries and keys of every head, and biases where they are asked for (Yang et al. 2025,
-    arXiv 2505.09388)."""
+    """Qwen 2 with RMSNorm on queries and keys per head, and optional biases (Yang et al. 2025, arXiv 2505.09388)."""
 
     model_type = "qwen3"
     architecture = "Qwen3ForCausalLM"

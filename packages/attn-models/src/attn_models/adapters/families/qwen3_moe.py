@@ -38,7 +38,7 @@ class Qwen3MoeAdapter(FamilyAdapter):
         return {"norm_eps": values["rms_norm_eps"]}
 
     def own_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The experts, unless `mlp_only_layers` leaves none; those must be the first."""
+        """The fields of the experts; `mlp_only_layers` must be the first layers, and not all of them."""
         dense, layers = values.get("mlp_only_layers") or [], required_count(values, "num_hidden_layers")
         if not isinstance(dense, list) or dense != list(range(len(dense))) or len(dense) >= layers:
             raise InvalidValue.of("mlp_only_layers", dense, "the first layers, without a gap, but not all")
@@ -49,7 +49,7 @@ class Qwen3MoeAdapter(FamilyAdapter):
         return counts | {"routing": ROUTING[bool(values.get("norm_topk_prob"))], "first_k_dense_replace": len(dense)}
 
     def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
-        """The experts."""
+        """The keys of the experts."""
         names = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
         counts = {name: getattr(config, name) for name in names} | {"norm_topk_prob": config.routing == ROUTING[True]}
         return counts | {"mlp_only_layers": list(range(config.first_k_dense_replace)), "decoder_sparse_step": 1}

@@ -13,7 +13,7 @@ from attn_models.decoder.config import DecoderConfig
 
 
 class SmolLm3Adapter(FamilyAdapter):
-    """Llama in which every fourth layer turns no positions (Bakouch et al. 2025, SmolLM3; arXiv 2501.18795)."""
+    """Llama without rotary positions in every fourth layer (Bakouch et al. 2025, SmolLM3; arXiv 2501.18795)."""
 
     model_type = "smollm3"
     architecture = "SmolLM3ForCausalLM"
@@ -46,7 +46,7 @@ class SmolLm3Adapter(FamilyAdapter):
         return options if given[layer] else options | {"rotary": None}
 
     def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
-        """Which layers turn positions, and which have a window."""
+        """Which layers have rotary positions, and which have a window."""
         keys = kind_keys(config)
         turned = [int(config.choice(layer).has_rotary) for layer in range(config.num_layers)]
         return keys | {"use_sliding_window": keys["sliding_window"] is not None, "no_rope_layers": turned}

@@ -11,8 +11,7 @@ from attn_models.decoder.config import DecoderConfig
 
 
 class Starcoder2Adapter(FamilyAdapter):
-    """Grouped heads in a window, LayerNorms and a plain feed-forward, with biases (Lozhkov et al. 2024,
-    arXiv 2402.19173)."""
+    """Grouped heads in a window, LayerNorms, plain feed-forwards, biases (Lozhkov et al. 2024, arXiv 2402.19173)."""
 
     model_type = "starcoder2"
     architecture = "Starcoder2ForCausalLM"
